@@ -53,8 +53,8 @@ STOREYS = {
     ),
     "training": (
         *("distributed", "input", "objective", "run_plan", "metrics", "tensorflow", "evaluator"),
-        *("results", "checkpoint", "stored_inputs", "mlperf", "loop", "weights"),
-        *("run", "train", "evaluate", "verify_model", "check_graph"),
+        *("results", "checkpoint", "stored_inputs", "mlperf", "run", "loop", "weights"),
+        *("train", "evaluate", "verify_model", "check_graph"),
     ),
     "tasks": ("kinds", "task_data", "objective", "models", "finetune", "predict", "embed"),
     "runners": ("docker", "kubernetes", "doctor"),

@@ -37,7 +37,7 @@ def test_a_worker_that_is_stopped_lets_its_ranks_save_the_update_that_they_have_
             assert launcher.wait(60) != 0, "a run that was stopped is not complete"
             servers[0].wait(30)
         last = [json.loads(line)["update"] for line in (out / "metrics.jsonl").read_text().splitlines()][-1]
-        assert f"stopped on request after update {last} of 1000000; the same command goes on" in log.read_text()
+        assert f"stopped on request after update {last} of 1000000; run it again to resume" in log.read_text()
         checkpoint = read_newest(out / "checkpoints", pytest.fail)
         assert checkpoint is not None
         assert checkpoint.update == last

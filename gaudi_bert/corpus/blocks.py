@@ -5,7 +5,7 @@ of text, across files. One worker holds it, and a "random next" document is look
 Google's script. A *section* is a run of blocks whose examples are dealt to the same few output files. Sections need nothing
 from each other, so machines share them (`--shard K/N`).
 
-Examples are shuffled in a buffer. It takes whole blocks until it holds `SHUFFLE_BYTES`; then its examples, in a seeded
+Examples are shuffled in a buffer. It takes complete blocks until it holds `SHUFFLE_BYTES`; then its examples, in a seeded
 random order, are dealt one by one to the files of the section. So the examples of one document are spread over several
 files, and the sizes of files differ by one example at most.
 """
@@ -105,8 +105,8 @@ def form_blocks(characters: IntArray, chosen: BoolArray) -> list[Block]:
         first = document if first < 0 else first
         size += int(characters[document])
         count += 1
-        documents_left = len(numbers) - position - 1
-        if size >= BLOCK_CHARACTERS and count >= 2 and documents_left != 1:
+        remaining_documents = len(numbers) - position - 1
+        if size >= BLOCK_CHARACTERS and count >= 2 and remaining_documents != 1:
             blocks.append(Block(len(blocks), first, document + 1, size))
             first, size, count = -1, 0, 0
     if count:
@@ -124,8 +124,12 @@ def form_sections(split: Split, blocks: Sequence[Block], parts: int) -> list[Sec
     sections = []
     first = 0
     for section in range(count):
-        others_left = count - section - 1
-        stop = len(blocks) if not others_left else min(max(int(cuts[section]), first + 1), len(blocks) - others_left)
+        remaining_sections = count - section - 1
+        stop = (
+            len(blocks)
+            if not remaining_sections
+            else min(max(int(cuts[section]), first + 1), len(blocks) - remaining_sections)
+        )
         parts_of_section = range(borders[section], borders[section + 1])
         sections.append(Section(split, section, tuple(blocks[first:stop]), parts_of_section))
         first = stop
@@ -192,12 +196,12 @@ def _part_name(part: int, parts: int) -> str:
 def write_section(
     section: Section, examples: Iterable[BlockExamples], folder: Path, parts: int, seed: int
 ) -> _WrittenSection:
-    """Write the output files of `section` into `folder`; each appears whole or not at all.
+    """Write the output files of `section` into `folder`; each appears atomically.
 
     Args:
         examples: of its blocks, in their order.
         folder: `train/` or `evaluation/`.
-        parts: how many files the whole split has.
+        parts: how many files the split has.
     """
     counts = ExampleCounts()
     names = [_part_name(part, parts) for part in section.parts]

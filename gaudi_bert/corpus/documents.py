@@ -53,7 +53,7 @@ class Source:
 
     Args:
         name: relative name, the same on every machine, or a key of `BUILT_IN_TEXTS`.
-        size_bytes: as it lies on the disk, compressed or not; 0 for a built-in text.
+        size_bytes: as it is stored on the disk, compressed or not; 0 for a built-in text.
     """
 
     name: str
@@ -103,7 +103,7 @@ def _named_files(text: str, folder: Path) -> list[tuple[str, Path]]:
 
 
 def source_identity(source: Source) -> dict[str, Any]:
-    """Name, size and CRC-32 of a source, for the settings stored beside the examples."""
+    """Name, size and CRC-32 of a source, for the settings stored next to the examples."""
     checksum, size = 0, 0
     if source.path is None:
         content = json.dumps(python_texts(source.name), sort_keys=True, ensure_ascii=True).encode("utf-8")
@@ -172,7 +172,7 @@ def _format_of_line(text: str, path: Path) -> FormatName:
 
 
 def is_json_line(line: bytes, path: Path) -> bool:
-    """Whether a line, the first of its file that is not blank, is an object of JSON, or is said to be by the file's name."""
+    """Whether a line, the first of its file that is not blank, is an object of JSON, or by the file's name."""
     if not line.startswith(b"{"):
         return False
     try:
@@ -260,7 +260,7 @@ def _json_documents(path: Path, lines: Iterator[_Line]) -> Iterator[list[str]]:
 
 @contextmanager
 def opened_text(path: Path, compression: Compression | None) -> Iterator[BinaryIO]:
-    """The file as its text lies in it."""
+    """The file as its text is stored."""
     with explained_os_errors(path, "read"), open_file(path) as raw:
         try:
             if compression == "gzip":

@@ -5,8 +5,8 @@ neither the number of workers nor the machine that makes a block changes a byte.
 
 Masked-LM targets are chosen as in BERT's `create_pretraining_data.py`. Of a sequence of n tokens,
 min(P, max(1, round(0.15 n))) are predicted, chosen among all but [CLS] and [SEP]. A chosen token is replaced by [MASK]
-(80 %), kept (10 %), or replaced by a random token of the vocabulary (10 %). With whole-word masking, words (a token and the
-`##` continuations behind it) are taken in random order as long as they fit. Random order: every position is given a random
+(80 %) or by a random token of the vocabulary (10 %), or does not change (10 %). With whole-word masking, words (a token
+and the `##` continuations behind it) are taken in random order as long as they fit. Every position gets a random
 64-bit key, and the smallest keys are chosen.
 
 Letters of shapes: N sequences, L slots, P masked positions.
@@ -35,7 +35,7 @@ _MASK_SHARE, _KEEP_SHARE = 0.8, 0.1
 
 @dataclass(frozen=True)
 class ExampleSettings:
-    """How examples are made; see `gaudi_bert.config.sections.PrepareSettings`."""
+    """The settings of examples; see `gaudi_bert.config.sections.PrepareSettings`."""
 
     vocabulary: Vocabulary
     lower_case: bool

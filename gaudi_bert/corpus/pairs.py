@@ -150,18 +150,18 @@ def _random_segment(
     return starts[first], starts[stop]
 
 
-def kept_tokens(first_length: int, second_length: int, most_tokens: int) -> tuple[int, int]:
+def lengths_that_fit(first_length: int, second_length: int, most_tokens: int) -> tuple[int, int]:
     """How many tokens of A and B remain when the longer one (B where equal) loses one at a time until they fit."""
     if first_length + second_length <= most_tokens:
         return first_length, second_length
-    second_kept = min(second_length, max(most_tokens // 2, most_tokens - first_length))
-    return most_tokens - second_kept, second_kept
+    second_length = min(second_length, max(most_tokens // 2, most_tokens - first_length))
+    return most_tokens - second_length, second_length
 
 
 def _truncate(
     first: tuple[int, int], second: tuple[int, int], most_tokens: int, random: RandomStream
 ) -> tuple[int, int, int, int]:
-    first_kept, second_kept = kept_tokens(first[1] - first[0], second[1] - second[0], most_tokens)
-    first_start = first[0] + random.heads(first[1] - first[0] - first_kept)
-    second_start = second[0] + random.heads(second[1] - second[0] - second_kept)
-    return first_start, first_start + first_kept, second_start, second_start + second_kept
+    first_length, second_length = lengths_that_fit(first[1] - first[0], second[1] - second[0], most_tokens)
+    first_start = first[0] + random.heads(first[1] - first[0] - first_length)
+    second_start = second[0] + random.heads(second[1] - second[0] - second_length)
+    return first_start, first_start + first_length, second_start, second_start + second_length

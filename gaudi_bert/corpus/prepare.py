@@ -3,13 +3,13 @@
     out/train/part-00000-of-00008.tfrecord ...   out/evaluation/part-...
     out/vocab.txt                                 given, or trained from the training documents
     out/settings.json                             settings and inputs, written first
-    out/examples.json                             what was made, written last
+    out/examples.json                             the summary, written last
 
 Text is read twice: once to find formats and documents, once to make examples, block by block (`gaudi_bert.corpus.blocks`).
 Memory does not grow with the text: this process holds a shuffle buffer (64 MiB), a block for each worker and a few bytes a
 document; a worker holds one block of 2 Mi characters and its examples (seen: 0.4 GB for all in one process, 0.3 GB a worker;
-`benchmarks/prepare.py`). Every byte is a function of text and settings, whoever does the work: shard K of N makes the
-sections K, K + N, ..., and who ends last writes examples.json.
+`benchmarks/prepare.py`). Every byte is a function of text and settings alone: shard K of N writes sections K, K + N, ...,
+and the last to end writes examples.json.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def prepare(
         pipeline_folder: where relative paths in `settings` start.
 
     Returns:
-        The content of examples.json and whether there was nothing to do; or the sections left to other shards.
+        The content of examples.json and whether there was nothing to do; or the sections that other shards prepare.
     """
     if settings.text is None:
         raise InputError(f"prepare.text: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
@@ -129,7 +129,7 @@ def _prepare(
         corpus = _scan(settings, sources, reporter, workers)
         vocabulary = _vocabulary(settings, given, corpus, out, reporter)
     except InputError:
-        # Nothing was made yet: settings left behind would only refuse the corrected text.
+        # Nothing was written yet: stored settings would only refuse the corrected text.
         if is_new:
             remove(settings_path(out))
         raise
@@ -194,7 +194,7 @@ def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Report
 def _vocabulary(
     settings: PrepareSettings, given: Vocabulary | None, corpus: _Corpus, out: Path, reporter: Reporter
 ) -> Vocabulary:
-    """The vocabulary, and vocab.txt beside the examples; one trained by an earlier run is kept."""
+    """The vocabulary, and vocab.txt next to the examples; one trained by an earlier run stays."""
     path = out / "vocab.txt"
     fetch(path)
     vocabulary = given
@@ -251,7 +251,7 @@ def _finish(
     missing = [section for section in corpus.sections if section not in whole]
     if missing:
         output.reporter.say(
-            f"{shown(output.folder)}: {len(missing)} of {len(corpus.sections)} sections are left to other shards"
+            f"{shown(output.folder)}: {len(missing)} of {len(corpus.sections)} sections remain for other shards"
         )
         return PreparedShard(tuple(f"{section.split} {section.number}" for section in missing))
     splits = {split: [whole[section] for section in whole if section.split == split] for split in corpus.blocks}
@@ -273,7 +273,7 @@ def _finish(
 
 
 def _sum_of(sections: Sequence[PreparedSection]) -> PreparedSection:
-    """The figures of a whole split."""
+    """The figures of a complete split."""
     figures: Counter[str] = Counter()
     for section in sections:
         figures.update(section.model_dump(exclude={"files"}))

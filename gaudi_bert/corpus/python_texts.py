@@ -5,9 +5,9 @@ of its standard library, read from the source files without importing any: some 
 Both are a function of the Python that runs, and differ a little from one version to the next.
 
 A heading, a paragraph (its wrapped lines joined, then split into sentences), a list item and each line of an example are
-sentences. Rulers below headings and borders of tables are left out. Some texts repeat parts of others (the topic
-"specialnames" holds "attribute-access"; subclasses repeat the docstrings of their base): a paragraph is kept once, in the
-shortest text that has it, so that no held-out document is also part of a training document.
+sentences. Rulers below headings and borders of tables are omitted. Some texts repeat parts of others (the topic
+"specialnames" holds "attribute-access"; subclasses repeat the docstrings of their base): a paragraph stays in the shortest
+text that has it alone, so that no held-out document is also part of a training document.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.corpus.sentences import split_sentences
 
-# Left out: modules that some distributions ship separately, tests, and modules that are jokes.
+# Omitted: modules that some distributions ship separately, tests, and modules that are jokes.
 _NOT_EVERYWHERE = {"distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo"}
 _NOT_READ = {"antigravity", "this"}
 _TEST_FOLDERS = {"test", "tests"}
@@ -107,7 +107,7 @@ def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
 
 
 def documentation_documents(texts: Mapping[str, str]) -> list[list[str]]:
-    """One document (a list of sentences) per text, in the order of the names; a text left without a sentence gives none."""
+    """One document (a list of sentences) per text, in the order of the names; a text without a sentence gives none."""
     return list(_named_documents(texts).values())
 
 
@@ -167,7 +167,7 @@ class LabelledText:
 def labelled_docstrings(texts: Mapping[str, str], labels: int = LABELS) -> list[LabelledText]:
     """Docstrings (by qualified name, from `python_texts`) of the `labels` packages with the most, in the order of the names.
 
-    A text is kept once, so no held-out row is also among the others. Whether a row is held out depends on its name alone.
+    A text appears once, so no held-out row is also among the others. Whether a row is held out depends on its name alone.
     """
     by_text: dict[str, str] = {}
     for name, sentences in _named_documents(texts).items():

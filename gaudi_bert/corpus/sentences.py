@@ -12,7 +12,7 @@ A Chinese or Japanese full stop (`。`, `！`, `？`) ends a sentence wherever i
 
 How the lines of a file are to be read is its *layout*, detected from its first lines:
 
-- `sentences`: one sentence per line; every line is kept as it is;
+- `sentences`: one sentence per line; every line stays as it is;
 - `paragraphs`: one paragraph per line; every line is split by the rules above;
 - `wrapped`: lines broken at a fixed width; the lines of a document are joined, then split.
 """
@@ -70,7 +70,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _continues(text: str, start: int, boundary: re.Match[str]) -> bool:
-    """Whether the sentence goes on behind `boundary`."""
+    """Whether the sentence continues after `boundary`."""
     if boundary[0][0] in "。！？":
         return False
     following = text[boundary.end() : boundary.end() + 4].lstrip(_OPENING)

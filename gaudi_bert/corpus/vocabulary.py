@@ -2,12 +2,12 @@
 
 The same text gives the same vocabulary. Training is byte-pair merging on word counts as in the `tokenizers` library (its
 WordPiece trainer). That trainer meets characters in the order of a randomised hash table, so its result changes from run to
-run; here it is handed the alphabet, alone and as `##` continuations, as reserved tokens in a fixed order, so that nothing is
-left to chance.
+run; here it is given the alphabet, alone and as `##` continuations, as reserved tokens in a fixed order, so that nothing
+depends on chance.
 
 A space always separates words: BERT's clean-up, case, accents and punctuation look at one character at a time, and WordPiece
 at one word. So the tokens of a sentence are those of its words between spaces, and as few words make up most of a text, each
-is given to the tokenizer once (a test compares this with the tokenizer's own result on whole sentences).
+is given to the tokenizer once (a test compares this with the tokenizer's own result on complete sentences).
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ _known_words = lru_cache(maxsize=2)(_KnownWords)
 
 
 def tokenize_documents(documents: Sequence[Sequence[str]], vocabulary: Vocabulary, lower_case: bool) -> TokenBlock:
-    """Tokenise the sentences of `documents`; sentences without a token and documents without a sentence are left out."""
+    """Tokenise the sentences of `documents`; sentences without a token and documents without a sentence are omitted."""
     sentences = [sentence for document in documents for sentence in document]
     if not sentences:
         return TokenBlock(np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))

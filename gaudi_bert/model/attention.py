@@ -9,8 +9,8 @@ Forbidden scores are lowered by 10,000. The largest score of a row is an allowed
 probability is exp(less than -9,000) = exactly 0 in float32, for every row: other sequences add exact zeros,
 and a sequence's outputs do not change by one bit when its neighbours do.
 
-Letters: B packs, L positions, T = B * L tokens, H hidden size, N heads, D head size (H = N * D), P places of a pack
-that ask (L, or in the last layer fewer), R = B * P, O = H for each of query, key and value that a product makes.
+Letters: B packs, L positions, T = B * L tokens, H hidden size, N heads, D head size (H = N * D), P query positions of
+a pack (L, or in the last layer fewer), R = B * P, O = H for each of query, key and value that a product makes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.dropout import ForwardPass, kept_places, kept_scale
+from gaudi_bert.model.dropout import ForwardPass, keep_mask, keep_scale
 from gaudi_bert.model.operations import dense, kernel, widen, without_gradient
 
 _FORBIDDEN_SCORE = -10000.0
@@ -41,7 +41,7 @@ def attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.
 
 
 def self_attention(
-    asking_RH: tf.Tensor,
+    query_RH: tf.Tensor,
     hidden_TH: tf.Tensor,
     bias_B1PL: tf.Tensor,
     parameters: Mapping[str, tf.Tensor],
@@ -50,12 +50,12 @@ def self_attention(
     forward_pass: ForwardPass,
     dropout_site: int,
 ) -> tf.Tensor:
-    """The context of every token that asks, [R, H], before the output projection.
+    """The context of every query, [R, H], before the output projection.
 
-    `asking_RH` are the rows of `hidden_TH` at the positions that ask, `bias_B1PL` their rows of the bias; `scope` is for
+    `query_RH` are the rows of `hidden_TH` at the query positions, `bias_B1PL` their rows of the bias; `scope` is for
     example `bert/encoder/layer_0/attention/self`, `dropout_site` the number of this dropout in the model.
     """
-    packs, _, asking, length = bias_B1PL.shape
+    packs, _, queries, length = bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
 
     def project(inputs: tf.Tensor, positions: int, *parts: str) -> list[tf.Tensor]:
@@ -64,15 +64,15 @@ def self_attention(
         fused = dense(inputs, kernel_HO, bias_O, forward_pass.compiled)
         return tf.unstack(tf.transpose(tf.reshape(fused, [packs, positions, len(parts), heads, size]), [2, 0, 3, 1, 4]))
 
-    if asking_RH is hidden_TH:
+    if query_RH is hidden_TH:
         query_BNPD, key_BNLD, value_BNLD = project(hidden_TH, length, "query", "key", "value")
     else:
-        (query_BNPD,) = project(asking_RH, asking, "query")
+        (query_BNPD,) = project(query_RH, queries, "query")
         key_BNLD, value_BNLD = project(hidden_TH, length, "key", "value")
     rate = config.attention_probs_dropout_prob
-    drawn = forward_pass.draw(tf.TensorShape([packs, heads, asking, length]), rate, dropout_site)
+    drawn = forward_pass.draw(tf.TensorShape([packs, heads, queries, length]), rate, dropout_site)
     context_BNPD = attend(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, drawn, rate, forward_pass.compiled)
-    return tf.reshape(tf.transpose(context_BNPD, [0, 2, 1, 3]), [packs * asking, heads * size])
+    return tf.reshape(tf.transpose(context_BNPD, [0, 2, 1, 3]), [packs * queries, heads * size])
 
 
 def attend(
@@ -92,7 +92,7 @@ def attend(
     `query_BNPD` is divided by the square root of D already; `bias_B1PL` is from `attention_bias`, `drawn` from
     `ForwardPass.draw`.
     """
-    scale = kept_scale(drawn, rate)
+    scale = keep_scale(drawn, rate)
 
     @tf.custom_gradient
     def core(query_BNPD: tf.Tensor, key_BNLD: tf.Tensor, value_BNLD: tf.Tensor) -> tuple[tf.Tensor, Callable]:
@@ -117,7 +117,7 @@ def attend(
 
 
 def _drop_shares(shares_BNPL: tf.Tensor, drawn: tf.Tensor, rate: float) -> tf.Tensor:
-    return shares_BNPL * kept_places(drawn, shares_BNPL.shape, rate, shares_BNPL.dtype)
+    return shares_BNPL * keep_mask(drawn, shares_BNPL.shape, rate, shares_BNPL.dtype)
 
 
 def _scores_gradient(

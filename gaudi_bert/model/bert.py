@@ -1,6 +1,6 @@
 """BERT for packed sequences: its variables, the encoder that every model has, and the two heads of pretraining.
 
-Letters: B packs, L positions, T = B * L tokens, P places of a pack that are read, H hidden size, Q masked slots,
+Letters: B packs, L positions, T = B * L tokens, P positions of a pack that are read, H hidden size, Q masked slots,
 S depth, V vocabulary.
 """
 
@@ -80,30 +80,30 @@ def encode(
     parameters: Mapping[str, tf.Tensor],
     config: BertConfig,
     forward_pass: ForwardPass,
-    places_BP: tf.Tensor | None = None,
+    positions_BP: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """The output of the last layer: [B * P, H], or [T, H] where all places are read.
+    """The output of the last layer: [B * P, H], or [T, H] where all positions are read.
 
-    `places_BP`, int32, are the positions of each pack that are read; None for all.
+    `positions_BP`, int32, are the positions of each pack that are read; None for all.
     """
     for layer in range(config.num_hidden_layers):
-        asking_RH, bias_B1PL = hidden_TH, bias_B1LL
-        if places_BP is not None and layer == config.num_hidden_layers - 1:
-            asking_RH, bias_B1PL = _at_places(hidden_TH, bias_B1LL, places_BP)
+        query_RH, bias_B1PL = hidden_TH, bias_B1LL
+        if positions_BP is not None and layer == config.num_hidden_layers - 1:
+            query_RH, bias_B1PL = _at_positions(hidden_TH, bias_B1LL, positions_BP)
         scope, first_site = layer_scope(layer), 1 + _DROPOUT_SITES_PER_LAYER * layer
-        hidden_TH = _encoder_layer(asking_RH, hidden_TH, bias_B1PL, parameters, scope, config, forward_pass, first_site)
+        hidden_TH = _encoder_layer(query_RH, hidden_TH, bias_B1PL, parameters, scope, config, forward_pass, first_site)
     return hidden_TH
 
 
-def _at_places(hidden_TH: tf.Tensor, bias_B1LL: tf.Tensor, places_BP: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The rows of the hidden states and of the bias that belong to `places_BP`: [R, H] and [B, 1, P, L]."""
+def _at_positions(hidden_TH: tf.Tensor, bias_B1LL: tf.Tensor, positions_BP: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rows of the hidden states and of the bias that belong to `positions_BP`: [R, H] and [B, 1, P, L]."""
     packs, _, length, _ = bias_B1LL.shape
-    bias_RL = pick_tokens(tf.reshape(bias_B1LL, [packs * length, length]), places_BP, length)
-    return pick_tokens(hidden_TH, places_BP, length), tf.reshape(bias_RL, [packs, 1, places_BP.shape[1], length])
+    bias_RL = pick_tokens(tf.reshape(bias_B1LL, [packs * length, length]), positions_BP, length)
+    return pick_tokens(hidden_TH, positions_BP, length), tf.reshape(bias_RL, [packs, 1, positions_BP.shape[1], length])
 
 
 def _encoder_layer(
-    asking_RH: tf.Tensor,
+    query_RH: tf.Tensor,
     hidden_TH: tf.Tensor,
     bias_B1PL: tf.Tensor,
     parameters: Mapping[str, tf.Tensor],
@@ -125,10 +125,10 @@ def _encoder_layer(
         )
 
     context_RH = self_attention(
-        asking_RH, hidden_TH, bias_B1PL, parameters, f"{scope}/attention/self", config, forward_pass, first_site
+        query_RH, hidden_TH, bias_B1PL, parameters, f"{scope}/attention/self", config, forward_pass, first_site
     )
     attended_RH = add_and_normalise(
-        project(context_RH, "attention/output/dense"), asking_RH, "attention/output", first_site + 1
+        project(context_RH, "attention/output/dense"), query_RH, "attention/output", first_site + 1
     )
     activate = activation(config.hidden_act, forward_pass.compiled)
     intermediate = activate(project(attended_RH, "intermediate/dense"))
@@ -188,7 +188,7 @@ class PackedBert(tf.Module):
         compute_dtype: type of the matrix products. With bfloat16, variables, layer norm, softmax and
             logits stay float32; float64 is for proofs.
         compiled: compile chains of elementwise operations by XLA: a tenth faster on a CPU, once a few seconds
-            of compiling are over. Dropout then draws other places. On Gaudi leave it off: its graph compiler
+            of compiling are over. Dropout then draws other masks. On Gaudi leave it off: its graph compiler
             fuses by itself.
     """
 
@@ -232,20 +232,20 @@ def encode_packs(
     config: BertConfig,
     compute_dtype: tf.DType,
     forward_pass: ForwardPass,
-    places_BP: tf.Tensor | None = None,
+    positions_BP: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Hidden states, [B * P, H] or of every token [B * L, H]: embeddings and encoder, each sequence of a pack by itself.
 
-    `batch` holds `input_ids`, `input_mask`, `segment_ids` and `positions`, int32 [B, L]; `places_BP` as in `encode`.
+    `batch` holds `input_ids`, `input_mask`, `segment_ids` and `positions`, int32 [B, L]; `positions_BP` as in `encode`.
     """
     wide_dtype = tf.float64 if compute_dtype == tf.float64 else tf.float32
     bias_B1LL = attention_bias(batch["input_mask"], config.attention == "causal", wide_dtype)
     embedded_TH = _embed(batch, parameters, config, compute_dtype, forward_pass)
     length = batch["input_ids"].shape[1]
-    if places_BP is not None and places_BP.shape[1] >= length:
+    if positions_BP is not None and positions_BP.shape[1] >= length:
         hidden_TH = encode(embedded_TH, bias_B1LL, parameters, config, forward_pass)
-        return pick_tokens(hidden_TH, places_BP, length)
-    return encode(embedded_TH, bias_B1LL, parameters, config, forward_pass, places_BP)
+        return pick_tokens(hidden_TH, positions_BP, length)
+    return encode(embedded_TH, bias_B1LL, parameters, config, forward_pass, positions_BP)
 
 
 class BertForPretraining(PackedBert):
@@ -269,9 +269,9 @@ class BertForPretraining(PackedBert):
             dropout_seed: int32 [2], another one for every pass of a training run; None for no dropout.
         """
         sizes, parameters = check_batch(batch, self.config), self.parameters()
-        places_BP = tf.concat([batch["next_sentence_positions"], batch["masked_lm_positions"]], axis=1)
+        positions_BP = tf.concat([batch["next_sentence_positions"], batch["masked_lm_positions"]], axis=1)
         forward_pass = ForwardPass(dropout_seed, self.compiled)
-        read = encode_packs(batch, parameters, self.config, self.compute_dtype, forward_pass, places_BP)
+        read = encode_packs(batch, parameters, self.config, self.compute_dtype, forward_pass, positions_BP)
         read_BPH = tf.reshape(read, [sizes.packs, sizes.depth + sizes.masked_slots, self.config.hidden_size])
         first_BSH, masked_BQH = tf.split(read_BPH, [sizes.depth, sizes.masked_slots], axis=1)
         return self._heads(first_BSH, masked_BQH, parameters)
@@ -302,7 +302,7 @@ class BertForPretraining(PackedBert):
 
 
 def _initial_value(name: str, spec: ParameterSpec, config: BertConfig, seed: int | None) -> tf.Tensor:
-    """Truncated normal noise, zeros or ones; made on the CPU, so that every device starts from the same numbers."""
+    """Truncated normal noise, zeros or ones; computed on the CPU, so that every device starts from the same numbers."""
     with tf.device("/CPU:0"):
         if spec.start == "normal" and seed is not None:
             return tf.random.stateless_truncated_normal(

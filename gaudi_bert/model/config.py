@@ -51,7 +51,7 @@ class BertConfig:
         for name, most in LARGEST_SIZES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise InputError(f"model: {name} = {shown(value)}; it must be a whole number from 1 to {most:,}")
+                raise InputError(f"model: {name} = {shown(value)}; it must be an integer from 1 to {most:,}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= self._number(name) < 1:
                 raise InputError(f"model: {name} = {shown(getattr(self, name))}; it must be at least 0 and less than 1")
@@ -69,7 +69,7 @@ class BertConfig:
             )
 
     def _number(self, name: str) -> float:
-        """A field that is a number; nan, which lies in no range, where it is something else."""
+        """A field that is a number; nan, which is in no range, where it is something else."""
         value = getattr(self, name)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
@@ -102,12 +102,12 @@ class BertConfig:
 # --- Every variable of BERT: its name in Google's checkpoints, its shape, how it starts
 #
 # The names are those of google-research/bert (`modeling.py`, `run_pretraining.py`), so that published checkpoints load
-# without a table. The tied output matrix of the masked-LM head is the word embeddings and has no name of its own.
+# without a table. The tied output matrix of the masked-LM head is the word embeddings and has no separate name.
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One variable: `start` says whether it begins as truncated normal noise, zeros or ones."""
+    """One variable: it starts as truncated normal noise, zeros or ones."""
 
     shape: tuple[int, ...]
     start: Literal["normal", "zeros", "ones"]

@@ -1,8 +1,8 @@
-"""Dropout without state: which places are dropped is a function of a seed, so a resumed run repeats itself to the bit.
+"""Dropout without state: which elements are dropped is a function of a seed, so a resumed run repeats itself to the bit.
 
-Two ways to draw. Plain: TensorFlow's counter-based Philox numbers (Salmon et al., 2011), 16 bits a place,
-because numbers are most of what dropout costs on a CPU; the mask is kept for the backward pass. Hashed,
-inside compiled kernels: a hash of the place and the seed, two rounds of MurmurHash3's finaliser (Appleby,
+Two ways to draw. Plain: TensorFlow's counter-based Philox numbers (Salmon et al., 2011), 16 bits an element,
+because numbers are most of what dropout costs on a CPU; the mask is stored for the backward pass. Hashed,
+inside compiled kernels: a hash of the element's number and the seed, two rounds of MurmurHash3's finaliser (Appleby,
 2011), which costs no pass over memory at all and is simply computed again in the backward pass, so no mask is
 stored.
 
@@ -23,23 +23,23 @@ STEPS = 1 << 16
 
 
 def _fold_seed(seed_2: tf.Tensor, site: int) -> tf.Tensor:
-    """The seed of place number `site` in the model, int32 [2], from that of a pass."""
+    """The seed of dropout number `site` in the model, int32 [2], from that of a pass."""
     return seed_2 + tf.constant([_wrapped(site * _GOLDEN_STRIDE), 0], dtype=tf.int32)
 
 
 def _plain_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Tensor:
-    """False where a number is dropped and True elsewhere: a byte a place, as it is kept for the backward pass.
+    """False where a number is dropped and True elsewhere: a byte an element, as it is stored for the backward pass.
 
-    A random 32-bit word serves two places: once as it is, and once with its lower half moved up.
+    A random 32-bit word serves two elements: once as it is, and once with its lower half moved up.
     """
-    places = shape.num_elements()
-    words = tf.random.stateless_uniform([(places + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32)
-    noise = tf.concat([words, tf.bitwise.left_shift(words, 16)], axis=0)[:places]
+    elements = shape.num_elements()
+    words = tf.random.stateless_uniform([(elements + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32)
+    noise = tf.concat([words, tf.bitwise.left_shift(words, 16)], axis=0)[:elements]
     return tf.reshape(noise >= _threshold(rate), shape)
 
 
-def kept_places(drawn: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DType) -> tf.Tensor:
-    """Ones where a number is kept and zeros where it is dropped.
+def keep_mask(drawn: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DType) -> tf.Tensor:
+    """Ones where a number remains and zeros where it is dropped.
 
     `drawn` is a `_plain_mask`, or, for hashing, a folded seed, int32 [2]; `rate` is the share that is dropped.
     """
@@ -48,21 +48,21 @@ def kept_places(drawn: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.
     return tf.cast(drawn, dtype)
 
 
-def kept_scale(drawn: tf.Tensor | None, rate: float) -> float:
-    """What the kept numbers are multiplied by, so that the mean stays."""
+def keep_scale(drawn: tf.Tensor | None, rate: float) -> float:
+    """What the remaining numbers are multiplied by, so that the mean stays."""
     return 1.0 if drawn is None else STEPS / (STEPS - _dropped_steps(rate))
 
 
 def _hashed_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Tensor:
-    """Compares a hash of (place, seed) with the threshold.
+    """Compares a hash of (element, seed) with the threshold.
 
-    The seed is hashed to two keys first: were it added to the place, seeds that differ by one would give the
+    The seed is hashed to two keys first: were it added to the element's number, seeds that differ by one would give the
     same mask, moved.
     """
-    places = tf.reshape(tf.range(shape.num_elements(), dtype=tf.int32), shape)
+    elements = tf.reshape(tf.range(shape.num_elements(), dtype=tf.int32), shape)
     first_key = _mixed(seed_2[0] + _mixed(seed_2[1]))
     second_key = _mixed(seed_2[1] + _mixed(first_key + _GOLDEN_STRIDE))
-    hashed = _mixed(_mixed(tf.bitwise.bitwise_xor(places, first_key)) + second_key)
+    hashed = _mixed(_mixed(tf.bitwise.bitwise_xor(elements, first_key)) + second_key)
     return hashed >= _threshold(rate)
 
 
@@ -83,7 +83,7 @@ def _dropped_steps(rate: float) -> int:
 
 
 def _threshold(rate: float) -> int:
-    """The smallest signed 32-bit number that is kept."""
+    """The smallest signed 32-bit number that is not dropped."""
     return _wrapped((_dropped_steps(rate) << 16) - (1 << 31))
 
 
@@ -97,7 +97,7 @@ def _wrapped(value: int) -> int:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """What every layer is handed.
+    """What every layer is given.
 
     `dropout_seed` is int32 [2], another one for every pass of a training run; None for no dropout. `compiled` makes one
     pass over memory of each chain of elementwise operations, by XLA (for CPUs).
@@ -107,7 +107,7 @@ class ForwardPass:
     compiled: bool = False
 
     def draw(self, shape: tf.TensorShape, rate: float, site: int) -> tf.Tensor | None:
-        """What `kept_places` needs to know for one dropout; None where nothing is dropped.
+        """What `keep_mask` needs to know for one dropout; None where nothing is dropped.
 
         `site` is the number of this dropout in the model.
         """

@@ -3,8 +3,8 @@
 The same sequences go through the model twice: as packs, and one to a row. Outputs, losses and the gradient of
 every variable must agree to rounding (Krell et al., 2021, section 3.2: "the behavior of the model is the
 same"). The leak probe is sharper: all tokens of one sequence of each pack are changed, and not one bit of any
-other sequence's outputs may change. Outputs are those of training, where the last layer is computed for the places
-that the heads read, and beside them the hidden states of all tokens.
+other sequence's outputs may change. Outputs are those of training, where the last layer is computed for the positions
+that the heads read, and in addition the hidden states of all tokens.
 
 Letters: B packs, L positions, Q masked slots, S depth, V vocabulary, H hidden size.
 """
@@ -48,7 +48,7 @@ class _LeakReport:
 
 
 class _Outputs(NamedTuple):
-    """What a model says of a batch, as arrays."""
+    """A model's outputs for a batch, as arrays."""
 
     hidden_BLH: Float32Array
     heads: PretrainingOutputs

@@ -42,7 +42,7 @@ def hugging_face_name(name: str) -> str:
 
 
 def to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
-    """Our variables (by name) as the state of `BertForPreTraining`; tied tensors are left out, as their own files do."""
+    """Our variables (by name) as the state of `BertForPreTraining`; tied tensors are omitted, as their own files do."""
     return {
         hugging_face_name(name): np.ascontiguousarray(value.T if name.endswith("/kernel") else value)
         for name, value in values.items()

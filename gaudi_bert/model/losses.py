@@ -59,7 +59,7 @@ def pretraining_sums(outputs: PretrainingOutputs, batch: Mapping[str, tf.Tensor]
 
 
 def _masked_slot_weights(batch: Mapping[str, tf.Tensor], loss: str, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """The weight of every masked slot, [B, Q], and what the weights add up to, a whole number.
+    """The weight of every masked slot, [B, Q], and what the weights add up to, an integer.
 
     A used slot weighs 1, or, per sequence, 1 / (masked slots of its sequence); then the total is the number
     of sequences that have a masked slot. Slots are assigned to sequences by comparing numbers, [B, S, Q], at

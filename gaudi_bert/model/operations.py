@@ -1,4 +1,4 @@
-"""The few operations that BERT is made of, each with the cheapest backward pass that we know.
+"""The few operations that BERT consists of, each with the cheapest backward pass that we know.
 
 Where TensorFlow's own gradient would make many passes over a large tensor, or a sparse result of unknown
 size, the gradient is written out here. No operation has a shape that depends on data, none is `where`,
@@ -9,7 +9,7 @@ What goes over the elements of a tensor several times is a kernel: a function of
 a CPU, `compiled` kernels (XLA) make one pass of it; Gaudi's graph compiler does the like by itself, so there
 they stay plain.
 
-Letters: R rows of a table, B packs, P places of a pack, T tokens (packs x positions), H features of the last
+Letters: R rows of a table, B packs, P positions of a pack, T tokens (packs x positions), H features of the last
 axis, I inputs and O outputs of a dense layer. "wide" is the type of what must not be rounded (layer norm,
 softmax, losses): float32, also where the matrices are bfloat16.
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gaudi_bert.model.dropout import kept_places, kept_scale
+from gaudi_bert.model.dropout import keep_mask, keep_scale
 
 Kernel = Callable[..., Any]
 
@@ -31,7 +31,7 @@ _CACHE_SETS_BYTES = 4096
 """Numbers so far apart share a set of the first cache: 64 sets of 64 bytes on every x86 processor of today."""
 
 _CACHE_LINE_BYTES = 64
-"""By so much rows are made longer, so that each begins in the next set."""
+"""Rows are longer by so much, so that each begins in the next set."""
 
 
 @functools.cache
@@ -50,7 +50,7 @@ def widen(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compiled: bool = False) -> tf.Tensor:
-    """`inputs @ kernel + bias`, in the type of `inputs`; `compiled` says that it is a CPU that computes."""
+    """`inputs @ kernel + bias`, in the type of `inputs`; `compiled` means that a CPU computes it."""
     kernel_IO, bias_O = tf.cast(kernel_IO, inputs_TI.dtype), tf.cast(bias_O, inputs_TI.dtype)
     if compiled and any(_collides(width, kernel_IO.dtype) for width in kernel_IO.shape):
         return _spread_dense(inputs_TI, kernel_IO, bias_O)
@@ -58,7 +58,7 @@ def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compile
 
 
 def _collides(width: int, dtype: tf.DType) -> bool:
-    """Whether rows of so many numbers begin at the same places of the cache."""
+    """Whether rows of so many numbers begin at the same lines of the cache."""
     return width * dtype.size % _CACHE_SETS_BYTES == 0
 
 
@@ -91,7 +91,7 @@ def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, C
     """Rows of `table_RH`; its gradient is dense at once.
 
     TensorFlow's own gradient is an `IndexedSlices`. Added to the dense gradient of the tied output matrix it
-    would be widened to a slice of the whole vocabulary plus every token; summed into its rows first, it is
+    would be widened to a slice of the full vocabulary plus every token; summed into its rows first, it is
     one addition.
     """
     rows = table_RH.shape[0]
@@ -102,11 +102,11 @@ def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, C
     return tf.gather(table_RH, indices_T), backward
 
 
-def pick_tokens(hidden_TH: tf.Tensor, places_BP: tf.Tensor, length: int) -> tf.Tensor:
-    """The rows at `places_BP` (int32, each within its pack of `length` positions), flat: [B * P, H]."""
-    packs = places_BP.shape[0]
+def pick_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, length: int) -> tf.Tensor:
+    """The rows at `positions_BP` (int32, each within its pack of `length` positions), flat: [B * P, H]."""
+    packs = positions_BP.shape[0]
     starts_B1 = tf.range(0, packs * length, length, dtype=tf.int32)[:, tf.newaxis]
-    return gather_rows(hidden_TH, tf.reshape(places_BP + starts_B1, [-1]))
+    return gather_rows(hidden_TH, tf.reshape(positions_BP + starts_B1, [-1]))
 
 
 @tf.custom_gradient
@@ -245,7 +245,7 @@ def _add_and_normalise_backward(
 def _drop(inputs: tf.Tensor, drawn: tf.Tensor | None, rate: float) -> tf.Tensor:
     if drawn is None:
         return inputs
-    return inputs * (kept_places(drawn, inputs.shape, rate, inputs.dtype) * kept_scale(drawn, rate))
+    return inputs * (keep_mask(drawn, inputs.shape, rate, inputs.dtype) * keep_scale(drawn, rate))
 
 
 def _gelu_share(inputs: tf.Tensor) -> tf.Tensor:

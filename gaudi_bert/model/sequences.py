@@ -77,7 +77,7 @@ def join_sequences(
 ) -> dict[str, Int32Array | Float32Array]:
     """A batch of packs, one for each list of sequences, as the packed features (int32 and float32 arrays).
 
-    A depth of 1 joins nothing: every sequence has a row of its own.
+    A depth of 1 joins nothing: every sequence has its own row.
     """
     rows_BL = np.zeros((4, len(packs), length), np.int32)
     slots_BQ = np.zeros((2, len(packs), masked_slots), np.int32)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -33,15 +32,24 @@ from gaudi_bert.tasks.models.task_models import StartWeights, start_weights, wei
 from gaudi_bert.tasks.objective import TaskEvaluator, TaskObjective
 from gaudi_bert.tasks.task_data import TaskData, task_batches
 from gaudi_bert.tasks.task_rows import file_identity, labels_of, tokenized_file
-from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
+from gaudi_bert.training.checkpoint import (
+    Checkpoint,
+    Progress,
+    find_checkpoint,
+    read_checkpoint,
+    resume_run,
+    share_state,
+    write_checkpoint,
+)
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.horovod import connect
-from gaudi_bert.training.input.batches import Batch, TrainingOrder
-from gaudi_bert.training.loop import Evaluation, TrainingRun
+from gaudi_bert.training.input.batches import TrainingOrder
+from gaudi_bert.training.loop import Evaluation, TrainingLoop
 from gaudi_bert.training.results import DryRun, FineTuneInput
-from gaudi_bert.training.run import COMPILED_KEY, RunFolder, Session, carry_out, processes_of, train_to_the_end
+from gaudi_bert.training.run import COMPILED_KEY, RunContext, processes_of, run_folder
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
 from gaudi_bert.training.tensorflow.optimizers import Optimizer
+from gaudi_bert.training.tensorflow.step import TrainingStep
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
 
@@ -87,16 +95,19 @@ def finetune(
             reporter.say(line)
         if dry_run:
             return DryRun(job.plan)
-        folder = RunFolder(
-            stage="finetune",
-            path=job.out,
-            result=job.out / FINETUNING_NAME,
-            content=FineTuning,
-            signature=_signature(job),
-            settings=settings,
-            section=settings.finetune,
-        )
-        return carry_out(folder, communicator, reporter, lambda session: _train(job, session, reporter), overwrite=overwrite)
+        with run_folder(
+            job.out / FINETUNING_NAME,
+            FineTuning,
+            _signature(job),
+            settings,
+            settings.finetune,
+            communicator,
+            reporter,
+            overwrite=overwrite,
+        ) as context:
+            if context.stored is not None:
+                return Made(context.stored, skipped=True)
+            return Made(context.finish(_train(job, context)))
 
 
 @dataclass(frozen=True)
@@ -286,11 +297,11 @@ def _signature(job: _FineTuneJob) -> Signature:
     return Signature("finetune", {"task": task, "finetune": section}, inputs)
 
 
-def _train(job: _FineTuneJob, session: Session, reporter: Reporter) -> FineTuning:
+def _train(job: _FineTuneJob, context: RunContext[FineTuning]) -> FineTuning:
     """Train to the end, and leave the best model."""
-    settings, communicator = job.plan.settings, session.communicator
-    dtype = session.device.compute_dtype
-    model = BertForTask(job.start.config, job.task, seed=settings.seed, compute_dtype=dtype, compiled=session.compiled)
+    settings, communicator, compiled = job.plan.settings, context.communicator, context.compiled
+    dtype = context.device.compute_dtype
+    model = BertForTask(job.start.config, job.task, seed=settings.seed, compute_dtype=dtype, compiled=compiled)
     evaluator = None
     if job.evaluation is not None:
         evaluator = TaskEvaluator(
@@ -301,33 +312,39 @@ def _train(job: _FineTuneJob, session: Session, reporter: Reporter) -> FineTunin
             seed=settings.seed,
             best_metric=job.best_metric,
         )
-
-    def batches(order: TrainingOrder) -> Iterator[Batch]:
-        return task_batches(job.data, job.task, settings.micro_batch_packs, job.section.epochs, order)
+    step = TrainingStep(
+        model,
+        Optimizer(model.variables_by_name, settings, compiled=compiled),
+        communicator,
+        settings,
+        accumulation_steps=job.plan.accumulation_steps,
+        objective=TaskObjective(job.task),
+    )
+    progress = Progress()
+    if communicator.is_first:
+        progress = resume_run(context.checkpoints, model, step.optimizer, context.reporter.say)
+        if progress.update == 0:
+            model.load_values(job.start.variables)
+    progress = share_state(progress, model, step.optimizer, communicator)
+    order = TrainingOrder(
+        settings.seed, settings.shuffle_packs, communicator.rank, communicator.size, packs_done=progress.packs
+    )
+    batches = task_batches(job.data, job.task, settings.micro_batch_packs, job.section.epochs, order)
+    stored_settings = {
+        "model": job.start.config.to_json(),
+        "training": _loop_settings(job.section),
+        COMPILED_KEY: compiled,
+    }
 
     def evaluated(update: int, evaluation: Evaluation) -> None:
         if communicator.is_first:
             _keep_best(job, model, update, evaluation.as_json())
 
-    run = TrainingRun(
-        plan=job.plan,
-        model=model,
-        optimizer=Optimizer(model.variables_by_name, settings, compiled=session.compiled),
-        communicator=communicator,
-        objective=TaskObjective(job.task),
-        batches=batches,
-        evaluator=evaluator,
-        folder=job.out,
-        stored_settings={
-            "model": job.start.config.to_json(),
-            "training": _loop_settings(job.section),
-            COMPILED_KEY: session.compiled,
-        },
-        reporter=reporter,
-        evaluated=evaluated,
+    loop = TrainingLoop(
+        context, job.plan, step, batches, progress, stored_settings, evaluator=evaluator, evaluated=evaluated
     )
-    outcome = train_to_the_end(run, lambda: model.load_values(job.start.variables))
-    return _finish(job, communicator, model, evaluator, outcome.progress.update)
+    loop.run()
+    return _finish(job, communicator, model, evaluator, loop.progress.update)
 
 
 def _keep_best(job: _FineTuneJob, model: Any, update: int, figures: dict[str, float]) -> None:

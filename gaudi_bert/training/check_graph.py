@@ -97,7 +97,7 @@ def describe_graph(result: GraphResult) -> list[str]:
         f"{report.flops_per_update / 1e9:,.1f} GFLOP per update ({result.accumulation_steps:,} micro-batches per card)",
         f"memory of a card: {report.parameters:,} parameters {human_bytes(report.parameter_bytes)}, "
         f"optimizer {human_bytes(report.optimizer_bytes)}, gradient {human_bytes(report.gradient_bytes)}, "
-        f"kept for the backward pass {human_bytes(report.activation_bytes)}, "
+        f"activations for the backward pass {human_bytes(report.activation_bytes)}, "
         f"at its peak {human_bytes(report.peak_bytes)} ({result.precision}, estimated)",
         *(_card_line(card, sizes.packs) for card in report.cards),
     ]

@@ -1,4 +1,4 @@
-"""Checkpoints: one file each, whole or absent, checked on reading, the newest few kept.
+"""Checkpoints: one file each, complete or absent, checked on reading; the newest few are retained.
 
 A checkpoint is a safetensors file, so any tool that knows the format can read it. Tensors are named `model/<variable>`,
 `first_moment/<variable>` and `second_moment/<variable>`. The header's `__metadata__` holds one text: a CRC-32 and, after it,
@@ -48,7 +48,7 @@ class Checkpoint:
 
     Attributes:
         first_moments, second_moments: the optimizer's m and v; empty in a checkpoint of weights only.
-        progress: where the run stood: packs read by all processes, the number of the order in which they are read,
+        progress: the position of the run: packs read by all processes, the number of the order in which they are read,
             processes, sequences and tokens seen.
         settings: `model` (BertConfig as JSON) and `training` as the run was given them, `data` (the sizes of a record), and
             `compiled_kernels`.
@@ -63,7 +63,7 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write `update-<number>.safetensors` into `folder`, whole or not at all."""
+    """Write `update-<number>.safetensors` into `folder`, atomically."""
     tensors = {
         f"{group}/{name}": np.asarray(tensor, order="C")
         for group, members in _groups(checkpoint).items()
@@ -132,7 +132,7 @@ def _check_tensors(tensors: Tensors, state: Mapping[str, Any]) -> None:
 
 def _damaged(path: Path, error: Exception) -> InputError:
     reason = f"no {error} in it" if isinstance(error, KeyError) else " ".join(str(error).split())
-    return InputError(f"{path}: not a whole checkpoint of gaudi-bert ({reason}); use the one before it")
+    return InputError(f"{path}: not a complete checkpoint of gaudi-bert ({reason}); use the one before it")
 
 
 def checkpoint_identity(path: Path) -> str:
@@ -141,18 +141,18 @@ def checkpoint_identity(path: Path) -> str:
 
 
 def newest_settings(folder: Path) -> Mapping[str, Any] | None:
-    """The settings in the newest checkpoint of `folder` whose header is whole; None without such a checkpoint."""
+    """The settings in the newest checkpoint of `folder` whose header is intact; None without such a checkpoint."""
     for path in reversed(checkpoint_files(folder)):
         try:
             settings: Mapping[str, Any] = _read_state(path)["settings"]
             return settings
         except InputError:
-            continue  # it will be told of when it is read as a whole
+            continue  # reading it in full will report it
     return None
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether the file is one of ours, whole or not, by its header; other safetensors files are not."""
+    """Whether the file is one of ours, damaged or not, by its header; other safetensors files are not."""
     return f'"{_METADATA_KEY}":'.encode() in _header_bytes(path)
 
 
@@ -207,7 +207,7 @@ def find_checkpoint(path: Path | str) -> Path:
 
 
 def read_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint in `folder` that is whole; damaged ones are passed to `warn` and skipped.
+    """The newest checkpoint in `folder` that is intact; damaged ones are passed to `warn` and skipped.
 
     None when the folder holds no checkpoint at all.
     """
@@ -229,7 +229,7 @@ def remove_old_checkpoints(folder: Path, keep: int) -> None:
         remove(*(folder / name for name in names[: max(0, len(names) - keep)]))
 
 
-# --- Resuming a run from its newest whole checkpoint
+# --- Resuming a run from its newest intact checkpoint
 #
 # The first process reads the checkpoint and the others are given what it read, so the folder need not be shared. The
 # position in the data is a number of packs, and any number of processes continues there in the same order.
@@ -238,7 +238,7 @@ def remove_old_checkpoints(folder: Path, keep: int) -> None:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands.
+    """The position of a run.
 
     `packs`, `sequences` and `tokens` are real ones, read by all processes together.
     """
@@ -250,7 +250,7 @@ class Progress:
 
 
 def resume_run(checkpoints: Path, model: PackedBert, optimizer: Optimizer, say: Callable[[str], None]) -> Progress:
-    """Restore model, optimizer and position from the newest whole checkpoint; from the start where there is none."""
+    """Restore model, optimizer and position from the newest intact checkpoint; from the start where there is none."""
     checkpoint = read_newest(checkpoints, say)
     if checkpoint is None:
         return Progress()

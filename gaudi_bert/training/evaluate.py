@@ -1,4 +1,4 @@
-"""Stage evaluate: a checkpoint's losses and accuracies on held-out data, beside the unigram baseline.
+"""Stage evaluate: a checkpoint's losses and accuracies on held-out data, next to the unigram baseline.
 
 The data may be packed or not; given both, the figures must be the same, and their largest difference is stored.
 """

@@ -1,7 +1,7 @@
-"""How good a model is on a whole set: exactly weighted, the same figures for packed and for unpacked records.
+"""How good a model is on a data set: exactly weighted, the same figures for packed and for unpacked records.
 
 Sums and weights are added in float64 over every record (the last batch is filled up with packs of weight zero, nothing is
-dropped) and divided once. Beside each accuracy stands a baseline: the accuracy of the best constant answer on this very set.
+dropped) and divided once. Each accuracy comes with a baseline: the accuracy of the best constant answer on this very set.
 For masked tokens that is the *unigram baseline*, the share of the most frequent one among them; for next sentences, the
 share of the more frequent label. No constant learnt from training data can do better, so the bar is never too low, and it
 needs nothing but the set itself.

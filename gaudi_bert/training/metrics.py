@@ -35,25 +35,25 @@ from gaudi_bert.training.run_plan import TRAINING_KEYS, RunKeys
 class MetricsWriter:
     """Appends to `metrics.jsonl` and to TensorBoard in one folder; use it as a context.
 
-    Lines of updates after `last_update`, left by a run that was stopped, are removed. `evaluated_updates` were evaluated
+    Lines of updates after `last_update`, written by a run that was stopped, are removed. `evaluated_updates` were evaluated
     already when this was opened.
     """
 
     def __init__(self, folder: Path, last_update: int) -> None:
         self.path = Path(folder) / "metrics.jsonl"
-        kept = _lines_until(self.path, last_update) if self.path.exists() else []
-        self.evaluated_updates = {line["update"] for line in kept if line["kind"] == "evaluation"}
-        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        lines = _lines_until(self.path, last_update) if self.path.exists() else []
+        self.evaluated_updates = {line["update"] for line in lines if line["kind"] == "evaluation"}
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
         with explained_os_errors(self.path, "write"):
             self._handle = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
         self._board = tf.summary.create_file_writer(str(Path(folder) / "tensorboard"))
         self._server: MetricsServer | None = None
-        self._kept = kept
+        self._lines = lines
 
     def serve(self, server: MetricsServer) -> None:
-        """Also hand every report to `server`, from the newest ones on that are there already."""
+        """Also send every report to `server`, first the lines of the file."""
         self._server = server
-        for line in self._kept:
+        for line in self._lines:
             values = {name: value for name, value in line.items() if name not in ("kind", "update")}
             server.update(line["kind"], line["update"], values)
 
@@ -91,14 +91,14 @@ def _lines_until(path: Path, last_update: int) -> list[dict[str, Any]]:
 
 
 def progress_line(
-    stage: str, update: int, updates: int, figures: ReportFigures, values: Mapping[str, float], seconds_left: float
+    stage: str, update: int, updates: int, figures: ReportFigures, values: Mapping[str, float], seconds_remaining: float
 ) -> str:
     """One line for people about the last few updates: their figures and rates."""
     return (
         f"{stage}: update {update}/{updates} ({update / updates:.0%}), {figures.line()}, "
         f"{values['tokens_per_second']:,.0f} tokens/s, "
         f"{values['sequences_per_second']:,.0f} sequences/s ({values['packing_factor']:.2f} per pack), "
-        f"{human_seconds(seconds_left)} left"
+        f"{human_seconds(seconds_remaining)} left"
     )
 
 
@@ -106,10 +106,10 @@ def progress_line(
 #
 # The time is that of the clock, from the first update's wait for its data until the device is done with the last one, so it
 # is right for a device that runs ahead of the host too. Checkpoints, evaluations and what came before a resume lie between
-# intervals. The first update of a process builds the graph: the clock starts anew after it, unless it is alone in its
+# intervals. The first update of a process builds the graph: the clock restarts after it, unless it is alone in its
 # interval.
 #
-# Sums stay where the device left them until the report, so that the host does not wait for the device at every update. Then
+# Sums stay on the device until the report, so that the host does not wait for the device at every update. Then
 # every update is checked on its own: the first one whose loss or gradient is not finite is named.
 
 
@@ -141,7 +141,7 @@ class IntervalReport:
 class Interval:
     """The updates since the last report.
 
-    `has_cold_start` says whether its first update is the first one of this process. An update gives the sums of the
+    `has_cold_start`: its first update is the first one of this process. An update gives the sums of the
     objective, and after them the norm of its gradient.
     """
 
@@ -264,7 +264,7 @@ class MetricsServer:
 
 def _handler_of(server: MetricsServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = 10  # for a peer that says nothing
+        timeout = 10  # for a silent peer
 
         def do_GET(self) -> None:
             is_known = self.path.partition("?")[0] == "/metrics"
@@ -276,6 +276,6 @@ def _handler_of(server: MetricsServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *values: Any) -> None:
-            """Say nothing of each request."""
+            """Do not log each request."""
 
     return Handler

@@ -28,7 +28,7 @@ from gaudi_bert.training.run_plan import RunPlan
 
 
 class RunEvents:
-    """What a training run tells of; here nobody listens. The context lasts as long as training does."""
+    """The events of a training run, recorded by nobody here. The context lasts as long as training does."""
 
     def __enter__(self) -> RunEvents:
         return self
@@ -38,6 +38,9 @@ class RunEvents:
     ) -> None:
         pass
 
+    def describe(self, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
+        """What the run is a function of."""
+
     def begins(self, sequences: int) -> None:
         """Training begins after so many sequences."""
 
@@ -45,7 +48,7 @@ class RunEvents:
         """Training pauses after so many sequences, the held-out ones come."""
 
     def evaluation_ends(self, sequences: int, masked_lm_accuracy: float, evaluated: int, finished: bool) -> None:
-        """So many held-out sequences were evaluated; the run goes on unless `finished`."""
+        """So many held-out sequences were evaluated; the run continues unless `finished`."""
 
 
 class MlperfLog(RunEvents):
@@ -62,12 +65,12 @@ class MlperfLog(RunEvents):
         path.parent.mkdir(parents=True, exist_ok=True)
         with explained_os_errors(path, "write"):
             self._handler = logging.FileHandler(path, mode="w", encoding="utf-8")
-        # A logger of its own, not one of the process: nothing goes to standard output, which belongs to --json.
+        # A separate logger, not one of the process: nothing goes to standard output, which belongs to --json.
         logger = logging.Logger("gaudi-bert-mlperf", logging.INFO)
         logger.addHandler(self._handler)
         self._log = mllog.mllog.MLLogger(logger)
         self._block_start: int | None = None
-        self._told_eval_samples = False
+        self._eval_samples_logged = False
         self._reached = False
         keys = self._keys
         self._log.event(keys.CACHE_CLEAR, True)
@@ -82,7 +85,7 @@ class MlperfLog(RunEvents):
             self._log.event(key, value)
 
     def describe(self, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
-        """Write what the run is a function of; the number of training sequences only where the data says it."""
+        """Write what the run is a function of; the number of training sequences only where the data states it."""
         settings = plan.settings
         keys = self._keys
         values: Mapping[str, Any] = {
@@ -117,15 +120,15 @@ class MlperfLog(RunEvents):
     def evaluation_begins(self, sequences: int) -> None:
         """The block of training ends."""
         self._close_block()
-        self._log.start(self._keys.EVAL_START, metadata=_place(sequences))
+        self._log.start(self._keys.EVAL_START, metadata=_position(sequences))
 
     def evaluation_ends(self, sequences: int, masked_lm_accuracy: float, evaluated: int, finished: bool) -> None:
         """The accuracy; the next block begins."""
-        if not self._told_eval_samples:
+        if not self._eval_samples_logged:
             self._log.event(self._keys.EVAL_SAMPLES, evaluated)
-            self._told_eval_samples = True
-        self._log.event(self._keys.EVAL_ACCURACY, masked_lm_accuracy, metadata=_place(sequences))
-        self._log.end(self._keys.EVAL_STOP, metadata=_place(sequences))
+            self._eval_samples_logged = True
+        self._log.event(self._keys.EVAL_ACCURACY, masked_lm_accuracy, metadata=_position(sequences))
+        self._log.end(self._keys.EVAL_STOP, metadata=_position(sequences))
         self._reached = finished
         if not finished:
             self._open_block(sequences)
@@ -149,7 +152,7 @@ class MlperfLog(RunEvents):
             self._block_start = None
 
 
-def _place(sequences: int) -> dict[str, int]:
+def _position(sequences: int) -> dict[str, int]:
     return {"epoch_num": sequences, "samples_count": sequences}
 
 

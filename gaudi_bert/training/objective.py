@@ -102,7 +102,7 @@ class PretrainingObjective:
 #
 # With W_i and N_i the masked-LM weight and the sequences of micro-batch i, M micro-batches on each of R processes:
 #
-# - `global`: by the sums of W_i and of N_i over the whole update. M micro-batches on R processes give exactly the gradient
+# - `global`: by the sums of W_i and of N_i over all of the update. M micro-batches on R processes give exactly the gradient
 #   of one big batch, and every masked token counts the same.
 # - `balanced` (Krell et al. 2021, appendix T.6, equations 25 and 26): by what M R micro-batches of b packs hold on average:
 #   b m e masked tokens and b p sequences each, with m the most masked tokens of a sequence, e the share of slots that hold

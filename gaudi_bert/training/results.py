@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gaudi_bert.training.run_plan import RunPlan
 
-if TYPE_CHECKING:  # they stand beside what loads TensorFlow
+if TYPE_CHECKING:  # their modules load TensorFlow
     from gaudi_bert.model.inputs import BatchSizes
     from gaudi_bert.training.tensorflow.graph import GraphReport
 
@@ -24,7 +24,7 @@ class DryRun:
 class FineTuneInput:
     """The files of a run.
 
-    `vocabulary` is a folder with the tokenizer, where it does not lie with the weights.
+    `vocabulary` is a folder with the tokenizer, where it is not next to the weights.
     """
 
     data: Path
@@ -86,7 +86,7 @@ class VerifyModelResult:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written: its files, the model's parameters, the vocabulary that lies beside it, a SavedModel's sizes."""
+    """What was written: its files, the model's parameters, the vocabulary next to it, a SavedModel's sizes."""
 
     format: str
     files: tuple[str, ...]
@@ -97,7 +97,7 @@ class ExportResult:
 
 @dataclass(frozen=True)
 class GraphResult:
-    """Whether a pipeline's training step is fit for Gaudi, and what it costs; `sizes_from` says where its sizes are from."""
+    """Whether a pipeline's training step is fit for Gaudi, and what it costs; `sizes_from` is the origin of its sizes."""
 
     pipeline: str
     sizes_from: str

@@ -1,4 +1,4 @@
-"""The life of a run, the same for `train` and `finetune`: a folder that is begun, continued or found finished.
+"""The life of a run, the same for `train` and `finetune`: a folder that is new, resumed or finished already.
 
 Every process opens its device and joins the others. The first one locks the folder, decides whether there is anything to
 do, and writes: `settings.yaml` (the pipeline's settings, to be read and used again), `settings.json` (what the result
@@ -6,7 +6,7 @@ depends on), `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `tensorflow.log` (
 the result. To an object store, the files that grow go up before each checkpoint, everything else as it is written.
 
 A run that was stopped continues with the same command. With `resume`, so does a run of fewer updates and otherwise the same
-settings: its weights, moments and position in the data are kept, and the learning rate of every later update is that of the
+settings: its weights, moments and position in the data stay, and the learning rate of every later update is that of the
 longer run.
 """
 
@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import yaml
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
-from gaudi_bert.artefacts.results import Made
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, publish, remove, shown
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, read_json, write_json, write_text
@@ -33,9 +32,8 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.tensorflow_environment import native_lines_to
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.training.checkpoint import Progress, newest_settings, resume_run, share_state
+from gaudi_bert.training.checkpoint import newest_settings
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.loop import Outcome, TrainingLoop, TrainingRun
 from gaudi_bert.training.tensorflow.device import Device, open_device
 
 CHECKPOINTS = "checkpoints/update-*.safetensors"
@@ -45,121 +43,122 @@ R = TypeVar("R", bound=Artefact)
 
 
 @dataclass(frozen=True)
-class RunFolder(Generic[R]):
-    """Where a run lies and what it depends on.
+class RunContext(Generic[R]):
+    """A run whose folder is open: `stored` is its result where it is finished already, else there is work to do.
 
-    `result` is the file that is written last, `content` its type, `section` the part of the settings that is this stage's.
+    `compiled`: whether kernels are compiled, as when the run began.
     """
 
-    stage: Literal["train", "finetune"]
-    path: Path
-    result: Path
-    content: type[R]
-    signature: Signature
-    settings: PipelineSettings
-    section: LoopSettings
-
-
-@dataclass(frozen=True)
-class Session:
-    """What the work of a run is given once the folder is its own."""
-
+    folder: Path
+    result_path: Path
     communicator: Communicator
+    reporter: Reporter
     device: Device
-    compiled: bool
+    compiled: bool = False
+    stored: R | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.folder / "checkpoints"
+
+    def finish(self, own_result: R) -> R:
+        """Write the first process's result, which every process gets."""
+        result = self.communicator.from_first(lambda: own_result)
+        if self.communicator.is_first:
+            publish(self.folder)
+            result.write(self.result_path)
+        return result
 
 
-def carry_out(
-    run: RunFolder[R],
+@contextmanager
+def run_folder(
+    result_path: Path,
+    content: type[R],
+    signature: Signature,
+    settings: PipelineSettings,
+    section: LoopSettings,
     communicator: Communicator,
     reporter: Reporter,
-    work: Callable[[Session], R],
     *,
     resume: bool = False,
     overwrite: bool = False,
-) -> Made[R]:
-    """Do the work of a run unless it is done already; the same result in every process."""
-    section, first = run.section, communicator.is_first
+) -> Iterator[RunContext[R]]:
+    """Open the folder of a run, to begin or continue it; the communicator of the context is watched.
+
+    `result_path` is the file that is written last, `content` its type; `section` is the part of `settings` for this stage.
+    """
+    folder = result_path.parent
     threads = _threads_of(section.threads, communicator.local_size)
-    device = open_device(section.device, section.precision, threads, run.settings.gaudi, section.section_name)
-    with communicator.watched(section) as watched:
-
-        def stored_result() -> Made[R]:
-            done = "trained" if run.stage == "train" else "fine-tuned"
-            reporter.say(f"{shown(run.path)}: already {done} with these settings, nothing to do")
-            return Made(watched.from_first(lambda: run.content.read(run.result)), skipped=True)
-
+    device = open_device(section.device, section.precision, threads, settings.gaudi, section.section_name)
+    with communicator.watched(section) as watched, ExitStack() as stack:
         # At first without a lock, so that a finished folder may be read-only.
-        if watched.from_first(lambda: not overwrite and is_finished(run.path, run.result, run.signature)):
-            return stored_result()
-        with exclusive_lock(run.path, str(run.path)) if first else nullcontext():
-            if watched.from_first(lambda: _begin(run, reporter, resume, overwrite)):
-                return stored_result()
-            others = f", {watched.size} processes" if watched.size > 1 else ""
-            reporter.say(f"{run.stage}: on {device.description}{others}")
-            for note in device.notes:
-                reporter.say(note)
-            with _native_lines_in(run.path, watched.rank):
-                compiled = _compiles_kernels(run.path / "checkpoints", watched, device, reporter)
-                own_result = work(Session(watched, device, compiled))
-            result = watched.from_first(lambda: own_result)
-            if first:
-                publish(run.path)
-                result.write(run.result)
-    return Made(result)
+        is_done = watched.from_first(lambda: not overwrite and is_finished(folder, result_path, signature))
+        if not is_done:
+            if watched.is_first:
+                stack.enter_context(exclusive_lock(folder, str(folder)))
+            is_done = watched.from_first(lambda: _begin(result_path, signature, settings, reporter, resume, overwrite))
+        context = RunContext[R](folder, result_path, watched, reporter, device)
+        if is_done:
+            done = "trained" if signature.stage == "train" else "fine-tuned"
+            reporter.say(f"{shown(folder)}: already {done} with these settings, nothing to do")
+            yield replace(context, stored=watched.from_first(lambda: content.read(result_path)))
+            return
+        others = f", {watched.size} processes" if watched.size > 1 else ""
+        reporter.say(f"{signature.stage}: on {device.description}{others}")
+        for note in device.notes:
+            reporter.say(note)
+        if folder.is_dir():  # not every process may see it
+            log = "tensorflow.log" if watched.is_first else f"tensorflow-{watched.rank}.log"
+            stack.enter_context(native_lines_to(folder / log))
+        yield replace(context, compiled=_compiles_kernels(context.checkpoints, watched, device, reporter))
 
 
 def processes_of(settings: PipelineSettings, communicator: Communicator, dry_run: bool) -> int:
-    """How many processes train together; in a dry run without a launcher, as many as the settings ask for."""
+    """How many processes train together; in a dry run without a launcher, as many as the settings request."""
     if dry_run and communicator.size == 1:
         return settings.resources.workers * settings.resources.processes_per_worker
     return communicator.size
 
 
-def train_to_the_end(run: TrainingRun, start: Callable[[], None]) -> Outcome:
-    """Resume, or else `start` from the first weights, and train."""
-    progress = Progress()
-    if run.communicator.is_first:
-        progress = resume_run(run.checkpoints, run.model, run.optimizer, run.reporter.say)
-        if progress.update == 0:
-            start()
-        else:
-            run.reporter.say(f"{run.plan.keys.stage}: resuming after update {progress.update}")
-    progress = share_state(progress, run.model, run.optimizer, run.communicator)
-    return TrainingLoop(run, progress).run()
-
-
-def _begin(run: RunFolder[R], reporter: Reporter, resume: bool, overwrite: bool) -> bool:
-    """Whether the run is finished already; otherwise its folder is made ready to begin or to continue."""
-    folder, settings_file = run.path, settings_path(run.path)
+def _begin(
+    result_path: Path,
+    signature: Signature,
+    settings: PipelineSettings,
+    reporter: Reporter,
+    resume: bool,
+    overwrite: bool,
+) -> bool:
+    """Whether the run is finished already; otherwise its folder is prepared to begin or to continue."""
+    folder, settings_file = result_path.parent, settings_path(result_path.parent)
     fetch(settings_file)
     if overwrite and settings_file.exists():
         remove_artefact(folder)
-    before = _fewer_updates(settings_file, run.signature)
+    before = _fewer_updates(settings_file, signature)
     if before is not None:
-        updates = run.signature.settings["training"]["updates"]
+        updates = signature.settings["training"]["updates"]
         if not resume:
             raise InputError(
-                f"{folder}: is this run with training.updates = {before:,}; pass --resume to go on to {updates:,}, "
-                "choose another folder, or pass --overwrite to start anew"
+                f"{folder}: this run has training.updates = {before:,}; pass --resume to extend it to {updates:,}, "
+                "choose another folder, or pass --overwrite to start again"
             )
         # First the run stops being finished: a kill between the two leaves one that was stopped.
-        with explained_os_errors(run.result, "remove"):
-            remove(run.result)
-        write_json(settings_file, run.signature.as_json())
+        with explained_os_errors(result_path, "remove"):
+            remove(result_path)
+        write_json(settings_file, signature.as_json())
         reporter.say(
-            f"train: training.updates = {before:,} is raised to {updates:,}: the moments are kept, "
-            f"and the learning rate goes on as that of {updates:,} updates"
+            f"train: training.updates = {before:,} is raised to {updates:,}: the moments stay, "
+            f"and the learning rate continues as that of {updates:,} updates"
         )
-    if begin_artefact(folder, run.result, run.signature, overwrite=overwrite):
+    if begin_artefact(folder, result_path, signature, overwrite=overwrite):
         return True
-    write_text(folder / "settings.yaml", yaml.safe_dump(run.settings.model_dump(mode="json"), sort_keys=False))
-    _fetch_what_goes_on(folder)
+    write_text(folder / "settings.yaml", yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
+    _fetch_resumed(folder)
     return False
 
 
-def _fetch_what_goes_on(folder: Path) -> None:
-    """Bring down what a stopped run goes on from: its newest checkpoint, and the files that grow."""
+def _fetch_resumed(folder: Path) -> None:
+    """Fetch what a stopped run resumes from: its newest checkpoint, and the files that grow."""
     if is_mirrored(folder):
         names = names_in(folder)
         newest = max(fnmatch.filter(names, CHECKPOINTS), default=None)
@@ -180,7 +179,7 @@ def _fewer_updates(settings_file: Path, signature: Signature) -> int | None:
     return before if stored == requested else None
 
 
-# --- What every process decides for itself
+# --- What every process decides alone
 
 
 def _threads_of(requested: int | None, processes_on_host: int) -> int | None:
@@ -190,21 +189,14 @@ def _threads_of(requested: int | None, processes_on_host: int) -> int | None:
     return max(1, (os.cpu_count() or 1) // processes_on_host)
 
 
-def _native_lines_in(folder: Path, rank: int) -> AbstractContextManager[None]:
-    """TensorFlow's and XLA's own lines go to a log file of each process, where it sees the folder of the run."""
-    if not folder.is_dir():
-        return nullcontext()
-    return native_lines_to(folder / ("tensorflow.log" if rank == 0 else f"tensorflow-{rank}.log"))
-
-
 def _compiles_kernels(checkpoints: Path, communicator: Communicator, device: Device, reporter: Reporter) -> bool:
-    """Whether kernels are compiled: as when the run began, because compiled dropout drops other numbers."""
+    """Whether kernels are compiled: as when the run began, because compiled dropout draws other masks."""
     stored = newest_settings(checkpoints) if communicator.is_first else None
     choice = np.array([0.0, 0.0] if stored is None else [1.0, float(stored.get(COMPILED_KEY, False))])
     is_resumed, was_compiled = (value > 0 for value in communicator.sum_array(choice))
     if not is_resumed:
         return device.compiles_kernels
     if was_compiled and device.kind == "hpu":
-        reporter.say("note: the run began with kernels compiled for a CPU; from here on dropout draws other places")
+        reporter.say("note: the run began with kernels compiled for a CPU; dropout masks differ from here on")
         return False
     return bool(was_compiled)

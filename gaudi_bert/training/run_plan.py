@@ -9,12 +9,12 @@ with factor f (Krell et al. 2021, section 3.3 and appendix D):
       accumulation steps = max(1, round(global_batch_sequences / (b * f * R)))
 
   and updates, warm-up and all else stay as they are. The predecessor rounded to 0 when the factor was large, and trained on
-  nothing; and it never said that rounding had changed the batch. Here a note tells of a change of more than 2 %, with the
+  nothing; and it did not report that rounding had changed the batch. Here a note names a change of more than 2 %, and the
   remedy.
 - `packing_correction: betas` keeps as many packs per update as there would be sequences unpacked, which fills devices
   better. An update then holds f times as many sequences, so the same number of sequences takes 1/f of the updates, of the
   warm-up and of the updates between evaluations, checkpoints and reports; and with beta_1 ** f and beta_2 ** f, one update
-  moves the moments as f updates with the same gradient did (theorem D.1). Learning rates are left alone, as in the paper.
+  moves the moments as f updates with the same gradient did (theorem D.1). Learning rates do not change, as in the paper.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class RunPlan:
     """A run before it starts.
 
     `requested` are the settings as they were given, for unpacked data. The packing factor is a mean over the data; there is
-    one process per card, `processes_per_worker` of them in each worker. `packs` is None where nothing says how many there
-    are; `keys` are the names of the settings, for messages.
+    one process per card, `processes_per_worker` of them in each worker. `packs` is None where their number is
+    unknown; `keys` are the names of the settings, for messages.
     """
 
     requested: TrainingSettings
@@ -115,7 +115,7 @@ class RunPlan:
         return {"process": 1, "worker": min(self.processes_per_worker, self.processes), "all": self.processes}
 
     def short_lines(self) -> list[str]:
-        """What every run says of itself."""
+        """What every run prints."""
         settings, requested = self.settings, self.requested
         packs = self.packs_per_update * settings.updates
         epochs = f" ({packs / self.packs:,.1f} times the data)" if self.packs else ""
@@ -148,7 +148,7 @@ class RunPlan:
             more, nearest = "more" if self.change > 0 else "fewer", self.nearest_micro_batch()
             remedy = ""
             if self.keys.micro_batch is None:
-                remedy = "; packs are whole, and every process takes as many"
+                remedy = "; every process takes the same number of packs"
             elif nearest != settings.micro_batch_packs:
                 remedy = f"; {self.keys.micro_batch} = {nearest} comes nearest to it"
             setting = f"{self.keys.sequences} = {settings.global_batch_sequences:,}"
@@ -160,8 +160,8 @@ class RunPlan:
     def _repetition_line(self, packs: int) -> str:
         """For data of fewer packs than an update takes."""
         micro_batch = min(self.settings.micro_batch_packs, max(1, packs // self.processes))
-        whole_steps = max(1, packs // (micro_batch * self.processes))
-        sequences = int(whole_steps * micro_batch * self.processes * self.packing_factor)
+        full_steps = max(1, packs // (micro_batch * self.processes))
+        sequences = int(full_steps * micro_batch * self.processes * self.packing_factor)
         remedy = f"{self.keys.sequences} = {sequences:,}"
         if self.keys.micro_batch is not None and micro_batch < self.settings.micro_batch_packs:
             remedy += f" and {self.keys.micro_batch} = {micro_batch:,}"

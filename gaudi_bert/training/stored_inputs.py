@@ -1,4 +1,4 @@
-"""What training and its kin read from an object store: packed shards as they are needed, all else copied before."""
+"""What training reads from an object store: packed shards are fetched as they are needed, all else before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gaudi_bert.training.input.source import DataSource, ShardCache, open_source
 
 @contextmanager
 def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[DataSource]:
-    """A packed folder, or unpacked records, wherever they lie; as `open_source`."""
+    """A packed folder, or unpacked records, on a disk or in an object store; as `open_source`."""
     if not in_store(path):
         yield open_source(path)
         return
@@ -65,13 +65,13 @@ def _fetch_weights(path: Path) -> None:
 
 
 def _fetch_what_export_looks_for(run: Path) -> None:
-    """The settings of a run, and the vocabulary of the examples beside it; above a bucket, nothing is fetched."""
+    """The settings of a run, and the vocabulary of the examples next to it; above a bucket, nothing is fetched."""
     fetch(*(run / name for name in ("settings.yaml", "vocab.txt", "tokenizer_config.json")))
     fetch(run.parent / "examples" / "vocab.txt")
 
 
-def leave_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, store: StoreSettings | None) -> None:
-    """Copy the vocabulary of packed data into the folder of a run, where it is found near the data and is the right one.
+def copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, store: StoreSettings | None) -> None:
+    """Copy the vocabulary of packed data into the folder of a run, where one near the data matches it.
 
     So a run's folder is what `finetune --model` takes. Looked into are the folder of the data, those above it, and the
     `examples/` in these.
@@ -82,7 +82,7 @@ def leave_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, sto
         if known is None:
             return
         above = (packed, *packed.resolve().parents[:3])
-        for file in (folder / place / "vocab.txt" for folder in above for place in (".", "examples")):
+        for file in (folder / below / "vocab.txt" for folder in above for below in (".", "examples")):
             fetch(file)
             if file.is_file() and VocabularyInfo.of(file) == known:
                 write_text(run / "vocab.txt", read_text(file))

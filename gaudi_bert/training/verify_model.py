@@ -155,7 +155,7 @@ def _probe(model: BertForPretraining, batch: Batch, reporter: Reporter) -> int:
                 "changing the tokens of a sequence did not change its own outputs: the weights ignore the input"
             )
     if compared:
-        reporter.say(f"verify-model:   leak probe: {compared} sequences beside a changed one, none differs by a bit")
+        reporter.say(f"verify-model:   leak probe: {compared} sequences next to a changed one, not one bit differs")
     else:
         reporter.say("verify-model:   leak probe: nothing to compare, no pack that was looked at holds two sequences")
     return compared
@@ -258,7 +258,7 @@ def _random_packs(config: BertConfig, seed: int) -> Batch:
         sequences.append(
             Sequence(
                 input_ids=np.array([below(config.vocab_size) for _ in range(size)], np.int32),
-                segment_ids=np.array([place * config.type_vocab_size // size for place in range(size)], np.int32),
+                segment_ids=np.array([slot * config.type_vocab_size // size for slot in range(size)], np.int32),
                 masked_positions=np.array(positions, np.int32),
                 masked_ids=np.array([below(config.vocab_size) for _ in positions], np.int32),
                 next_sentence_label=int(len(sequences) % 3 < 2),

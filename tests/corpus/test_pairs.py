@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.arrays import random_words
-from gaudi_bert.corpus.pairs import RandomStream, choose_pairs, kept_tokens
+from gaudi_bert.corpus.pairs import RandomStream, choose_pairs, lengths_that_fit
 from gaudi_bert.corpus.vocabulary import TokenBlock
 from tests.builders.properties import examples
 from tests.oracles.corpus_pairs import pair_lengths_of_corpus, truncated_lengths
@@ -31,7 +31,7 @@ def block_of(corpus: Corpus) -> TokenBlock:
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 31))
 def test_truncation_keeps_what_the_loop_keeps(first: int, second: int, most: int) -> None:
-    assert kept_tokens(first, second, most) == truncated_lengths(first, second, most)
+    assert lengths_that_fit(first, second, most) == truncated_lengths(first, second, most)
 
 
 @examples(150)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.model.attention import attend, attention_bias
-from gaudi_bert.model.dropout import ForwardPass, kept_places, kept_scale
+from gaudi_bert.model.dropout import ForwardPass, keep_mask, keep_scale
 from gaudi_bert.model.losses import cross_entropy
 from gaudi_bert.model.operations import (
     activation,
@@ -64,7 +64,7 @@ def test_layer_norm(compiled):
 def test_residual_layer_norm(compiled, rate):
     inputs = normal(7, 13), normal(7, 13), normal(13), normal(13)
     drawn = ForwardPass(tf.constant([1, 2]), compiled).draw(inputs[0].shape, rate, 3)
-    factors = 1.0 if drawn is None else kept_places(drawn, inputs[0].shape, rate, tf.float64) * kept_scale(drawn, rate)
+    factors = 1.0 if drawn is None else keep_mask(drawn, inputs[0].shape, rate, tf.float64) * keep_scale(drawn, rate)
     check_same(
         lambda new, old, gamma, beta: residual_layer_norm(new, old, gamma, beta, drawn, rate, 1e-12, compiled),
         lambda new, old, gamma, beta: plain_layer_norm(new * factors + old, gamma, beta),
@@ -102,7 +102,7 @@ def test_attention_core(causal, rate, compiled):
     bias = attention_bias(mask, causal, tf.float64)
     shape = tf.TensorShape([2, 3, 7, 7])
     drawn = ForwardPass(tf.constant([1, 2]), compiled).draw(shape, rate, 3)
-    factors = 1.0 if drawn is None else kept_places(drawn, shape, rate, tf.float64) * kept_scale(drawn, rate)
+    factors = 1.0 if drawn is None else keep_mask(drawn, shape, rate, tf.float64) * keep_scale(drawn, rate)
 
     def plain(query, key, value):
         shares = tf.nn.softmax(tf.einsum("bnid,bnjd->bnij", query, key) + bias)

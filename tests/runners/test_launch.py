@@ -177,7 +177,7 @@ def test_a_damaged_record_of_one_process_ends_both_with_its_name(pipeline: Path,
     assert len(errors) == 3, done.stderr
     for line in errors[:2]:
         assert ".tfrecord: record 0" in line
-    assert any(line.startswith("error: rank 0 ends with the run: rank 1 (") for line in errors)
+    assert any(line.startswith("error: rank 0 aborts: rank 1 (") for line in errors)
     assert "Traceback" not in done.stderr
     assert not (folder / "train" / "training.json").exists()
 

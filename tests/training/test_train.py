@@ -82,7 +82,7 @@ def evaluations_of(out: Path) -> list[dict]:
 def test_a_run_that_was_stopped_twice_and_damaged_ends_with_the_same_bits(packed, held_out, whole_run, tmp_path) -> None:
     """The first stop is where an evaluation is due; of the checkpoint that the second leaves, a bit flips."""
     out = tmp_path / "train"
-    with pytest.raises(StoppedError, match="after update 10 of 20; the same command goes on"):
+    with pytest.raises(StoppedError, match="after update 10 of 20; run it again to resume"):
         train(settings(log_every_updates=1), packed, held_out, out, reporter=StopAfter(9))
     assert evaluations_of(out) == []
     with pytest.raises(StoppedError):
@@ -95,7 +95,7 @@ def test_a_run_that_was_stopped_twice_and_damaged_ends_with_the_same_bits(packed
     newest.write_bytes(content)
     listener = Listener()
     train(settings(), packed, held_out, out, reporter=listener, resume=True)
-    assert f"warning: {newest}: not a whole checkpoint" in listener.text
+    assert f"warning: {newest}: not a complete checkpoint" in listener.text
     assert "train: resuming after update 15" in listener.text
     assert checkpoint_digests(out)[LAST] == checkpoint_digests(whole_run)[LAST]
     assert evaluations_of(out) == evaluations_of(whole_run)
@@ -125,10 +125,10 @@ def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed
     run(6)
     with pytest.raises(StoppedError):
         run(10, StopAfter(8), resume=True)
-    with pytest.raises(InputError, match=r"training.updates = 10; pass --resume to go on to 15"):
+    with pytest.raises(InputError, match=r"training.updates = 10; pass --resume to extend it to 15"):
         run(15)
     run(15, resume=True)
-    assert "training.updates = 10 is raised to 15: the moments are kept" in listener.text
+    assert "training.updates = 10 is raised to 15: the moments stay" in listener.text
     with pytest.raises(InputError, match=r"with training.updates = 15; you asked for training.updates = 10"):
         run(10, resume=True)
     long_run = settings(warmup_updates=12, updates=15, measure_speedup=True)
@@ -213,7 +213,7 @@ def test_the_first_line_says_what_is_trained_and_why(packed, tmp_path) -> None:
 
 
 def test_the_target_ends_the_run_at_an_evaluation(packed, held_out, tmp_path) -> None:
-    with pytest.raises(InputError, match="target_masked_lm_accuracy: there is no evaluation data"):
+    with pytest.raises(InputError, match="target_masked_lm_accuracy: needs evaluation data"):
         train(settings(target_masked_lm_accuracy=0.001), packed, None, tmp_path / "one", reporter=QUIET)
     easy = settings(target_masked_lm_accuracy=0.001, evaluate_every_updates=6)
     listener = Listener()
@@ -339,6 +339,6 @@ def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(calls, packed, tmp_path) -
     assert (is_compiled(), calls) == (True, [])
     train(on_device("hpu"), packed, None, out, reporter=listener, resume=True)
     assert (is_compiled(), calls) == (False, ["load_habana_module"])
-    assert "note: the run began with kernels compiled for a CPU; from here on dropout draws other places" in listener.text
+    assert "note: the run began with kernels compiled for a CPU; dropout masks differ from here on" in listener.text
     train(on_device("cpu", 4), packed, None, out, reporter=QUIET, resume=True)
     assert is_compiled() is False

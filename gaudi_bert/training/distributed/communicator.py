@@ -1,8 +1,8 @@
-"""Who else trains, and how sums travel between the processes.
+"""The processes that train together, and how sums travel between them.
 
 The training loop speaks to a `Communicator` only. With one process nothing travels, and Horovod is not needed. Gradients are
-summed, not averaged: the loss of every process is already divided by what belongs to the whole update (see
-`objective.py`), so the sum is exact.
+summed, not averaged: the loss of every process is already divided by the denominators of the complete update
+(see `objective.py`), so the sum is exact.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Communicator:
         """Wait until every process is here."""
         self.sum_array(np.zeros(1))
 
-    def note(self, place: str, *, slow: bool = False) -> None:
-        """Say what this process is working on: a sign of work for the watchdog. `slow`: it may take longer than usual."""
+    def note(self, activity: str, *, slow: bool = False) -> None:
+        """Report what this process is doing: a sign of work for the watchdog. `slow`: it may take longer than usual."""
 
     def arrive(self) -> None:
-        """Say that this process's share is done, and that it is about to wait for the others."""
+        """Report that this process's share is done, and that it is about to wait for the others."""
 
     @contextmanager
     def watched(self, settings: LoopSettings) -> Iterator[Communicator]:

@@ -63,13 +63,13 @@ class HorovodCommunicator(Communicator):
         for index, variable in enumerate(variables):
             variable.assign(self.horovod.broadcast(tf.convert_to_tensor(variable), 0, name=f"state_{index}"))
 
-    def note(self, place: str, *, slow: bool = False) -> None:
-        """Say what this process is working on: a sign of work for the watchdog. `slow`: it may take longer than usual."""
+    def note(self, activity: str, *, slow: bool = False) -> None:
+        """Report what this process is doing: a sign of work for the watchdog. `slow`: it may take longer than usual."""
         if self.watchdog is not None:
-            self.watchdog.note(place, slow)
+            self.watchdog.note(activity, slow)
 
     def arrive(self) -> None:
-        """Say that this process's share is done, and that it is about to wait for the others."""
+        """Report that this process's share is done, and that it is about to wait for the others."""
         if self.watchdog is not None:
             self.watchdog.arrive()
 
@@ -107,7 +107,7 @@ def _connect_by_horovod(launch: Launch, settings: LoopSettings) -> HorovodCommun
         raise InputError(f"{who}: Horovod cannot connect ({' '.join(str(error).split())}); start all ranks again") from error
     if (rank, size) != (launch.rank, launch.size):
         raise InputError(
-            f"{who}: Horovod says rank {rank} of {size}; it was probably built without MPI: "
+            f"{who}: Horovod reports rank {rank} of {size}; it was probably built without MPI: "
             "start the processes by `horovodrun --gloo`, or build Horovod with MPI"
         )
     return HorovodCommunicator(rank, size, local_size, hvd)

@@ -3,18 +3,18 @@
 Horovod alone does less. Measured with Horovod 0.28.1 over Gloo, three processes, a stall inspector set to warn after 3 s and
 to shut down after 6 s, and a Gloo timeout of 10 s:
 
-    one process ...                      the others end after       and are told
+    one process ...                      the others end after       and are given
     is killed (SIGKILL)                  3 s                        the address of a socket, no rank
     is stopped (SIGSTOP)                 14 s, the Gloo timeout     that a receive timed out, no rank
     fails and ends                       6 s                        that Horovod was shut down, no rank, no reason
     sleeps in its step                   never (300 s)              nothing: Horovod's own thread in it is awake
 
 A traceback by `faulthandler` after so many seconds, with an exit, ends the run as well, but a stopped process prints none,
-and the launcher then names the healthy one that gave up first; under mpirun no traceback says which rank it is from.
+and the launcher then names the healthy one that gave up first; under mpirun no traceback names its rank.
 
-So every process has one connection to rank 0. Twice a second it says where its main thread is, and hears whether the run
-ends, and why. Processes meet at *meeting points*: sums that all of them take part in. Each counts those that it has reached,
-so who waits is ahead of who is waited for. `judge` says what ends a run. A verdict is reached within
+So every process has one connection to rank 0. Twice a second it reports what its main thread is doing, and hears whether the
+run ends, and why. Processes meet at *meeting points*: sums that all of them take part in. Each process counts those that it
+has reached, so a waiting process is ahead of the one it waits for. `check_members` decides what ends a run, within
 `stall_seconds` after the last sign of work, at once after a loss or a failure, and reaches every process within two seconds.
 
 A process whose launcher has ended asks itself to stop, which saves a checkpoint, and ends anyway soon after.
@@ -44,7 +44,7 @@ from gaudi_bert.training.distributed.communicator import Communicator
 
 _BEAT_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
-# Within three beats every process that can hear has heard the verdict and said so.
+# Within three beats every process that can hear has confirmed the verdict.
 _HEARING_SECONDS = 3 * _BEAT_SECONDS
 # How long a process that ends waits for the others to hear why.
 _FAREWELL_SECONDS = 6.0
@@ -80,7 +80,7 @@ class Watchdog:
         connection.settimeout(stall_seconds)
         self._stream, self._rank, self._stall_seconds = connection.makefile("rwb"), rank, stall_seconds
         self._server, self._end = server, end
-        self._arrivals, self._signs, self._place, self._slow = 0, 0, "starting", True
+        self._arrivals, self._signs, self._activity, self._slow = 0, 0, "starting", True
         self._launcher = os.getppid()
         self._orphaned: float | None = None
         self._speaking, self._leaving = threading.Lock(), threading.Event()
@@ -92,34 +92,34 @@ class Watchdog:
         """This process has reached a meeting point: from now on it waits for the others."""
         self._arrivals += 1
 
-    def note(self, place: str, slow: bool) -> None:
+    def note(self, activity: str, slow: bool) -> None:
         """A sign of work, what it is on, and whether that may take longer than usual."""
         self._signs += 1
-        self._place, self._slow = place, slow
+        self._activity, self._slow = activity, slow
 
     def leave(self) -> None:
-        """Say that all is done; the run goes on without this process."""
-        self._say_last({"bye": True})
+        """Report that all is done; the others continue without this process."""
+        self._send_last({"bye": True})
 
     def fail(self, reason: str, exit_code: int) -> None:
-        """Say that this process fails, so that all others end with its exit code."""
-        self._say_last({"failed": reason, "exit_code": exit_code})
+        """Report that this process fails, so that all others end with its exit code."""
+        self._send_last({"failed": reason, "exit_code": exit_code})
 
     def await_verdict(self, seconds: float) -> None:
         """Give the verdict time to come, which ends this process."""
         self._thread.join(seconds)
 
-    def _say_last(self, message: dict[str, Any]) -> None:
+    def _send_last(self, message: dict[str, Any]) -> None:
         self._leaving.set()
         try:
             self._exchange(message)
         except (OSError, ValueError):
-            return  # nobody is there to be told
+            return  # nobody is listening any more
         if self._server is not None:
             self._server.wait(_FAREWELL_SECONDS)
 
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Say something; the answer, or an OSError or ValueError where none comes."""
+        """Send a message; the answer, or an OSError or ValueError where none comes."""
         with self._speaking:
             self._stream.write(json.dumps(message).encode() + b"\n")
             self._stream.flush()
@@ -128,23 +128,23 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._leaving.wait(_BEAT_SECONDS):
-            verdict = self._ask() or self._judge_launcher()
+            verdict = self._beat() or self._check_launcher()
             if verdict is not None:
                 self._end_with_run(verdict)
                 return
 
-    def _ask(self) -> _Verdict | None:
-        """Say where the main thread is; what rank 0 answers, or that it does not."""
-        state = {"arrivals": self._arrivals, "signs": self._signs, "place": self._place, "slow": self._slow}
+    def _beat(self) -> _Verdict | None:
+        """Report what the main thread is doing; the verdict of rank 0, or that rank 0 is lost."""
+        state = {"arrivals": self._arrivals, "signs": self._signs, "activity": self._activity, "slow": self._slow}
         try:
             answer = self._exchange(state)
         except TimeoutError:
-            return _Verdict(f"rank 0 has said nothing for {self._stall_seconds:.0f} s: it is stopped, or cannot be reached")
+            return _Verdict(f"rank 0 has sent nothing for {self._stall_seconds:.0f} s: it is stopped, or cannot be reached")
         except (OSError, ValueError):
             return _Verdict("rank 0 is lost: its process has ended or was killed")
         return _Verdict(**answer) if answer else None
 
-    def _judge_launcher(self) -> _Verdict | None:
+    def _check_launcher(self) -> _Verdict | None:
         """Ask this process to stop once its launcher has ended, and end it where it does not."""
         if os.getppid() == self._launcher:
             return None
@@ -160,7 +160,7 @@ class Watchdog:
             return
         if self._server is not None:
             self._server.wait(_FAREWELL_SECONDS)
-        self._end(f"rank {self._rank} ends with the run: {verdict.text}", verdict.exit_code)
+        self._end(f"rank {self._rank} aborts: {verdict.text}", verdict.exit_code)
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def watch(communicator: Communicator, settings: LoopSettings) -> Iterator[Watchd
 
 
 def _outlive_the_launcher() -> None:
-    """Launchers terminate the other processes as soon as one has ended: let this one say its last word, it ends soon."""
+    """Launchers terminate the other processes as soon as one has ended: let this one send its last message, it ends soon."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -209,7 +209,7 @@ def _begin(communicator: Communicator, settings: LoopSettings) -> Watchdog:
         offer = communicator.from_first(lambda: own_offer)
         if isinstance(offer, str):
             raise InputError(offer)
-        problem, watchdog = "another process cannot reach the watchdog in rank 0; see what it says", None
+        problem, watchdog = "another process cannot reach the watchdog in rank 0; see its error", None
         try:
             connection = connect_to_server(offer.hosts, offer.port, f"{settings.section_name}.watch_port")
             watchdog = Watchdog(connection, offer.token, communicator.rank, settings.stall_seconds, server)
@@ -218,14 +218,12 @@ def _begin(communicator: Communicator, settings: LoopSettings) -> Watchdog:
         if communicator.any_true(watchdog is None) or watchdog is None:
             raise FailedError(problem)
     except (tf.errors.OpError, RuntimeError) as error:
-        raise FailedError(
-            f"rank {communicator.rank}: another process ended before the run began; see what it says"
-        ) from error
+        raise FailedError(f"rank {communicator.rank}: another process ended before the run began; see its error") from error
     return watchdog
 
 
 class _Offer(NamedTuple):
-    """Where the server listens, and what it wants to hear first."""
+    """Where the server listens, and the token that it expects first."""
 
     hosts: list[str]
     port: int
@@ -285,24 +283,23 @@ _SENDING_SECONDS = 0.2
 class Member:
     """One process as rank 0 knows it.
 
-    `heard` is when its last message came, and `moved` when it last reached a meeting point or showed a sign of work, in
-    seconds of a monotonic clock; `slow` says that `place`, its present work, may take longer than usual. It has `left` once
-    it is done, `failed` with `reason` and `exit_code`, or is `lost` once its connection broke; `told` says that it
-    knows the verdict.
+    `last_progress` is when it last reached a meeting point or showed a sign of work; both times are seconds of a monotonic
+    clock. `slow`: its present `activity` may take longer than usual. A process that has `failed` gave `reason` and
+    `exit_code`; one is `lost` once its connection broke. `notified`: it knows the verdict.
     """
 
     rank: int
     name: str
-    heard: float
-    moved: float
+    last_heartbeat: float
+    last_progress: float
     arrivals: int = 0
     signs: int = 0
-    place: str = "starting"
+    activity: str = "starting"
     slow: bool = True
-    state: Literal["here", "left", "failed", "lost"] = "here"
+    state: Literal["here", "done", "failed", "lost"] = "here"
     reason: str = ""
     exit_code: int = 1
-    told: bool = False
+    notified: bool = False
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.name})"
@@ -316,29 +313,29 @@ class _Verdict:
     exit_code: int = 1
 
 
-def judge(members: Sequence[Member], now: float, stall_seconds: float) -> _Verdict | None:
+def check_members(members: Sequence[Member], now: float, stall_seconds: float) -> _Verdict | None:
     """The reason to end the run, or None.
 
-    Looked at in this order: a process that failed; one whose connection broke; one that has said nothing for
-    `stall_seconds`; one that has reached fewer meeting points than another and shown no sign of work for so long; all of
-    them at the same point for so long.
+    Checked in this order: a process that failed; one whose connection broke; one without a heartbeat for `stall_seconds`;
+    one that has reached fewer meeting points than another and shown no sign of work for so long; all of them at the same
+    point for so long.
     """
     for member in members:
         if member.state == "failed":
             return _Verdict(f"{member} failed: {member.reason}", member.exit_code)
     for member in members:
         if member.state == "lost":
-            return _Verdict(f"{member} is lost in {member.place}: its process has ended or was killed")
+            return _Verdict(f"{member} is lost in {member.activity}: its process has ended or was killed")
     here = [member for member in members if member.state == "here"]
     for member in here:
-        if now - member.heard > stall_seconds:
-            silence = f"{member} has said nothing for {now - member.heard:.0f} s in {member.place}"
+        if now - member.last_heartbeat > stall_seconds:
+            silence = f"{member} has sent no heartbeat for {now - member.last_heartbeat:.0f} s in {member.activity}"
             return _Verdict(f"{silence}: its process is stopped, or its host cannot be reached")
     fewest = min((member.arrivals for member in here), default=0)
     behind = [member for member in here if member.arrivals == fewest]
-    stuck = [m for m in behind if now - m.moved > stall_seconds * (_SLOW_WORK_FACTOR if m.slow else 1)]
-    names = ", ".join(f"{member} in {member.place}" for member in stuck)
-    seconds = min((now - member.moved for member in stuck), default=0.0)
+    stuck = [m for m in behind if now - m.last_progress > stall_seconds * (_SLOW_WORK_FACTOR if m.slow else 1)]
+    names = ", ".join(f"{member} in {member.activity}" for member in stuck)
+    seconds = min((now - member.last_progress for member in stuck), default=0.0)
     if stuck and len(behind) < len(here):
         return _Verdict(f"{names}: no sign of work for {seconds:.0f} s, and the other processes wait for it")
     if stuck and len(stuck) == len(here):
@@ -349,8 +346,8 @@ def judge(members: Sequence[Member], now: float, stall_seconds: float) -> _Verdi
 class WatchServer(socketserver.ThreadingTCPServer):
     """Hears every process, rank 0 itself too, and answers each message with the verdict, if there is one.
 
-    Messages and answers are JSON, one per line: `{"token", "rank", "name"}` first, then `{"arrivals", "signs", "place",
-    "slow"}` again and again, and at last `{"bye"}` or `{"failed", "exit_code"}`.
+    Messages and answers are JSON, one per line: `{"token", "rank", "name"}` first, then `{"arrivals", "signs",
+    "activity", "slow"}` repeatedly, and at last `{"bye"}` or `{"failed", "exit_code"}`.
     """
 
     daemon_threads = True
@@ -366,40 +363,40 @@ class WatchServer(socketserver.ThreadingTCPServer):
         threading.Thread(target=self.serve_forever, args=(0.1,), name="watch-server", daemon=True).start()
 
     def enter(self, rank: int, name: str) -> Member:
-        """A process has said its first word."""
+        """Register a process that has connected."""
         now = time.monotonic()
         with self._changed:
             self._members[rank] = Member(rank, name, now, now)
             return self._members[rank]
 
     def hear(self, member: Member, message: dict[str, Any]) -> dict[str, Any]:
-        """Take down what a process says; the answer to it."""
+        """Record a message of a process; the answer to it."""
         with self._changed:
-            member.heard = time.monotonic()
+            member.last_heartbeat = time.monotonic()
             if "bye" in message:
-                member.state = "left"
+                member.state = "done"
             elif "failed" in message:
                 member.state, member.reason, member.exit_code = "failed", message["failed"], message["exit_code"]
             elif self._verdict is None:
                 if (message["arrivals"], message["signs"]) != (member.arrivals, member.signs):
-                    member.moved = member.heard
+                    member.last_progress = member.last_heartbeat
                 member.arrivals, member.signs = message["arrivals"], message["signs"]
-                member.place, member.slow = message["place"], message["slow"]
+                member.activity, member.slow = message["activity"], message["slow"]
                 members = [self._members[rank] for rank in sorted(self._members)]
-                self._verdict = judge(members, member.heard, self._stall_seconds)
-            member.told = self._verdict is not None
+                self._verdict = check_members(members, member.last_heartbeat, self._stall_seconds)
+            member.notified = self._verdict is not None
             self._changed.notify_all()
             return {} if self._verdict is None else vars(self._verdict)
 
     def lose(self, member: Member) -> None:
         """The connection of a process has ended."""
         with self._changed:
-            if member.state == "here" and not member.told:
+            if member.state == "here" and not member.notified:
                 member.state = "lost"
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Wait until every process but rank 0 has left, failed, heard the verdict or fallen silent; at most `seconds`."""
+        """Wait until every process but rank 0 is done, has failed, knows the verdict or is silent; at most `seconds`."""
         with self._changed:
             self._changed.wait_for(self._is_done, seconds)
         time.sleep(_SENDING_SECONDS)  # what was answered last is still on its way out
@@ -407,7 +404,7 @@ class WatchServer(socketserver.ThreadingTCPServer):
     def _is_done(self) -> bool:
         others = [member for rank, member in self._members.items() if rank]
         silent = time.monotonic() - _SILENT_SECONDS
-        awaited = [each for each in others if each.state == "here" and not each.told and each.heard > silent]
+        awaited = [each for each in others if each.state == "here" and not each.notified and each.last_heartbeat > silent]
         return len(others) == self._size - 1 and not awaited
 
 
@@ -415,7 +412,7 @@ class _Connection(socketserver.StreamRequestHandler):
     server: WatchServer
 
     def handle(self) -> None:
-        """Hear one process from its first word to its last."""
+        """Hear one process from its first message to its last."""
         member = None
         try:
             hello = json.loads(self.rfile.readline())
@@ -426,7 +423,7 @@ class _Connection(socketserver.StreamRequestHandler):
             for line in self.rfile:
                 self.wfile.write(json.dumps(self.server.hear(member, json.loads(line))).encode() + b"\n")
         except (OSError, ValueError, KeyError, TypeError):
-            return  # not one of ours, or cut off in the middle of a word
+            return  # not one of ours, or cut off in the middle of a message
         finally:
             if member is not None:
                 self.server.lose(member)

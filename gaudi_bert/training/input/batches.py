@@ -3,7 +3,7 @@
 The order of an epoch is that of `reading/global_order.py`. Packs are counted on from epoch to epoch: pack number g is
 pack g mod N of epoch g div N, where N is the packs of an epoch, and process r of W reads those whose number mod W is r. So a
 batch may hold the last packs of one epoch and the first of the next, nothing is dropped where they join, and what a run has
-read is one number of packs, whoever read them: a run continues there with any number of processes.
+read is one number of packs, whichever process read them: a run continues there with any number of processes.
 
 Batches are decoded a few ahead by a thread. Values are checked on the host (`check_values`); an error names the file and
 the record.
@@ -40,7 +40,7 @@ _BATCHES_AHEAD = 4
 class TrainingOrder:
     """Which packs this process reads, and in which order.
 
-    Packs of a file change places within a window of `shuffle_packs`; `packs_done` were read already by all processes
+    Packs of a file are shuffled within a window of `shuffle_packs`; `packs_done` were read already by all processes
     together.
     """
 
@@ -132,7 +132,7 @@ def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: 
 
 
 def _ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """The same items, made a few ahead of their use by a thread."""
+    """The same items, computed a few ahead of their use by a thread."""
     with ThreadPoolExecutor(1) as pool:
         end = object()
         waiting: deque[Future[Item | object]] = deque(pool.submit(next, items, end) for _ in range(_BATCHES_AHEAD))
@@ -144,7 +144,7 @@ def _ahead(items: Iterator[Item]) -> Iterator[Item]:
 # --- The check of every batch as it is read, before the model sees it
 #
 # A token id beyond the vocabulary is silently read as zeros by some devices, and a wrong position gathers another token: the
-# run would go on, on garbage. The check costs a few minima and maxima over small integers on the host.
+# run would continue on garbage. The check costs a few minima and maxima over small integers on the host.
 
 
 def value_limits(source: DataSource, config: BertConfig) -> dict[str, int]:

@@ -40,11 +40,11 @@ class DataSource:
     """Records and their sizes.
 
     Attributes:
-        files: the shards, in the order of the metadata or by name; made as they are asked for.
+        files: the shards, in the order of the metadata or by name; built on access.
         packing_factor: sequences per record on average; 1 when unpacked.
         identity: what distinguishes these records from others, for the settings of a run.
-        efficiency: real tokens per slot, on average; None where nothing says it.
-        cache: of shards that lie in an object store; the paths of `files` are then those of their copies.
+        efficiency: real tokens per slot, on average; None where unknown.
+        cache: of shards in an object store; the paths of `files` are then those of their copies.
     """
 
     path: Path
@@ -69,7 +69,7 @@ class DataSource:
 
     @property
     def packs(self) -> int | None:
-        """Records in all files; None where nothing says so."""
+        """Records in all files; None where unknown."""
         return self.metadata.packs if self.metadata is not None else None
 
     @property
@@ -102,7 +102,7 @@ class DataSource:
 
 
 def open_source(path: Path | str) -> DataSource:
-    """Find out what lies at `path`: a packed folder, or unpacked records (a folder, a file or a glob)."""
+    """What `path` is: a packed folder, or unpacked records (a folder, a file or a glob)."""
     path = Path(path)
     if path.is_dir() and is_packed(path):
         metadata = read_metadata(path)
@@ -138,7 +138,7 @@ def _unpacked_source(path: Path) -> DataSource:
     try:
         features = decode_example(first)
         if "next_sentence_positions" in features:
-            raise RecordError(f"holds packs, but there is no {METADATA_NAME} beside it; write the packed data to its end")
+            raise RecordError(f"holds packs, but {METADATA_NAME} is missing next to it; finish writing the packed data")
         schema = unpacked_schema_of(features)
         check_features(features, schema)
     except RecordError as error:
@@ -172,8 +172,8 @@ def check_fits(source: DataSource, config: BertConfig) -> None:
 #
 # A reader has at most a shard of each stream open, and has the next ones prepared (`reading/streams.py`). So what it
 # needs follows from the largest shards, whatever the size of the data. Shards that were read stay until their room is
-# needed, and the one that was left first goes first: data that fits is fetched once. The state of a run is a number of
-# packs, so nothing of this is stored: a run that is resumed fetches what it needs.
+# needed, and the least recently used goes first: data that fits is fetched once. The state of a run is a number of
+# packs, so nothing of this is stored: a run that is resumed fetches again.
 
 
 class ShardCache:

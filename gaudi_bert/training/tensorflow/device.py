@@ -2,7 +2,7 @@
 
 On Gaudi the order of calls is fixed by its documentation: first the processes are connected (`distributed.connect`),
 then `habana_frameworks.tensorflow.load_habana_module()` registers the device, and only then may a graph or a variable
-be made. Each process sees one card, always as `/device:HPU:0`, which the runtime prefers for all that it can run.
+be created. Each process sees one card, always as `/device:HPU:0`, which the runtime prefers for all that it can run.
 bfloat16 is switched by the runtime on Gaudi, never together with a compute type of our own, and by the
 model's compute type on a CPU.
 """
@@ -49,7 +49,7 @@ def open_device(
     gaudi: GaudiSettings | None = None,
     section: str = "training",
 ) -> Device:
-    """Open the device; call it after `distributed.connect` and before any variable is made.
+    """Open the device; call it after `distributed.connect` and before any variable is created.
 
     "auto" takes a Gaudi card if its software and a card are there, else the CPU; `threads` are those of one operation.
     Errors name the settings of `section`.
@@ -83,12 +83,12 @@ def _set_threads(threads: int, section: str) -> None:
 # --- The Gaudi runtime: its variables, and loading its module
 #
 # The module reads its variables while it is loaded, so they are set between its import and `load_habana_module()`. What is
-# already set belongs to the user (or the image, or the launcher) and stays; a note says so.
+# already set belongs to the user (or the image, or the launcher) and stays; a note reports it.
 #
-# bfloat16 is left to the runtime: it rewrites the float32 graph by the lists in `bfloat16.json`. Operations of the
+# The runtime does bfloat16: it rewrites the float32 graph by the lists in `bfloat16.json`. Operations of the
 # allowlist are converted; those of the strict conditional list, which only move numbers, where all their inputs are; the
-# conditional list is left empty, and whatever is not listed stays float32: sums, softmax, layer norm, losses and the
-# optimizer. The small product of the next-sentence head is kept out by its name.
+# conditional list is empty, and whatever is not listed stays float32: sums, softmax, layer norm, losses and the
+# optimizer. The small product of the next-sentence head is excluded by its name.
 
 BFLOAT16_LIST = Path(__file__).with_name("bfloat16.json")
 _BFLOAT16_VARIABLE = "TF_BF16_CONVERSION"
@@ -97,7 +97,7 @@ _Exception = Annotated[list[str], Field(min_length=2, max_length=2)]
 
 
 class _OperationList(Artefact):
-    """A list for bfloat16, of types of operations; the runtime says nothing of one that it cannot read."""
+    """A list for bfloat16, of types of operations; the runtime does not report one that it cannot read."""
 
     remedy = "write it as bfloat16.json of this package is written"
 
@@ -109,13 +109,13 @@ class _OperationList(Artefact):
 
 
 class _GaudiMissingError(Exception):
-    """The software, the driver or the card is missing; the message says which, and the remedy."""
+    """The software, the driver or the card is missing; the message names it and the remedy."""
 
 
 def _load_gaudi(settings: GaudiSettings, precision: Literal["float32", "bfloat16"]) -> list[str]:
     """Set the runtime's variables and register the Gaudi device; notes of variables that the environment had set already.
 
-    A `_GaudiMissingError` says that there is none to use.
+    Raises `_GaudiMissingError` where none can be used.
     """
     try:
         habana = importlib.import_module("habana_frameworks.tensorflow")

@@ -26,10 +26,10 @@ _FLOAT32_BYTES = 4
 CARDS = {"Gaudi": 32 * 10**9, "Gaudi2": 96 * 10**9}
 """Memory of a card in bytes."""
 USABLE_SHARE = 0.9
-"""Of what is left for tensors: the rest is lost to alignment and to the compiled graph itself."""
+"""The share that tensors can use: the rest is lost to alignment and to the compiled graph itself."""
 _MEGABYTE = 2**20
 # Memory is measured at these numbers of packs. TensorFlow makes one operation of zeros with less than 1000 elements, and two
-# of more; there is no whole number c with 64 * c < 1000 <= 66 * c, so both graphs have the same operations.
+# of more; no integer c has with 64 * c < 1000 <= 66 * c, so both graphs have the same operations.
 FEW_PACKS, MANY_PACKS = 64, 66
 
 
@@ -46,7 +46,7 @@ class GraphReport:
     """What is to be known of a training step before there is a card. Bytes are those of one card.
 
     Operations have FLOPs of matrix products, forward and backward. Activations are what the forward pass keeps for the
-    backward pass; the peak is the most that is alive at once during a pass, beside variables, moments and gradients.
+    backward pass; the peak is the most that is alive at once during a pass, in addition to variables, moments and gradients.
     """
 
     problems: tuple[GraphProblem, ...]
@@ -141,7 +141,7 @@ def abstract_step(
 
 # --- Costs: matrix products, and the device memory of one forward and backward pass
 #
-# Products are counted exactly, 2 * m * k * n each; everything else of BERT is small beside them. Memory is simulated:
+# Products are counted exactly, 2 * m * k * n each; everything else of BERT is small compared with them. Memory is simulated:
 # the operations are run in the order in which they were traced (forward, then backward), an output lives from its
 # operation to the last one that reads it, reshapes and the like share the memory of what they show, and variables are
 # counted apart. Fusion on the device makes the true figure smaller, fragmentation makes it larger: it is an estimate.
@@ -269,7 +269,7 @@ def memory_model(small: Iterable[int], large: Iterable[int], small_packs: int, l
 # Gaudi compiles a graph once for one set of shapes, and keeps what it compiled. A shape that is not known when the
 # graph is traced, or that depends on data, means compiling again at every step; what the card cannot do (strings,
 # double precision, 64-bit arithmetic, calls back to Python) cuts the graph in pieces and sends tensors to the host and
-# back. None of it is an error at run time: it is only slow, so it has to be looked for. Whole numbers of 64 bits are
+# back. None of it is an error at run time: it is only slow, so it has to be looked for. Integers of 64 bits are
 # allowed where they are a handful: step counters, seeds, and the keys of random numbers.
 
 # The size of the output depends on values, whatever the inputs. Others, e.g. Range or Tile, are found by their shape.
@@ -341,8 +341,8 @@ def check_graphs(graphs: Mapping[str, tf.Graph]) -> list[GraphProblem]:
     return [
         problem
         for name, graph in graphs.items()
-        for place, operation in operations_of(graph, name)
-        for problem in _problems(place, operation)
+        for path, operation in operations_of(graph, name)
+        for problem in _problems(path, operation)
     ]
 
 
@@ -350,19 +350,19 @@ def operations_of(graph: tf.Graph, name: str = "graph") -> Iterator[tuple[str, t
     """Every operation of `graph` and, once each, of all functions that it calls (calls, branches, loop bodies).
 
     Yields:
-        The place (`name`, and the functions on the way), and the operation.
+        The path (`name`, and the functions on the way), and the operation.
     """
     seen: set[str] = set()
     waiting = [(name, graph)]
     while waiting:
-        place, present = waiting.pop()
+        path, present = waiting.pop()
         for operation in present.get_operations():
-            yield place, operation
+            yield path, operation
             for called in _called_functions(operation):
                 body = _function_body(operation.graph, called)
                 if called not in seen and body is not None:
                     seen.add(called)
-                    waiting.append((f"{place} > {called}", body))
+                    waiting.append((f"{path} > {called}", body))
 
 
 def _called_functions(operation: tf.Operation) -> list[str]:
@@ -381,9 +381,9 @@ def _function_body(graph: tf.Graph, name: str) -> tf.Graph | None:
     return getattr(definition, "graph", None)
 
 
-def _problems(place: str, operation: tf.Operation) -> Iterator[GraphProblem]:
-    def problem(kind: str, found: str) -> GraphProblem:
-        return GraphProblem(kind, place, operation.name, operation.type, found)
+def _problems(path: str, operation: tf.Operation) -> Iterator[GraphProblem]:
+    def problem(kind: str, actual: str) -> GraphProblem:
+        return GraphProblem(kind, path, operation.name, operation.type, actual)
 
     if _is_data_dependent(operation.type):
         yield problem("data-dependent shape", "the size of its output depends on values")

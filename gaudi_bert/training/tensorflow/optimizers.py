@@ -8,11 +8,11 @@ corrected for their start at zero by 1 / (1 - beta^t), and form the direction
 
     u = m^ / (sqrt(v^) + epsilon) + weight_decay * w
 
-where the last term is left out for biases and layer norms. AdamW (Loshchilov and Hutter 2019, algorithm 2) moves
+where the last term is omitted for biases and layer norms. AdamW (Loshchilov and Hutter 2019, algorithm 2) moves
 w <- w - rate * u. LAMB (You et al. 2020, algorithm 2) moves w <- w - rate * |w| / |u| * u, with a ratio of 1 where either
 norm is zero; MLPerf's variant leaves the ratio at 1 for the variables that are not decayed (`layer_adaptation: decayed`).
 
-The two corrections are computed on the host in float64 and handed over, so that no step counter lives in the graph.
+The two corrections are computed on the host in float64 and passed in, so that no step counter lives in the graph.
 
 What happens to a variable is a chain of elementwise operations. On a CPU each of them would read and write a large variable
 once; `compiled` (XLA) makes one pass of the chain, and writes where it has read.
@@ -52,10 +52,10 @@ def learning_rate_at(update: int, settings: TrainingSettings) -> float:
     if update <= warmup:
         return peak * update / warmup
     if settings.decay_from == "start":
-        left = 1.0 - (update - 1) / updates
+        remaining = 1.0 - (update - 1) / updates
     else:
-        left = 1.0 - (update - warmup) / (updates - warmup + 1)
-    return peak * max(left, 0.0) ** settings.decay_power
+        remaining = 1.0 - (update - warmup) / (updates - warmup + 1)
+    return peak * max(remaining, 0.0) ** settings.decay_power
 
 
 _NOT_DECAYED = ("layernorm", "layer_norm", "bias")

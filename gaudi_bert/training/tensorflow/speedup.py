@@ -97,7 +97,7 @@ def _pass(model: BertForPretraining, loss: Loss) -> tf.types.experimental.Polymo
             sums = pretraining_sums(model(batch, dropout_seed=seed), batch, loss)
             total = sums.masked_lm_sum + sums.next_sentence_sum
         gradients = tape.gradient(total, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        # All of them are needed for this one number, so none is left out.
+        # All of them are needed for this one number, so none is omitted.
         return tf.reduce_sum(tf.stack([tf.reduce_sum(tf.convert_to_tensor(gradient)) for gradient in gradients]))
 
     return tf.function(forward_and_backward, autograph=False, reduce_retracing=False)

@@ -5,7 +5,7 @@ on the host, and gradients simply add up, over micro-batches and over processes.
 clipped once, after they are complete.
 
 With several processes the passes and the reduction are graphs of their own: in between, each process tells the watchdog
-that it is done with its share, so that one that sleeps in its pass can be told from those that wait for it.
+that it is done with its share, so that one that sleeps in its pass can be distinguished from those that wait for it.
 
 Dropout has no state: its seed is a function of (seed, update, micro-batch, process), so a resumed run draws the same masks.
 
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from gaudi_bert.common.arrays import BatchArrays, Int32Array, random_words
+from gaudi_bert.common.arrays import BatchArrays, Int32Array, WeightArrays, random_words
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.model.bert import PackedBert
 from gaudi_bert.training.distributed.communicator import Communicator
@@ -54,18 +54,18 @@ class TrainingStep:
         denominators: LossDenominators = GLOBAL,
         objective: Objective | None = None,
     ) -> None:
-        self._model, self._optimizer, self._communicator = model, optimizer, communicator
+        self.model, self.optimizer, self._communicator = model, optimizer, communicator
         self._settings = settings
-        self._objective = objective if objective is not None else PretrainingObjective(settings.loss)
+        self.objective = objective if objective is not None else PretrainingObjective(settings.loss)
         self._accumulation_steps, self._denominators = accumulation_steps, denominators
-        self._is_whole = accumulation_steps == 1 and communicator.size == 1
+        self._is_single_graph = accumulation_steps == 1 and communicator.size == 1
         self._variables = list(optimizer.variables.values())
         self._has_dropout = max(model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob) > 0
         self._accumulated: list[tf.Variable] = []
-        if not self._is_whole:
+        if not self._is_single_graph:
             self._accumulated = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self._variables]
         self._passes: list[tf.Graph] = []
-        self._whole_update = _as_graph(self._trace_whole_update)
+        self._single_update = _as_graph(self._trace_update)
         self._first = _as_graph(self._trace_first)
         self._next = _as_graph(self._trace_next)
         self._finish = _as_graph(self._trace_finish)
@@ -78,10 +78,10 @@ class TrainingStep:
         """
         if len(micro_batches) != self._accumulation_steps:
             raise ValueError(f"{len(micro_batches)} micro-batches given, {self._accumulation_steps} make an update")
-        weights_M2 = np.array([self._objective.weights(batch) for batch in micro_batches])
+        weights_M2 = np.array([self.objective.weights(batch) for batch in micro_batches])
         packs = len(micro_batches[0]["input_ids"])
         factors_M2 = self._denominators.factors(weights_M2, packs, self._communicator)
-        scalars = self._optimizer.scalars(update, learning_rate)
+        scalars = self.optimizer.scalars(update, learning_rate)
         inputs = [
             (
                 {name: tf.constant(value) for name, value in batch.items()},
@@ -90,8 +90,8 @@ class TrainingStep:
             )
             for number, batch in enumerate(micro_batches)
         ]
-        if self._is_whole:
-            return self._whole_update(*inputs[0], scalars)
+        if self._is_single_graph:
+            return self._single_update(*inputs[0], scalars)
         sums = self._first(*inputs[0])
         for number, each in enumerate(inputs[1:], start=2):
             self._communicator.note(f"micro-batch {number} of update {update}", slow=self.graphs_traced < 2)
@@ -101,17 +101,26 @@ class TrainingStep:
             self._communicator.arrive()
         return self._finish(sums, scalars)
 
+    def state(self) -> dict[str, WeightArrays]:
+        """What a checkpoint stores of it, by the fields of `Checkpoint`."""
+        states = {
+            "variables": self.model.variables_by_name,
+            "first_moments": self.optimizer.first_moments,
+            "second_moments": self.optimizer.second_moments,
+        }
+        return {name: {key: each.numpy() for key, each in variables.items()} for name, variables in states.items()}
+
     def trace(self, batch: Mapping[str, tf.TensorSpec]) -> dict[str, tf.Graph]:
         """Build the graphs that `run` would use for such batches, and run nothing.
 
         Returns:
             `update` alone, where one micro-batch of one process makes an update; else `first`, `next` and `finish`.
         """
-        scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([self._objective.sums], tf.float32)
+        scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([self.objective.sums], tf.float32)
         passed = _pass_specs(batch)
         scalars = UpdateScalars(scalar, scalar, scalar)
-        if self._is_whole:
-            return {"update": self._whole_update.get_concrete_function(*passed, scalars).graph}
+        if self._is_single_graph:
+            return {"update": self._single_update.get_concrete_function(*passed, scalars).graph}
         return {
             "first": self._first.get_concrete_function(*passed).graph,
             "next": self._next.get_concrete_function(*passed, sums).graph,
@@ -142,8 +151,8 @@ class TrainingStep:
         self._passes.append(tf.compat.v1.get_default_graph())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
-            outputs = self._model(batch, dropout_seed=seed if self._has_dropout else None)
-            loss, sums = self._objective.loss(outputs, batch, factors)
+            outputs = self.model(batch, dropout_seed=seed if self._has_dropout else None)
+            loss, sums = self.objective.loss(outputs, batch, factors)
         sums_K = tf.stack(sums, name=SUMS_NAME)
         gradients = tape.gradient(loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums_K
@@ -152,10 +161,10 @@ class TrainingStep:
         """Sum over processes, clip, move the variables."""
         gradients = self._communicator.sum_tensors(gradients)
         factor, norm = clip_factor(gradients, self._settings.clip_norm)
-        self._optimizer.apply(gradients, scalars, factor)
+        self.optimizer.apply(gradients, scalars, factor)
         return tf.concat([sums, [norm]], axis=0)
 
-    def _trace_whole_update(
+    def _trace_update(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, scalars: UpdateScalars
     ) -> tf.Tensor:
         gradients, sums = self._gradients(batch, seed, factors)
@@ -185,5 +194,5 @@ def _pass_specs(batch: Mapping[str, tf.TensorSpec]) -> tuple[dict[str, tf.Tensor
 
 
 def _as_graph(function: Callable[..., tf.Tensor]) -> tf.types.experimental.PolymorphicFunction:
-    """`function` as a graph. There is no Python control flow on tensors to rewrite, which saves time while tracing."""
+    """`function` as a graph. No Python control flow on tensors has to be rewritten, which saves time while tracing."""
     return tf.function(function, autograph=False, reduce_retracing=False)

@@ -1,4 +1,4 @@
-"""The JSON files of a model's folder, typed and with limits: what is wrong with one is said before a model is built.
+"""The JSON files of a model's folder, typed and with limits: what is wrong with one is reported before a model is built.
 
 They are files of others (`transformers`, `sentence-transformers`), so keys that we do not need are ignored. No TensorFlow.
 """

@@ -1,7 +1,7 @@
-"""Weights from wherever they are: a checkpoint of ours, a Hugging Face folder, a TF1 checkpoint of Google's.
+"""Weights of three kinds: a checkpoint of ours, a Hugging Face folder, a TF1 checkpoint of Google's.
 
 One rule decides whether weights fit a model: all settings that its function depends on must be equal, also
-`max_position_embeddings`. Positions are neither cut off nor made up; a model that is to be trained on longer
+`max_position_embeddings`. Positions are neither cut off nor added; a model that is to be trained on longer
 sequences later has all its positions from the start, as published: phase 1 with sequences of 128 and 512 positions,
 phase 2 with 512 and 512.
 """
@@ -49,7 +49,7 @@ _SAFETENSORS = "model.safetensors"
 class Weights:
     """A model as it was stored.
 
-    `config` is None where a TF1 checkpoint lies without its config; heads and pooler may be missing from `variables` unless
+    `config` is None where a TF1 checkpoint comes without its config; heads and pooler may be missing from `variables` unless
     the model is ours; `settings` are those of a checkpoint of ours.
     """
 
@@ -116,7 +116,7 @@ def _check_same_model(stored: BertConfig, config: BertConfig, path: Path) -> Non
     for name in _FUNCTION_SETTINGS:
         there, here = getattr(stored, name), getattr(config, name)
         if there != here:
-            reason = "; positions are neither cut off nor made up" if name == "max_position_embeddings" else ""
+            reason = "; positions cannot be cut off or added" if name == "max_position_embeddings" else ""
             raise InputError(
                 f"{path}: the weights are of another model: {name} is {there} there, {here} here{reason}; "
                 f"set model.{name} to {there}, or give other weights"
@@ -150,7 +150,7 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
 
     config = _config_next_to(files[0].parent)
     if config is None:
-        raise InputError(f"{files[0]}: there is no config.json next to it; copy the whole folder of the model")
+        raise InputError(f"{files[0]}: config.json is missing next to it; copy the complete folder of the model")
     tensors: dict[str, Float32Array] = {}
     for file in files:
         try:
@@ -191,7 +191,7 @@ def _read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"{prefix}: not a whole TF1 checkpoint ({reason}); copy its .index and .data files again"
+            f"{prefix}: not a complete TF1 checkpoint ({reason}); copy its .index and .data files again"
         ) from error
     if not values:
         raise InputError(f"{prefix}: holds no variable below bert/; give a checkpoint of google-research/bert")

@@ -31,7 +31,7 @@ Json = dict[str, Any]
 UNBOUND = unschedulable("p", "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
 FULL = unschedulable("q", "0/1 nodes are available: 1 Insufficient cpu.")
 TRAINED = State({"conditions": [{"type": "Succeeded", "status": "True"}]})
-STOPPED = "[1,0]<stderr>:error: /work/demo/run: stopped on request after update 614 of 800; the same command goes on\n"
+STOPPED = "[1,0]<stderr>:error: /work/demo/run: stopped on request after update 614 of 800; run it again to resume\n"
 LOST = f"{STOPPED}ORTE has lost communication with a remote daemon: connection to the node demo-train-worker-1 is lost\n"
 
 
@@ -158,7 +158,7 @@ def test_a_deleted_worker_is_one_line_and_never_mpiruns(server: FakeApiServer, s
 
 # Stops on request count for nothing, and are not left to the backoff of a Job.
 
-DRAINED = failed("p", 75, "error: /work/demo/run: stopped on request after update 614 of 800; the same command goes on")
+DRAINED = failed("p", 75, "error: /work/demo/run: stopped on request after update 614 of 800; run it again to resume")
 
 
 @pytest.mark.parametrize(

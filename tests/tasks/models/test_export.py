@@ -176,5 +176,5 @@ def test_phase_2_goes_on_from_phase_1_where_both_have_all_positions(run, tmp_pat
             train(settings, packed, None, tmp_path / str(positions), reporter=Reporter(said))
             assert "starts from the weights of" in said.getvalue()
         else:
-            with pytest.raises(InputError, match="is 40 there, 23 here; positions are neither cut off nor made up"):
+            with pytest.raises(InputError, match="is 40 there, 23 here; positions cannot be cut off or added"):
                 train(settings, packed, None, tmp_path / str(positions), reporter=QUIET)

@@ -18,7 +18,14 @@ from gaudi_bert.common.launch import Launch, find_launch
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.horovod import connect
-from gaudi_bert.training.distributed.watchdog import Member, Watchdog, WatchServer, connect_to_server, judge, own_addresses
+from gaudi_bert.training.distributed.watchdog import (
+    Member,
+    Watchdog,
+    WatchServer,
+    check_members,
+    connect_to_server,
+    own_addresses,
+)
 
 SETTINGS = TrainingSettings()
 LAUNCHERS = {
@@ -95,7 +102,7 @@ def test_horovod_without_mpi_under_mpirun_is_told(monkeypatch) -> None:
     """Each process would train on its own, and all of them write the same files."""
     launch(monkeypatch, "mpirun", 1, 4)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", stand_in())
-    with pytest.raises(InputError, match=r"rank 1 of 4, started by mpirun: Horovod says rank 0 of 1; .*without MPI"):
+    with pytest.raises(InputError, match=r"rank 1 of 4, started by mpirun: Horovod reports rank 0 of 1; .*without MPI"):
         connect(SETTINGS)
 
 
@@ -131,51 +138,59 @@ STALL = 10.0
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def member(rank: int, *, heard: float = 100.0, moved: float = 100.0, arrivals: int = 7, **changes) -> Member:
+def member(
+    rank: int, *, last_heartbeat: float = 100.0, last_progress: float = 100.0, arrivals: int = 7, **changes
+) -> Member:
     state = {"slow": False, **changes}
-    return Member(rank, f"host-{rank}, process 1", heard, moved, arrivals, place="update 4", **state)
+    return Member(rank, f"host-{rank}, process 1", last_heartbeat, last_progress, arrivals, activity="update 4", **state)
 
 
 STUCK = "rank 1 (host-1, process 1) in update 4: no sign of work for 11 s, and the other processes wait for it"
 TWO_STUCK = "rank 1 (host-1, process 1) in update 4, rank 2 (host-2, process 1) in update 4: no sign of work"
-SILENT = "rank 1 (host-1, process 1) has said nothing for 12 s in update 4: its process is stopped"
+SILENT = "rank 1 (host-1, process 1) has sent no heartbeat for 12 s in update 4: its process is stopped"
 VERDICTS: dict[str, list[tuple[list[Member], str | None]]] = {
-    "processes that move are left alone": [
+    "processes that move are not touched": [
         ([], None),
         ([member(0), member(1, arrivals=8)], None),
-        ([member(0, moved=91), member(1, arrivals=8, moved=50)], None),
+        ([member(0, last_progress=91), member(1, arrivals=8, last_progress=50)], None),
     ],
     "who has reached less and shows no work is stuck": [
-        ([member(0, arrivals=8, moved=80), member(1, moved=89), member(2, arrivals=8)], STUCK)
+        ([member(0, arrivals=8, last_progress=80), member(1, last_progress=89), member(2, arrivals=8)], STUCK)
     ],
-    "who is behind but shows work is waited for": [([member(0, arrivals=8, moved=10), member(1, moved=95)], None)],
-    "two that are stuck are both named": [([member(0, arrivals=8), member(1, moved=80), member(2, moved=70)], TWO_STUCK)],
+    "who is behind but shows work is waited for": [
+        ([member(0, arrivals=8, last_progress=10), member(1, last_progress=95)], None)
+    ],
+    "two that are stuck are both named": [
+        ([member(0, arrivals=8), member(1, last_progress=80), member(2, last_progress=70)], TWO_STUCK)
+    ],
     "slow work has three times as long": [
-        ([member(0, arrivals=8), member(1, moved=71, slow=True)], None),
-        ([member(0, arrivals=8), member(1, moved=69, slow=True)], "rank 1 ("),
+        ([member(0, arrivals=8), member(1, last_progress=71, slow=True)], None),
+        ([member(0, arrivals=8), member(1, last_progress=69, slow=True)], "rank 1 ("),
     ],
     "all at one position for too long is the network": [
-        ([member(0, moved=89), member(1, moved=91)], None),
-        ([member(0, moved=89), member(1, moved=88)], "no process has moved for 11 s: rank 0 ("),
-        ([member(0, moved=89), member(1, moved=88, slow=True)], None),
+        ([member(0, last_progress=89), member(1, last_progress=91)], None),
+        ([member(0, last_progress=89), member(1, last_progress=88)], "no process has moved for 11 s: rank 0 ("),
+        ([member(0, last_progress=89), member(1, last_progress=88, slow=True)], None),
     ],
-    "who says nothing is named before who waits": [([member(0, moved=80), member(1, heard=88, moved=88)], SILENT)],
+    "who sends no heartbeat is named before who waits": [
+        ([member(0, last_progress=80), member(1, last_heartbeat=88, last_progress=88)], SILENT)
+    ],
     "who is lost is named": [([member(0), member(1, state="lost")], "rank 1 (host-1, process 1) is lost in update 4")],
-    "who has left is not waited for": [([member(0, state="left", heard=0, moved=0), member(1)], None)],
+    "who is done is not waited for": [([member(0, state="done", last_heartbeat=0, last_progress=0), member(1)], None)],
 }
 
 
 @pytest.mark.parametrize("rule", VERDICTS)
 def test_who_is_to_blame(rule: str) -> None:
     for members, begin in VERDICTS[rule]:
-        found = judge(members, 100.0, STALL)
-        assert (found is None) if begin is None else found.text.startswith(begin)
+        verdict = check_members(members, 100.0, STALL)
+        assert (verdict is None) if begin is None else verdict.text.startswith(begin)
 
 
 def test_a_failure_comes_before_the_loss_that_it_causes() -> None:
     failed = member(1, state="failed", reason="disk full", exit_code=2)
-    found = judge([member(0, state="lost"), failed], 100.0, STALL)
-    assert (found.text, found.exit_code) == ("rank 1 (host-1, process 1) failed: disk full", 2)
+    verdict = check_members([member(0, state="lost"), failed], 100.0, STALL)
+    assert (verdict.text, verdict.exit_code) == ("rank 1 (host-1, process 1) failed: disk full", 2)
 
 
 class Group:
@@ -195,8 +210,8 @@ class Group:
         return lambda line, exit_code: self.ends.put((rank, line, exit_code))
 
     def ended(self, count: int) -> dict[int, tuple[str, int]]:
-        found = [self.ends.get(timeout=20) for _ in range(count)]
-        return {rank: (line, code) for rank, line, code in found}
+        ends = [self.ends.get(timeout=20) for _ in range(count)]
+        return {rank: (line, code) for rank, line, code in ends}
 
 
 def test_those_who_are_done_leave_in_any_order() -> None:
@@ -214,7 +229,7 @@ def test_a_failure_ends_all_others_with_its_exit_code(failing: int) -> None:
     ended = group.ended(2)
     assert set(ended) == {0, 1, 2} - {failing}
     for rank, (line, code) in ended.items():
-        assert line.startswith(f"rank {rank} ends with the run: rank {failing} (")
+        assert line.startswith(f"rank {rank} aborts: rank {failing} (")
         assert line.endswith("failed: data.tfrecord: record 3 is damaged")
         assert code == 2
 
@@ -233,7 +248,7 @@ def test_when_rank_0_is_lost_the_others_end() -> None:
     group = Group(3)
     for connection in group.connections:
         connection.shutdown(socket.SHUT_RDWR)
-    assert group.ended(3)[1] == ("rank 1 ends with the run: rank 0 is lost: its process has ended or was killed", 1)
+    assert group.ended(3)[1] == ("rank 1 aborts: rank 0 is lost: its process has ended or was killed", 1)
 
 
 @pytest.mark.parametrize(("kind", "last_words"), [("stops", "asked to stop"), ("hangs", "has ended")])

@@ -169,7 +169,7 @@ def test_a_process_that_sleeps_in_its_step_is_named_and_ends_the_run(results) ->
     assert "asleep" in output
     assert not output.endswith("exit code 0")
     for rank in (0, 1):
-        assert f"error: rank {rank} ends with the run: rank 1 (" in output
+        assert f"error: rank {rank} aborts: rank 1 (" in output
     # Two micro-batches make an update: it sleeps in the second one of update 2.
     assert re.search(r"update 2: no sign of work for 1\d s, and the other processes wait for it", output)
     assert not (results / "asleep" / "training.json").exists()

@@ -88,8 +88,8 @@ def test_weights_come_back_to_the_bit(tmp_path, kind) -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "said"),
     [
-        ("max_position_embeddings", 9, "is 7 there, 9 here; positions are neither cut off nor made up; set model.max_pos"),
-        ("max_position_embeddings", 5, "is 7 there, 5 here; positions are neither cut off nor made up"),
+        ("max_position_embeddings", 9, "is 7 there, 9 here; positions cannot be cut off or added; set model.max_pos"),
+        ("max_position_embeddings", 5, "is 7 there, 5 here; positions cannot be cut off or added"),
         ("num_attention_heads", 3, "num_attention_heads is 2 there, 3 here; set model.num_attention_heads to 2"),
         ("hidden_act", "relu", "hidden_act is gelu there, relu here"),
     ],
@@ -176,14 +176,14 @@ def test_damage_is_one_line_with_its_remedy(tmp_path) -> None:
         read_weights(folder)
     (folder / "model.safetensors").write_bytes(content)
     (folder / "config.json").unlink()
-    with pytest.raises(InputError, match=r"no config\.json next to it; copy the whole folder"):
+    with pytest.raises(InputError, match=r"config\.json is missing next to it; copy the complete folder"):
         read_weights(folder / "model.safetensors")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(InputError, match=r"pytorch_model\.bin only; save it with"):
         read_weights(folder)
     google = save_google(tmp_path / "google", model)
     (google / "bert_model.ckpt.index").write_bytes(b"nonsense")
-    with pytest.raises(InputError, match="not a whole TF1 checkpoint"):
+    with pytest.raises(InputError, match="not a complete TF1 checkpoint"):
         read_weights(google)
     write_google_checkpoint(tmp_path / "other.ckpt", {"dense/kernel": np.zeros(3, np.float32)})
     with pytest.raises(InputError, match="holds no variable below bert/"):
