@@ -4,7 +4,8 @@
     python benchmarks/packing_edges.py zipf two-lengths    cases whose name contains one of these words
 
 Each case runs in a process of its own, which may take `MOST_SECONDS` of CPU and `MOST_BYTES` of addresses. The contract is
-60 s of CPU and 2 GiB resident for any histogram.
+60 s of CPU and 2 GiB resident for any histogram. One of more different lengths, or of strategies that list more sequences,
+than a plan may have is refused.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ CASES: dict[str, tuple[Callable[[], np.ndarray], int | str]] = {
     "all distinct, 2^24, depth 3": (lambda: np.ones(MOST_SLOTS, dtype=np.int64), 3),
     "three of each, 2^24": (lambda: np.full(MOST_SLOTS, 3, dtype=np.int64), "max"),
     "a million lengths, 2^24": (lambda: _scattered(MOST_SLOTS, 10**6, 1), "max"),
+    "a million lengths, 2^24, depth 3": (lambda: _scattered(MOST_SLOTS, 10**6, 1), 3),
+    "a million lengths, three of each, 2^24": (lambda: _scattered(MOST_SLOTS, 10**6, 3), "max"),
     "100,000 lengths, 2^24": (lambda: _scattered(MOST_SLOTS, 10**5, 3), 4),
     **{
         f"{name}, {length:,}, depth {depth}": (lambda counts=counts, length=length: _given(length, counts), depth)

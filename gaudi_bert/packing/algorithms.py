@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.packing.certificate import simple_certificate
@@ -34,6 +36,9 @@ class _Algorithm(NamedTuple):
     pack: Callable[..., Mixture | Solved]
     needs: tuple[str, ...] = ()
 
+
+MOST_DIFFERENT = 2**20
+"""Different lengths: a plan lists them all, at worst each in a separate strategy, which then takes two gigabytes."""
 
 ALGORITHMS = {
     "nnls": _Algorithm(pack_by_nnls, needs=("leftovers", "work")),
@@ -71,6 +76,12 @@ def solve(
         near = difflib.get_close_matches(algorithm, ALGORITHMS, n=1, cutoff=0.5)
         hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(ALGORITHMS)}"
         raise InputError(f"algorithm `{shortened(algorithm)}` is unknown; {hint}")
+    different = np.count_nonzero(counts)
+    if different > MOST_DIFFERENT:
+        raise InputError(
+            f"there are {different:,} different lengths; at most {MOST_DIFFERENT:,} can be planned: give a"
+            f" max_sequence_length of at most {MOST_DIFFERENT:,}, or round the lengths up"
+        )
     known = ALGORITHMS[algorithm]
     offered: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work}
     result = known.pack(counts, depth, **{name: offered[name] for name in known.needs})

@@ -25,6 +25,9 @@ def pack_none(counts: IntArray, depth: int = 1) -> Mixture:
 
 # --- SPFHP, LPFHP, best fit
 
+MOST_LISTED = 2**26
+"""Sequences that the strategies of a plan may list: half a gigabyte. Only packs of millions of sequences need more."""
+
 
 class OpenPacks:
     """Packs that still have room, by how much room they have, and the mixture of those that are closed.
@@ -39,12 +42,19 @@ class OpenPacks:
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
+        self._listed = 0
         self._closed: Mixture = {}
         self._stacks: dict[int, list[tuple[int, Strategy]]] = {}
         self._rooms: list[int] = []
 
     def put(self, pack: Strategy, count: int, room: int) -> None:
         """Add `count` packs that have `room` tokens left."""
+        self._listed += len(pack)
+        if self._listed > MOST_LISTED:
+            raise InputError(
+                f"the strategies of this plan would list more than {MOST_LISTED:,} sequences; give a smaller depth (8, say)"
+                " or a smaller max_sequence_length"
+            )
         if room == 0 or len(pack) == self.depth:
             add_packs(self._closed, pack, count)
             return
@@ -74,7 +84,9 @@ class OpenPacks:
         available, pack = stack.pop()
         if count < available:
             stack.append((available - count, pack))
-        elif not stack:
+            return
+        self._listed -= len(pack)
+        if not stack:
             del self._stacks[room]
             del self._rooms[bisect_left(self._rooms, room)]
 

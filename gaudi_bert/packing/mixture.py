@@ -163,9 +163,9 @@ def fill_slots(mixture: Mapping[Strategy, int], counts: IntArray) -> Mixture:
     shares = _share_slots(coverage(mixture, len(counts)), counts)
     result: Mixture = {}
     for strategy, count in sorted_mixture(mixture).items():
-        remaining = count
+        remaining, copies = count, Counter(strategy)
         while remaining:
-            part = min(remaining, *(shares[length][-1][1] // strategy.count(length) for length in set(strategy)))
+            part = min(remaining, *(shares[length][-1][1] // number for length, number in copies.items()))
             if part:
                 sequences = [shares[length][-1][0] for length in strategy]
                 _take(shares, strategy, part)

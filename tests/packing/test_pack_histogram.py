@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.values import ALGORITHMS as CONFIG_ALGORITHMS
+from gaudi_bert.packing import algorithms, heuristics
 from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram, solve
 from gaudi_bert.packing.certificate import check_certificate, simple_certificate
 from gaudi_bert.packing.heuristics import pack_longest_first
@@ -140,3 +141,22 @@ def test_a_wrong_result_is_never_returned(packs: int, bound: int, mixture: dict,
     certificate = simple_certificate(histogram.counts, 2)
     with pytest.raises(FailedError, match=message):
         Packing(2, packs, 4, 4 * packs, bound, histogram, 2, "x", "x", mixture, certificate)
+
+
+# --- plans that would not fit in memory
+
+
+@pytest.mark.parametrize("algorithm", ["lpfhp", "nnls", "optimal"])
+def test_strategies_that_list_too_many_sequences_are_refused(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heuristics, "MOST_LISTED", 30)
+    histogram = Histogram(31, [100] + [0] * 29 + [1])
+    with pytest.raises(InputError, match="list more than 30 sequences; give a smaller depth"):
+        pack_histogram(histogram, algorithm, "max")
+    assert pack_histogram(histogram, algorithm, 8).packs == 14
+
+
+def test_too_many_different_lengths_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(algorithms, "MOST_DIFFERENT", 30)
+    with pytest.raises(InputError, match="31 different lengths; at most 30 can be planned: give a max_sequence_length"):
+        pack_histogram(Histogram(31, [1] * 31), "optimal", "max")
+    assert pack_histogram(Histogram(31, [1] * 30 + [0]), "optimal", "max").gap == 0
