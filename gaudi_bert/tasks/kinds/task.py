@@ -53,7 +53,7 @@ def task_named(name: str) -> type[Task]:
     if name not in TASKS:
         raise InputError(f"task {name!r} is unknown; known: {', '.join(TASK_NAMES)}")
     module, class_name = TASKS[name]
-    task: type[Task] = getattr(importlib.import_module(f"gaudi_bert.tasks.{module}"), class_name)
+    task: type[Task] = getattr(importlib.import_module(f"{__package__}.{module}"), class_name)
     return task
 
 
