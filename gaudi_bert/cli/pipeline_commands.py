@@ -17,16 +17,16 @@ from gaudi_bert.common.progress import Reporter
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.config.pipeline import PipelineSettings
-    from gaudi_bert.runners.stage_calls import LocalRun
+    from gaudi_bert.runners.stage_calls import RunRequest
 
 
-def _run_local(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
+def _run_local(run: RunRequest, stages: Sequence[str], pipeline: Path) -> object:
     from gaudi_bert.runners.local import run_stages
 
     return run_stages(run, stages)
 
 
-def _run_docker(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
+def _run_docker(run: RunRequest, stages: Sequence[str], pipeline: Path) -> object:
     from gaudi_bert.runners.docker.run import run_on_docker
 
     flags = ["--overwrite"] if run.overwrite else []
@@ -36,7 +36,7 @@ def _run_docker(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
     return run_on_docker(run.settings, stages, pipeline, run.work, run.reporter, flags=flags)
 
 
-def _run_kubernetes(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
+def _run_kubernetes(run: RunRequest, stages: Sequence[str], pipeline: Path) -> object:
     from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 
     if run.overwrite:
@@ -98,7 +98,7 @@ def run(
 ) -> None:
     """Run the stages of a pipeline file; finished stages are skipped."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
-    from gaudi_bert.runners.stage_calls import LocalRun
+    from gaudi_bert.runners.stage_calls import RunRequest
     from gaudi_bert.runners.stage_table import check_stages, select_stages, stages_of
 
     if on not in _RUNNERS:
@@ -117,7 +117,7 @@ def run(
         runner, describe = _RUNNERS[on]
         reporter = Reporter(quiet=part is None and not is_first_process())
         options: dict[str, Any] = {"overwrite": overwrite, "shard": part, "finish": finish, "workers": workers}
-        request = LocalRun(settings, work, pipeline.parent, reporter, **options)
+        request = RunRequest(settings, work, pipeline.parent, reporter, **options)
         # With --shard, each process of a launcher does a part of its own.
         show = output.print_shared_result if part is None else output.print_result
         show(runner(request, names, pipeline), json, describe)

@@ -34,7 +34,7 @@ StageResult = object
 
 
 @dataclass(frozen=True)
-class LocalRun:
+class RunRequest:
     """One run of a pipeline, as it was requested; and each of its stages in this process.
 
     Relative paths in the pipeline file start at `pipeline_folder`. `shard` is (K, N): part K of N of a stage that many

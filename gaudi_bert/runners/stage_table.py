@@ -1,7 +1,7 @@
 """The stages of a pipeline, one row per stage: what every runner, and waiting between them, knows of a stage.
 
 A stage is made of one or more steps: where its parts are put together in the end, that is a step of its own. Adding a stage
-means a method of `LocalRun` (`stage_calls.py`), one row here, and its Job below `k8s/`.
+means a method of `RunRequest` (`stage_calls.py`), one row here, and its Job below `k8s/`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
-from gaudi_bert.runners.stage_calls import LocalRun, StageResult
+from gaudi_bert.runners.stage_calls import RunRequest, StageResult
 
 Kustomization = Literal["data", "training", "finetuning", "results"]
 KUSTOMIZATIONS: tuple[Kustomization, ...] = get_args(Kustomization)
@@ -47,7 +47,7 @@ class Stage:
     """
 
     name: str
-    call: Callable[[LocalRun], StageResult]
+    call: Callable[[RunRequest], StageResult]
     makes: Paths
     image: Literal["data", "training"] = "data"
     kustomization: Kustomization = "data"
@@ -97,10 +97,10 @@ def _groups(folder: WorkFolder) -> list[Path]:
 
 
 _ROWS = (
-    Stage("prepare", LocalRun.prepare, _examples, reads=("prepare.text", "prepare.vocab"), shared=True, parallel=True),
+    Stage("prepare", RunRequest.prepare, _examples, reads=("prepare.text", "prepare.vocab"), shared=True, parallel=True),
     Stage(
         "histogram",
-        LocalRun.histogram,
+        RunRequest.histogram,
         _of_each_split(lambda paths: paths.histogram),
         needs=("prepare",),
         shared=True,
@@ -109,7 +109,7 @@ _ROWS = (
     ),
     Stage(
         "plan",
-        LocalRun.plan,
+        RunRequest.plan,
         _of_each_split(lambda paths: paths.plan),
         needs=("histogram",),
         shared=True,
@@ -117,17 +117,17 @@ _ROWS = (
     ),
     Stage(
         "write",
-        LocalRun.write,
+        RunRequest.write,
         _of_each_split(lambda paths: paths.metadata),
         needs=("plan",),
         shared=True,
         parts=_groups,
         parallel=True,
     ),
-    Stage("verify", LocalRun.verify, _of_each_split(lambda paths: paths.verification), needs=("write",), parallel=True),
+    Stage("verify", RunRequest.verify, _of_each_split(lambda paths: paths.verification), needs=("write",), parallel=True),
     Stage(
         "train",
-        LocalRun.train,
+        RunRequest.train,
         lambda folder: [folder.training_result] if folder.pretrains else [],
         image="training",
         kustomization="training",
@@ -139,7 +139,7 @@ _ROWS = (
     # A training that was stopped can be evaluated, and any work folder reported on, as far as it has come.
     Stage(
         "evaluate",
-        LocalRun.evaluate,
+        RunRequest.evaluate,
         lambda folder: [folder.evaluation_result] if folder.pretrains and folder.has_evaluation else [],
         image="training",
         kustomization="results",
@@ -147,7 +147,7 @@ _ROWS = (
     ),
     Stage(
         "finetune",
-        LocalRun.finetune,
+        RunRequest.finetune,
         lambda folder: [folder.finetuning_result] if folder.finetunes else [],
         image="training",
         kustomization="finetuning",
@@ -161,7 +161,7 @@ _ROWS = (
     ),
     Stage(
         "predict",
-        LocalRun.predict,
+        RunRequest.predict,
         lambda folder: [folder.predictions] if folder.predicts else [],
         image="training",
         kustomization="finetuning",
@@ -171,7 +171,7 @@ _ROWS = (
     ),
     Stage(
         "report",
-        LocalRun.report,
+        RunRequest.report,
         lambda folder: [folder.report],
         kustomization="results",
         follows=("train", "evaluate", "finetune", "predict"),

@@ -15,7 +15,7 @@ from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import render
 from gaudi_bert.runners.local import missing_inputs, run_stages, wait_for_inputs
 from gaudi_bert.runners.requirements import named_paths
-from gaudi_bert.runners.stage_calls import LocalRun
+from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import STAGES, STEPS, select_stages, stages_of, steps_of
 from tests.builders.plan_content import write_plan
 
@@ -80,7 +80,7 @@ def test_stages_are_put_in_order_and_unknown_ones_refused() -> None:
     ],
 )
 def test_a_stage_run_too_early_names_the_one_before_it(stage: str, missing: str, first: str, tmp_path: Path) -> None:
-    run = LocalRun(load_pipeline(None, TASK), tmp_path, tmp_path, Reporter(quiet=True))
+    run = RunRequest(load_pipeline(None, TASK), tmp_path, tmp_path, Reporter(quiet=True))
     with pytest.raises(InputError, match=f"/demo/{missing}: does not exist; run the stage `{first}` first"):
         run_stages(run, [stage])
 
@@ -114,7 +114,7 @@ def test_the_stages_of_a_pipeline_are_those_that_its_file_asks_for() -> None:
     ],
 )
 def test_a_stage_that_a_pipeline_has_not_is_refused(overrides: list[str], stage: str, said: str, tmp_path: Path) -> None:
-    run = LocalRun(load_pipeline(None, overrides), tmp_path, tmp_path, Reporter(quiet=True))
+    run = RunRequest(load_pipeline(None, overrides), tmp_path, tmp_path, Reporter(quiet=True))
     with pytest.raises(InputError, match=said):
         run_stages(run, [stage])
 
