@@ -146,7 +146,7 @@ def doctor(
         results = [examine_store(store, settings)]
     else:
         results = examine_cluster(settings) if cluster else examine_host(settings)
-    wrong = [result for result in results if result.verdict == "mend"]
+    wrong = [result for result in results if result.verdict == "failed"]
     printed = {"ready": not wrong, "findings": [result.as_json() for result in results]}
     output.print_result(printed, json, lambda _: [str(result) for result in results])
     if wrong:

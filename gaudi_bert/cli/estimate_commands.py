@@ -44,13 +44,13 @@ def estimate(
     json: arguments.Json = False,
 ) -> None:
     """Show what packing would give at each depth and with each algorithm; nothing is written."""
-    from gaudi_bert.reporting.estimate import estimate as run
+    from gaudi_bert.reporting import estimate
 
     if task is not None:
         _estimate_task(source, task, model, row_lengths, depths or "3,6,12,max", columns, set_, json)
         return
     requested = (depths or "1,2,3,4,8,max").split(",")
-    result = run(
+    result = estimate.estimate(
         source,
         depths=requested,
         algorithms=algorithms.split(","),

@@ -214,9 +214,9 @@ def report(
     json: arguments.Json = False,
 ) -> None:
     """Write report.html: one page with the charts and figures of a work folder."""
-    from gaudi_bert.reporting.report import report as make
+    from gaudi_bert.reporting import report
 
-    output.print_result(make(workdir), json, output.describe_report)
+    output.print_result(report.report(workdir), json, output.describe_report)
 
 
 def settings() -> None:
