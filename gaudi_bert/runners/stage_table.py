@@ -6,18 +6,22 @@ means a method of `RunRequest` (`stage_calls.py`), one row here, and its Job bel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import glob
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
 
+from gaudi_bert import __version__
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.store.copies import exists, found_histograms, local_copy
+from gaudi_bert.artefacts.store.location import in_store, place_below
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.places import ImageSettings, StoreSettings
 from gaudi_bert.runners.stage_calls import RunRequest, StageResult
 
 Kustomization = Literal["data", "training", "finetuning", "results"]
@@ -212,3 +216,81 @@ def check_stages(settings: PipelineSettings, names: Iterable[str]) -> None:
         if name not in own:
             remedy = remedies.get(name, "leave out finetune.init_checkpoint where it is to pretrain its own weights")
             raise InputError(f"--stages {name}: this pipeline has only {', '.join(own)}; {remedy}")
+
+
+# --- the files that stages read
+
+
+def named_paths(settings: PipelineSettings) -> Iterator[tuple[str, str]]:
+    """Each key that names something that must exist before the run, and what it names (`prepare.text`: also a glob)."""
+    for key in dict.fromkeys(key for stage in stages_of(settings) for key in STAGES[stage].reads):
+        section, name = key.split(".")
+        if key == "prepare.text" and settings.prepare.records is not None:
+            continue
+        if section == "prepare" and not settings.pretrains:
+            continue
+        value = getattr(getattr(settings, section), name)
+        built_in = BUILT_IN_TEXTS if key == "prepare.text" else BUILT_IN_ROWS
+        for text in (value,) if isinstance(value, str) else value or ():
+            if text not in built_in:
+                yield key, text
+
+
+def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_folder: Path) -> list[str]:
+    """What `stages` read and does not exist: each key with its path. Object stores are not searched."""
+    read = {key for stage in stages for key in STAGES[stage].reads}
+    missing = []
+    for key, text in named_paths(settings):
+        # Weights are relative to the current folder, all else to that of the pipeline file.
+        path = Path(text) if key.endswith("init_checkpoint") else place_below(pipeline_folder, text)
+        if key in read and not in_store(path) and not path.exists() and not glob.glob(f"{path}*"):
+            missing.append(f"{key} = {text}: {path} does not exist")
+    return missing
+
+
+# --- images, and what a stage requests
+
+
+def image_reference(images: ImageSettings, name: str) -> str:
+    """`registry/name:tag` as container engines take it; unless the pipeline names a tag, it is this program's version."""
+    prefix = f"{images.registry}/" if images.registry else ""
+    return f"{prefix}{name}:{images.tag or __version__}"
+
+
+def stage_image(images: ImageSettings, stage: Stage) -> str:
+    """The full name of the image that `stage` runs in."""
+    return image_reference(images, images.train if stage.trains else images.data)
+
+
+@dataclass(frozen=True)
+class _StagePreview:
+    """What a stage would request (`--dry-run`).
+
+    Cores, memory and cards are those of each container.
+    """
+
+    stage: str
+    image: str
+    containers: int
+    cpu: str
+    memory: str
+    cards: int
+
+    def __str__(self) -> str:
+        count = f"{self.containers} x " if self.containers > 1 else ""
+        cards = f", {self.cards} card{'s' if self.cards > 1 else ''}" if self.cards else ""
+        return f"{self.stage}: {count}{self.image} ({self.cpu} cpu, {self.memory}{cards})"
+
+
+def preview_stage(settings: PipelineSettings, name: str) -> _StagePreview:
+    """What the stage called `name` would request."""
+    stage, resources = STAGES[name], settings.resources
+    pod = resources.training if stage.trains else resources.data
+    return _StagePreview(
+        stage=name,
+        image=stage_image(settings.images, stage),
+        containers=resources.workers if stage.distributed else resources.data_workers if stage.shared else 1,
+        cpu=pod.cpu,
+        memory=pod.memory_limit or pod.memory,
+        cards=resources.cards if stage.distributed else min(resources.cards, 1) if stage.trains else 0,
+    )

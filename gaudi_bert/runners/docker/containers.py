@@ -19,15 +19,9 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodResources, StoreSettings
 from gaudi_bert.runners.launch import horovod_environment, training_command
-from gaudi_bert.runners.requirements import (
-    STORE_TOOLS,
-    loopback_endpoint,
-    named_paths,
-    quantity_value,
-    stage_image,
-    store_variables,
-)
-from gaudi_bert.runners.stage_table import STAGES
+from gaudi_bert.runners.resources import quantity_value
+from gaudi_bert.runners.stage_table import STAGES, named_paths, stage_image
+from gaudi_bert.runners.store_access import STORE_TOOLS, loopback_endpoint, store_variables
 
 # --- what a container sees of the host's disk: the work folder, the pipeline file, and read-only what that names
 #

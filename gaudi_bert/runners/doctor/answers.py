@@ -8,8 +8,8 @@ from typing import Any
 
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster, ForbiddenError, NotFoundError
-from gaudi_bert.runners.kubernetes.jobs import work_claim_name
 from gaudi_bert.runners.kubernetes.kinds import needed_rights
+from gaudi_bert.runners.kubernetes.manifests import work_claim_name
 
 Json = dict[str, Any]
 

@@ -19,7 +19,7 @@ from gaudi_bert.common.installation import has_tensorflow, install_command
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.launch import EFA_SSH_PORT
-from gaudi_bert.runners.requirements import quantity_value
+from gaudi_bert.runners.resources import quantity_value
 
 _COMMAND_SECONDS = 20
 

@@ -10,8 +10,8 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodPlacement
 from gaudi_bert.runners.doctor.answers import ClusterAnswers
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
-from gaudi_bert.runners.kubernetes.jobs import training_placement
-from gaudi_bert.runners.requirements import (
+from gaudi_bert.runners.kubernetes.manifests import training_placement
+from gaudi_bert.runners.resources import (
     CARD_RESOURCE,
     EFA_RESOURCE,
     HUGE_PAGES,

@@ -10,10 +10,9 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.doctor.answers import ClusterAnswers
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
-from gaudi_bert.runners.kubernetes.jobs import pod_specs
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
-from gaudi_bert.runners.kubernetes.manifests import Manifests, render
-from gaudi_bert.runners.requirements import quantity_text, quantity_value
+from gaudi_bert.runners.kubernetes.manifests import Manifests, pod_specs, render
+from gaudi_bert.runners.resources import quantity_text, quantity_value
 from gaudi_bert.runners.stage_table import STEPS
 
 Json = dict[str, Any]

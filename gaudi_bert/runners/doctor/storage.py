@@ -8,7 +8,7 @@ from typing import Any
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.doctor.answers import ClusterAnswers
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
-from gaudi_bert.runners.kubernetes.jobs import work_claim_name
+from gaudi_bert.runners.kubernetes.manifests import work_claim_name
 from gaudi_bert.runners.kubernetes.volumes import (
     ALONE,
     SHARED,
@@ -17,7 +17,7 @@ from gaudi_bert.runners.kubernetes.volumes import (
     shares_volumes,
     sharing_remedy,
 )
-from gaudi_bert.runners.requirements import quantity_value
+from gaudi_bert.runners.resources import quantity_value
 
 Json = dict[str, Any]
 

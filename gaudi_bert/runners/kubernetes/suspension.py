@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gaudi_bert.runners.kubernetes.client import Json
-from gaudi_bert.runners.kubernetes.jobs import QUEUE_LABEL
+from gaudi_bert.runners.kubernetes.manifests import QUEUE_LABEL
 from gaudi_bert.runners.kubernetes.problems import one_line
 
 
