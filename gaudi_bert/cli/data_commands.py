@@ -117,7 +117,7 @@ def tokenize(
 
 def _describe_tokens(result: Mapping[str, Any]) -> list[str]:
     if "missing_parts" in result:
-        return [f"{result['missing_parts']} of {count_of(result['parts'], 'part')} left to other shards"]
+        return [f"{result['missing_parts']} of {count_of(result['parts'], 'part')} to be done by other shards"]
     rows, too_long = count_of(result["rows"], "row"), result["too_long"]
     lines = [
         f"{count_of(result['texts'], 'text')} became {rows} with {count_of(result['tokens'], 'token')}"
@@ -130,7 +130,7 @@ def _describe_tokens(result: Mapping[str, Any]) -> list[str]:
     about = f"{count_of(too_long['rows'], 'text')} too long for {count_of(result['max_sequence_length'], 'token')}"
     return [
         *lines,
-        f"{about}: {became.get(too_long['policy'], f'left out, {lost}')}" if too_long["rows"] else "no text was too long",
+        f"{about}: {became.get(too_long['policy'], f'dropped, {lost}')}" if too_long["rows"] else "no text was too long",
     ]
 
 
@@ -199,7 +199,7 @@ def plan(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Decide which lengths share a row, and prove how near the optimum that is."""
+    """Decide which lengths share a row, and prove how close to optimal it is."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PackingSettings
     from gaudi_bert.tfrecords import plan
@@ -209,7 +209,7 @@ def plan(
     settings = section_from_options(
         PackingSettings, algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
     )
-    # A shell's `histograms/*.json` also matches the settings that lie beside each of them.
+    # A shell's `histograms/*.json` also matches the settings stored next to each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
     result: object
@@ -242,7 +242,7 @@ def write(
 
     part = arguments.parse_shard(shard, finish)
     if part is not None and (parquet or predecessor_metadata):
-        raise InputError("--parquet and --predecessor-metadata need the whole folder; give them with --finish")
+        raise InputError("--parquet and --predecessor-metadata need the complete folder; give them with --finish")
     if part is not None:
         shard_result = write_shard(records, plan, out, part, reporter=Reporter(), overwrite=overwrite, workers=workers)
         output.print_result(shard_result, json, output.describe_groups)
@@ -282,7 +282,7 @@ def pack(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Pack TFRecords (the plan is kept in `OUT-plan/`), or a table with `input_ids` to Parquet."""
+    """Pack TFRecords (the plan is stored in `OUT-plan/`), or a table with `input_ids` to Parquet."""
     from gaudi_bert.tables.groups import is_table
 
     both = {"algorithm": algorithm, "depth": depth, "seed": seed}

@@ -51,7 +51,7 @@ def train(
 
 def evaluate(
     data: Packed,
-    checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a folder made by `train`.", show_default=False)],
+    checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a folder of `train`.", show_default=False)],
     unpacked: Annotated[str | None, typer.Option(help="The same data unpacked, to show that the figures agree.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
     json: arguments.Json = False,
@@ -116,7 +116,7 @@ def export(
 Model = Annotated[Path, typer.Option(help="A folder with config.json, weights and tokenizer.", show_default=False)]
 _MaxSequenceLength = Annotated[int | None, typer.Option(help="Most tokens per row; default: the model's own.")]
 Precision = Annotated[str, typer.Option(help="Precision of matrix products: float32 or bfloat16.")]
-OnBadRow = Annotated[str, typer.Option(help="A row that cannot be read: stop, or skip, which names it in its place.")]
+OnBadRow = Annotated[str, typer.Option(help="A row that cannot be read: stop, or skip, which answers it with its error.")]
 Unpacked = Annotated[bool, typer.Option("--unpacked", help="One row at a time, for comparison.")]
 
 

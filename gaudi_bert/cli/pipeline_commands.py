@@ -1,4 +1,4 @@
-"""Commands about whole pipelines: run, report, settings."""
+"""Commands about pipelines: run, report, settings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _run_kubernetes(run: RunRequest, stages: Sequence[str], pipeline: Path) -> o
 
 
 def _describe_stages(summaries: Mapping[str, Any]) -> list[str]:
-    """A few lines per stage, and per split where a stage has two: what it made, and whether it had anything to do."""
+    """A few lines per stage, and per split where a stage has two: its result, and whether it had anything to do."""
     from gaudi_bert.artefacts.work_folder import SPLITS
 
     lines = []
@@ -118,13 +118,13 @@ def run(
         reporter = Reporter(quiet=part is None and not is_first_process())
         options: dict[str, Any] = {"overwrite": overwrite, "shard": part, "finish": finish, "workers": workers}
         request = RunRequest(settings, work, pipeline.parent, reporter, **options)
-        # With --shard, each process of a launcher does a part of its own.
+        # With --shard, each process of a launcher does its own part.
         show = output.print_shared_result if part is None else output.print_result
         show(runner(request, names, pipeline), json, describe)
 
 
 def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
-    """Refuse what each process of a launcher would do by itself; with --shard, each does a part of its own."""
+    """Refuse what each process of a launcher would do by itself; with --shard, each does its own part."""
     launch = find_launch()
     if launch is None or launch.size == 1 or shard is not None:
         return
@@ -156,11 +156,11 @@ def _show_dry_run(
     if on == "kubernetes":
         check_access_mode(settings)
     previews = [preview_stage(settings, stage) for stage in stages]
-    made = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder)]
+    finished = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder)]
     planned: dict[str, Any] = {
         "stages": list(stages),
         "work": shown_place(folder.root),
-        "made": made,
+        "made": finished,
         "missing": [] if on == "kubernetes" else missing_paths(settings, stages, pipeline.parent),
         "outlook": previews,
         "settings": settings.model_dump(mode="json"),
@@ -186,7 +186,7 @@ def _dry_run_lines(planned: Mapping[str, Any], on: str) -> list[str]:
     waiting = [stage for stage in planned["stages"] if stage not in planned["made"]]
     lines = [f"work folder: {planned['work']}"]
     if planned["made"]:
-        lines.append(f"made already, done again only with --overwrite: {', '.join(planned['made'])}")
+        lines.append(f"finished already, repeated only with --overwrite: {', '.join(planned['made'])}")
     lines.append(f"to do {where}: {', '.join(waiting) or 'nothing'}")
     return lines + [f"MISSING: {path}" for path in planned["missing"]]
 

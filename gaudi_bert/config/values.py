@@ -15,7 +15,7 @@ _BYTE_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**1
 
 
 def parse_bytes(value: object) -> object:
-    """`1GiB`, `128MB` or a plain number of bytes, as an int; anything else is left for pydantic to refuse."""
+    """`1GiB`, `128MB` or a plain number of bytes, as an int; pydantic refuses anything else."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)

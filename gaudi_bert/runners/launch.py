@@ -263,7 +263,7 @@ def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
     """Raise the error that processes ended with; `names` are theirs."""
     code = next((end.code for end in ends if end.code > 0), 0)
     if code == StoppedError.exit_code:
-        raise StoppedError(f"{stage}: stopped on request; the same command goes on")
+        raise StoppedError(f"{stage}: stopped on request; run it again to resume")
     # A process that is killed can say nothing, so this one does.
     killed = [
         f"{name} (process {end.process_id}) was killed by {signal.Signals(-end.code).name}"
@@ -273,15 +273,15 @@ def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
     if code:
         kind = InputError if code == InputError.exit_code else FailedError
         raise kind(
-            "; ".join([f"{stage}: one of {len(ends)} processes ended with exit code {code}; it says why above", *killed])
+            "; ".join([f"{stage}: one of {len(ends)} processes ended with exit code {code}; see its error above", *killed])
         )
     if killed:
         raise FailedError(
-            f"{stage}: {'; '.join(killed)}; where nobody did it, memory was short (see dmesg); "
-            "the same command goes on from the last checkpoint"
+            f"{stage}: {'; '.join(killed)}; unless you killed it, it ran out of memory (see dmesg); "
+            "run it again to resume from the last checkpoint"
         )
     if any(end.code for end in ends):
-        raise FailedError(f"{stage}: a process did not end after the others had, and was killed; the same command goes on")
+        raise FailedError(f"{stage}: a process did not end after the others had, and was killed; run it again to resume")
 
 
 def _run_all(commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> list[_End]:

@@ -51,7 +51,7 @@ def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:
     finished = [stage.name for stage in STAGES.values() if stage.parts is not None]
     if run.finish and (len(stages) != 1 or stages[0] not in finished):
         names = " or ".join(finished)
-        raise InputError(f"--finish: only `{names}` is finished in a step of its own; give --stages {names}")
+        raise InputError(f"--finish: only `{names}` has a separate step that finishes it; give --stages {names}")
 
 
 def missing_inputs(folder: WorkFolder, step: str) -> list[Path]:

@@ -46,7 +46,7 @@ class Stage:
         parts: what its parts make, where a step of its own finishes it; None where nothing has to be finished.
         parallel: whether it uses several processes or threads, `resources.data_processes` of them.
         distributed: whether all workers and cards of `resources` do it together, as one training.
-        is_made: whether a product exists.
+        is_finished: whether a product exists.
         is_part_of: whether a pipeline has it.
     """
 
@@ -62,7 +62,7 @@ class Stage:
     parts: Paths | None = None
     parallel: bool = False
     distributed: bool = False
-    is_made: Callable[[Path, StoreSettings | None], bool] = exists
+    is_finished: Callable[[Path, StoreSettings | None], bool] = exists
     is_part_of: Callable[[PipelineSettings], bool] = lambda settings: settings.pretrains
 
     @property
@@ -77,7 +77,7 @@ class Stage:
 
     def missing_products(self, folder: WorkFolder) -> list[Path]:
         """What it makes and has not made yet, on a disk or in a store."""
-        return [path for path in self.makes(folder) if not self.is_made(path, folder.store)]
+        return [path for path in self.makes(folder) if not self.is_finished(path, folder.store)]
 
 
 def _of_each_split(product: Callable[[SplitPaths], Path]) -> Paths:
@@ -90,14 +90,14 @@ def _examples(folder: WorkFolder) -> list[Path]:
 
 def _groups(folder: WorkFolder) -> list[Path]:
     """The manifests of all groups, or the plans that say how many there are."""
-    found = []
+    manifests = []
     for paths in map(folder.split, folder.splits):
         if not exists(paths.plan, folder.store):
-            found.append(paths.plan)
+            manifests.append(paths.plan)
             continue
         with local_copy(paths.plan, folder.store) as plan:
-            found += [paths.manifest(number) for number in range(Plan.read(plan).group_count)]
-    return found
+            manifests += [paths.manifest(number) for number in range(Plan.read(plan).group_count)]
+    return manifests
 
 
 _ROWS = (
@@ -109,7 +109,7 @@ _ROWS = (
         needs=("prepare",),
         shared=True,
         parallel=True,
-        is_made=lambda path, store: bool(found_histograms(path, store)),
+        is_finished=lambda path, store: bool(found_histograms(path, store)),
     ),
     Stage(
         "plan",

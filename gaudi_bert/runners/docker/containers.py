@@ -47,7 +47,7 @@ def bind_mount(path: Path, key: str, *, source: Path | None = None, read_only: b
         if target.is_relative_to(folder) or folder.is_relative_to(target):
             raise InputError(f"{key} = {target}: in a container, {folder} is the image's own; put it somewhere else")
     if target == PurePosixPath("/tmp"):
-        raise InputError(f"{key} = /tmp: a container has a /tmp of its own; put it in a folder below")
+        raise InputError(f"{key} = /tmp: a container has its own /tmp; put it in a folder below")
     real = os.path.realpath(source if source is not None else path)
     return {"Type": "bind", "Source": real, "Target": str(target), "ReadOnly": read_only}
 

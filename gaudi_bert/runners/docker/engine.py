@@ -130,7 +130,7 @@ class Engine:
 
     def output(self, container: Any) -> Iterator[tuple[bytes | None, bytes | None]]:
         """Pieces of standard output and standard error, from the start to the end; call it before `start`."""
-        with self._explained(f"read what container {container.name} says"):
+        with self._explained(f"read the output of container {container.name}"):
             pieces: Iterator[tuple[bytes | None, bytes | None]] = container.attach(
                 stream=True, stdout=True, stderr=True, demux=True
             )

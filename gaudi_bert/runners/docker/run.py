@@ -42,7 +42,7 @@ from gaudi_bert.runners.docker.engine import Engine
 from gaudi_bert.runners.launch import RENDEZVOUS_READY, failed_rank, rank_pieces
 from gaudi_bert.runners.stage_table import STAGES
 
-_STOPPED = "stopped on request; the same command goes on from what is finished"
+_STOPPED = "stopped on request; run the same command again to resume"
 
 
 class _StopRequested(KeyboardInterrupt):

@@ -76,7 +76,13 @@ def _checks_for(
     if not selected:
         labels = ", ".join(f"{key}={value}" for key, value in placement.node_selector.items())
         keys = f"kubernetes.{part}_pods.node_selector" + (" and kubernetes.node_selector" if part == "training" else "")
-        return [failed(f"{part} pods", f"no node has the labels {labels or '(there is no node)'}", f"correct {keys}")]
+        return [
+            failed(
+                f"{part} pods",
+                f"no node has the labels {labels}" if labels else "the cluster has no nodes",
+                f"correct {keys}",
+            )
+        ]
     if len(cordoned) == len(selected):
         return [
             failed(f"{part} pods", f"cordoned, so that no pod is put on them: {', '.join(_names(cordoned)[:3])}", uncordon)

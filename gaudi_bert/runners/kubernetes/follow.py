@@ -272,11 +272,11 @@ def _give_up(cluster: Cluster, item: Json, pods: Sequence[Json], problem: Proble
 
 def _events_of_maker(cluster: Cluster, item: Json) -> list[Json]:
     """What the cluster noted about who makes the pods of `item`: itself, and an MPIJob's Job that launches."""
-    name, made = item["metadata"]["name"], item["metadata"].get("creationTimestamp") or ""
+    name, created = item["metadata"]["name"], item["metadata"].get("creationTimestamp") or ""
     launcher = cluster.events(f"{name}-launcher") if item["kind"] == "MPIJob" else []
     events = [*launcher, *cluster.events(name)]
     # Events outlive the object that they are about, and an earlier one may have had the same name.
-    return [event for event in events if (event.get("lastTimestamp") or made) >= made]
+    return [event for event in events if (event.get("lastTimestamp") or created) >= created]
 
 
 def _claim_problems(cluster: Cluster, item: Json) -> list[Problem]:

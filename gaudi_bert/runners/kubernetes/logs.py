@@ -232,7 +232,7 @@ class LogFollower:
         """Say that logs cannot be read, once for each reason; of a pod that is gone, its status says what became of it."""
         if not isinstance(error, NotFoundError) and error.status not in self._reported:
             self._reported.add(error.status)
-            self._reporter.say(f"{error}; the run goes on without this log")
+            self._reporter.say(f"{error}; the run continues without this log")
 
 
 def _container_state(pod: Json, container: str | None) -> str:

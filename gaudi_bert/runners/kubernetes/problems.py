@@ -229,10 +229,10 @@ def _missing(where: str, message: str) -> Problem | None:
     if match is None:
         return None
     kind = "ConfigMap" if match[1].lower() == "configmap" else "Secret"
-    remedy = "submit the run again, which makes it: `gaudi-bert run --on kubernetes`, or `kubectl apply -k`"
+    remedy = "submit the run again, which creates it: `gaudi-bert run --on kubernetes`, or `kubectl apply -k`"
     if kind == "Secret":
-        remedy = "make it, or correct kubernetes.store_secret and images.pull_secret"
-    return Problem(f"{where} cannot start: there is no {kind} {match[2]}", remedy, hopeless=True, started=False)
+        remedy = "create it, or correct kubernetes.store_secret and images.pull_secret"
+    return Problem(f"{where} cannot start: {kind} {match[2]} does not exist", remedy, hopeless=True, started=False)
 
 
 def _container_problem(pod: Json, status: Json, read_log: ReadLog) -> Problem | None:
@@ -396,7 +396,7 @@ def few_pods_problem(item: Json, pods: Sequence[Json], events: Sequence[Json]) -
     The pods that a Job has do its work one after another; those of an MPIJob wait for the others.
     """
     at_work = sum(_works(item, pod) for pod in pods)
-    refused = _refusal(item, f"{at_work} of {wanted_pods(item)} pods", events)
+    refused = _refusal(item, f"{at_work} of {expected_pods(item)} pods", events)
     return (
         None if refused is None else replace(refused, started=item["kind"] == "Job" and not refused.hopeless, may_pass=True)
     )
@@ -404,16 +404,16 @@ def few_pods_problem(item: Json, pods: Sequence[Json], events: Sequence[Json]) -
 
 def lacks_pods(item: Json, pods: Sequence[Json]) -> bool:
     """Whether a Job or MPIJob has fewer pods than it wants at present."""
-    return sum(_works(item, pod) for pod in pods) < wanted_pods(item)
+    return sum(_works(item, pod) for pod in pods) < expected_pods(item)
 
 
-def wanted_pods(item: Json) -> int:
+def expected_pods(item: Json) -> int:
     """How many pods a Job wants at a time, or how many workers an MPIJob."""
     spec = item.get("spec", {})
     if item["kind"] == "MPIJob":
         return int(spec.get("mpiReplicaSpecs", {}).get("Worker", {}).get("replicas") or 0)
-    left = int(spec.get("completions") or 1) - int(item.get("status", {}).get("succeeded") or 0)
-    return min(int(spec.get("parallelism") or 1), left)
+    remaining = int(spec.get("completions") or 1) - int(item.get("status", {}).get("succeeded") or 0)
+    return min(int(spec.get("parallelism") or 1), remaining)
 
 
 def _works(item: Json, pod: Json) -> bool:

@@ -29,7 +29,7 @@ from gaudi_bert.runners.kubernetes.logs import followed_container
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render, work_claim_name
 from gaudi_bert.runners.kubernetes.run import remove_and_wait
 
-_KEPT_SECONDS = 600
+_RETENTION_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
     # It is not a part of a run, and a run that begins meanwhile shall not take it for one.
     del item["metadata"]["labels"][PIPELINE_LABEL]
     spec = item["spec"]
-    spec["ttlSecondsAfterFinished"], spec["backoffLimit"] = _KEPT_SECONDS, 0
+    spec["ttlSecondsAfterFinished"], spec["backoffLimit"] = _RETENTION_SECONDS, 0
     for labels in (item["metadata"]["labels"], spec["template"]["metadata"]["labels"]):
         labels["app.kubernetes.io/component"] = "open"
     pod = spec["template"]["spec"]
@@ -119,7 +119,7 @@ def sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
     boards = [path for run in _RUNS for path in sorted((folder / run / "tensorboard").rglob("*"))]
     data = _archive(folder, [*files, *boards])
     if len(data) > MOST_BYTES:
-        reporter.say(f"{folder}: TensorBoard's files are too large for a log, left out; copy them with `kubectl cp`")
+        reporter.say(f"{folder}: TensorBoard's files are too large for a log and not included; copy them with `kubectl cp`")
         data = _archive(folder, files)
     if len(data) > MOST_BYTES:
         raise FailedError(f"{folder}: the page has {human_bytes(len(data))}, too much for a log; copy it with `kubectl cp`")
@@ -149,7 +149,7 @@ def received_files(lines: Iterable[str], folder: Path) -> dict[Path, bytes]:
     except binascii.Error:
         data = b""
     if len(data) != int(first[1]) or hashlib.sha256(data).hexdigest() != first[2]:
-        raise FailedError("the results did not come whole through the pod's log; copy the work folder with `kubectl cp`")
+        raise FailedError("the results in the pod's log are incomplete; copy the work folder with `kubectl cp`")
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
             members = [(tarfile.data_filter(member, str(folder)), member) for member in archive if member.isfile()]

@@ -53,7 +53,9 @@ def run_on_kubernetes(
         try:
             summary[step] = _run_step(cluster, item, reporter, settings.kubernetes.start_seconds)
         except KeyboardInterrupt:
-            reporter.say("what was submitted goes on; run the same command to follow it, or stop it: gaudi-bert k8s delete")
+            reporter.say(
+                "what was submitted keeps running; run the same command to follow it, or stop it: gaudi-bert k8s delete"
+            )
             raise
     return summary
 

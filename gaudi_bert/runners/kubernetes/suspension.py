@@ -28,7 +28,7 @@ def describe_suspension(item: Json, workloads: Sequence[Json]) -> str:
     reason = _queue_reason(workloads) or "; ".join(_own_reasons(item))
     if queue is None:
         because = f": {reason}" if reason else ""
-        return f"{title} is suspended{because}; it goes on when a queue of the cluster, or `kubectl edit`, resumes it"
+        return f"{title} is suspended{because}; a queue of the cluster, or `kubectl edit`, resumes it"
     return f"{title} waits for its queue {queue}: {reason or 'not looked at yet'}"
 
 
@@ -44,7 +44,7 @@ def _reasons(workload: Json) -> Iterator[str]:
     status = workload.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     if workload.get("spec", {}).get("active") is False:
-        yield "it was deactivated, and waits until its Workload is made active again"
+        yield "it was deactivated, and waits until its Workload is active again"
     if _is(conditions, "Evicted", "True"):
         yield _message_of(conditions["Evicted"])
     if _is(conditions, "QuotaReserved", "True"):
