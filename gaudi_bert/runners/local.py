@@ -1,7 +1,7 @@
-"""Runs the stages of a pipeline in this process, one after the other; or waits until what one of them needs is made.
+"""Runs the stages of a pipeline in this process, one after the other; or waits until the inputs of one of them exist.
 
 Waiting is what the init container of each Job does, since Kubernetes does not order Jobs. The last file of an artefact
-appears whole or not at all, so its presence means that the artefact is finished.
+appears complete or not at all, so its presence means that the artefact is finished.
 """
 
 from __future__ import annotations

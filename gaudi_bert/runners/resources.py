@@ -1,7 +1,7 @@
 """Cores, memory, cards and huge pages of the containers that a stage runs in, as Kubernetes writes quantities.
 
-With cards, requests equal limits in everything: extended resources and huge pages allow nothing else, and a pod with cores
-and memory of its own is evicted last. Without cards, cores are only requested, so that idle ones are used.
+With cards, requests equal limits in everything: extended resources and huge pages allow nothing else, and a pod with
+reserved cores and memory is evicted last. Without cards, cores are only requested, so that idle ones are used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The stages of a pipeline, one row per stage: what every runner, and waiting between them, knows of a stage.
 
-A stage is made of one or more steps: where its parts are put together in the end, that is a step of its own. Adding a stage
+A stage has one or more steps: where its parts must be put together, that is a second step. Adding a stage
 means a method of `RunRequest` (`stage_calls.py`), one row here, and its Job below `k8s/`.
 """
 
@@ -36,14 +36,14 @@ class Stage:
     Attributes:
         name: as in `--stages`.
         call: does it in this process.
-        makes: the file of each of its products that is written last, so that its presence means that the product is whole.
-        image: which of the two images has what it needs; `training` has TensorFlow.
+        makes: the file of each of its products that is written last, so that its presence proves the product complete.
+        image: which of the two images it runs in; `training` has TensorFlow.
         kustomization: the folder below `k8s/` that holds its Job.
         needs: the stages whose products must exist before it starts.
         follows: the stages that it also waits for where all are started at once.
         reads: the settings that name files which it reads.
         shared: whether many machines may do it together, each its part.
-        parts: what its parts make, where a step of its own finishes it; None where nothing has to be finished.
+        parts: the products of its parts, where a second step finishes it; None where nothing has to be finished.
         parallel: whether it uses several processes or threads, `resources.data_processes` of them.
         distributed: whether all workers and cards of `resources` do it together, as one training.
         is_finished: whether a product exists.
@@ -76,7 +76,7 @@ class Stage:
         return (self.name,) if self.parts is None else (self.name, f"{self.name}-finish")
 
     def missing_products(self, folder: WorkFolder) -> list[Path]:
-        """What it makes and has not made yet, on a disk or in a store."""
+        """The products that do not exist yet, on a disk or in a store."""
         return [path for path in self.makes(folder) if not self.is_finished(path, folder.store)]
 
 
@@ -158,7 +158,7 @@ _ROWS = (
         needs=("train",),
         reads=(
             *("finetune.data", "finetune.evaluation_data", "finetune.init_checkpoint", "finetune.vocab", "task.labels"),
-            "prepare.records",  # for the vocabulary beside them
+            "prepare.records",  # for the vocabulary next to them
         ),
         distributed=True,
         is_part_of=lambda settings: settings.finetunes,

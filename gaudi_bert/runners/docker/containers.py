@@ -25,7 +25,7 @@ from gaudi_bert.runners.store_access import STORE_TOOLS, loopback_endpoint, stor
 
 # --- what a container sees of the host's disk: the work folder, the pipeline file, and read-only what that names
 #
-# Everything lies in the container where it lies on the host, so that relative paths in the pipeline file, `--work` and the
+# Everything has the same path in the container as on the host, so that relative paths in the pipeline file, `--work` and the
 # paths in messages mean the same inside and outside.
 
 _Mount = dict[str, Any]
@@ -58,7 +58,7 @@ def _secret_mount(path: Path, target: str) -> _Mount:
 
 
 def input_mounts(settings: PipelineSettings, stage: str, pipeline_folder: Path) -> list[_Mount]:
-    """Mounts of all that the pipeline file names and `stage` reads, but for what lies in object stores."""
+    """Mounts of all that the pipeline file names and `stage` reads, but for what is in object stores."""
     mounts: dict[str, _Mount] = {}
     for key, text in named_paths(settings):
         if key in STAGES[stage].reads and not in_store(text):
@@ -71,7 +71,7 @@ def input_mounts(settings: PipelineSettings, stage: str, pipeline_folder: Path) 
 def _shown(key: str, text: str, pipeline_folder: Path) -> Iterator[tuple[Path, Path]]:
     """What has to be shown for a path, and what is shown there.
 
-    That is the path itself; of a glob or of a checkpoint's prefix, the folder; and with records, the vocabulary beside them.
+    That is the path itself; of a glob or of a checkpoint's prefix, the folder; and with records, their vocabulary.
     """
     is_checkpoint = key.endswith(".init_checkpoint")
     start = Path() if is_checkpoint else pipeline_folder
@@ -104,7 +104,7 @@ def _is_inside_another(target: str, mounts: dict[str, _Mount]) -> bool:
 # --- object stores: log-ins, certificates, a network that reaches them, room on the disk
 #
 # Variables go to the daemon with the container, as `docker run --env NAME` sends them; files are shown read-only. Neither is
-# written anywhere. What stages keep in scratch lies on the host's disk: a container's /tmp is memory.
+# written anywhere. Scratch is on the host's disk: a container's /tmp is memory.
 
 HOME = "/tmp"
 
@@ -182,7 +182,7 @@ def portable_settings(settings: PipelineSettings) -> PipelineSettings:
 
 Container = dict[str, Any]
 
-# Says which work folder a container works in, so that what a killed run left behind is found.
+# The work folder of a container, by which those of a killed run are recognised.
 WORK_LABEL = "gaudi-bert.work"
 _RENDEZVOUS_PORT = 29400
 _CPU_SHARES_PER_CORE = 1024
@@ -210,7 +210,7 @@ class DockerRun:
 
     @property
     def parent(self) -> str:
-        """What containers are told of `work`."""
+        """The value of that label for `work`."""
         return shown_place(self.work) if in_store(self.work) else os.path.abspath(self.work)
 
     @property

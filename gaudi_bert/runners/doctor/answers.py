@@ -121,7 +121,7 @@ def named_classes(settings: PipelineSettings) -> list[tuple[str, str, str]]:
 
 
 def _secret_keys(cluster: Cluster, name: str | None) -> list[str] | None:
-    """What a Secret has, without what it says; None where this account may not read it."""
+    """The keys of a Secret, without their values; None where this account may not read it."""
     if name is None:
         return None
     try:

@@ -107,7 +107,7 @@ _PAGE_BYTES = 2 * 2**20
 
 
 def examine_host(settings: PipelineSettings) -> list[CheckResult]:
-    """What is right and wrong with this machine, for training as `settings` says."""
+    """The results of all checks of this machine, for training with `settings`."""
     return check_host(ask_host(), settings)
 
 

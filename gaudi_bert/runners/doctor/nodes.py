@@ -62,7 +62,7 @@ def check_nodes(answers: ClusterAnswers, settings: PipelineSettings) -> list[Che
 def _checks_for(
     nodes: Sequence[Json], part: str, placement: PodPlacement, check: Callable[[Sequence[Json]], list[CheckResult]]
 ) -> list[CheckResult]:
-    """What `check` says of those nodes that pods are put on; or why there are none, and how to get some."""
+    """The results of `check` for those nodes that pods may run on; or why there are none, and how to get some."""
     selected = [node for node in nodes if placement.node_selector.items() <= (node["metadata"].get("labels") or {}).items()]
     cordoned = [node for node in selected if (node.get("spec") or {}).get("unschedulable")]
     usable = [node for node in selected if node not in cordoned and _tolerates(placement, node)]

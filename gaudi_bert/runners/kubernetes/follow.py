@@ -39,7 +39,7 @@ from gaudi_bert.runners.kubernetes.suspension import describe_suspension, is_sus
 WATCH_SECONDS = 5
 SHORTEST_ROUND_SECONDS = 0.2
 _LOG_END_SECONDS = 10
-# What passes sooner is not reported: most volumes are bound, and most pods placed, a moment after a Job is made.
+# What passes sooner is not reported: most volumes are bound, and most pods placed, a moment after a Job is created.
 PASSING_SECONDS = 15.0
 # How long a Job may take to replace pods that were stopped on request; its backoff begins with 10 s, and doubles.
 RESTART_SECONDS = 15.0
@@ -65,7 +65,7 @@ def pods_of(cluster: Cluster, item: Json) -> list[Json]:
 
 
 def workloads_of(cluster: Cluster, item: Json) -> list[Json]:
-    """What Kueue keeps about `item`; nothing where there is no Kueue, or where this account may not see it."""
+    """The Workloads of `item`; none without Kueue, or where this account may not see them."""
     try:
         for kind in _WORKLOADS:
             workloads = cluster.find(kind, f"{_OWNER_LABEL}={item['metadata'].get('uid', '')}")
@@ -225,7 +225,7 @@ def _read(cluster: Cluster, item: Json) -> Json:
 
 
 def problem_of(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
-    """What is wrong with the pods of a Job or MPIJob that goes on, or why it has none, or fewer than it wants."""
+    """What is wrong with the pods of a running Job or MPIJob, or why it has none, or too few."""
     if not pods:
         return no_pods_problem(item, _events_of_maker(cluster, item))
     problem = worst_problem(pods, read_log)

@@ -1,6 +1,6 @@
 """Brings what a run on a cluster has to look at to this machine: `gaudi-bert k8s open`.
 
-A small Job, made of that of the stage `report`, mounts the work folder, writes the page as far as the run has come, and
+A small Job, derived from that of the stage `report`, mounts the work folder, writes the page as far as the run has come, and
 sends it with TensorBoard's files through its log: that needs no right that a run does not have, and no port to be reached.
 """
 
@@ -103,7 +103,7 @@ def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
 # --- sending, in the pod: `python3 -m gaudi_bert.runners.kubernetes.results WORKDIR`
 #
 # The files go as a compressed archive in lines of base64, with their size and SHA-256 before them, so that a log that was
-# cut short is never taken for whole. A node keeps 10 MiB of a log, as a rule: TensorBoard's files are left out where they
+# cut short is never treated as complete. A node keeps 10 MiB of a log, as a rule: TensorBoard's files are omitted where they
 # would not fit.
 
 MOST_BYTES = 6 << 20
@@ -169,7 +169,7 @@ def _archive(folder: Path, files: Iterable[Path]) -> bytes:
 
 
 def _send(folder: Path) -> int:
-    """Write the page anew, as far as the run has come, and send it."""
+    """Write the page again, as far as the run has come, and send it."""
     from gaudi_bert.reporting.report import report
 
     try:

@@ -1,6 +1,6 @@
 """Jobs and MPIJobs that wait for a queue: suspended until they are admitted, and again when others come first.
 
-Kueue suspends whatever carries the label of one of its queues, without being asked, and makes a Workload for it, whose
+Kueue suspends whatever carries the label of one of its queues, by itself, and creates a Workload for it, whose
 conditions say what it waits for (kueue.sigs.k8s.io, "Troubleshooting Jobs"). An MPIJob has one Workload with launcher and
 workers, so that it is admitted as one; its pods carry no label of their own. Where Workloads may not be read, the Job's
 own condition is all that is known.
@@ -33,7 +33,7 @@ def describe_suspension(item: Json, workloads: Sequence[Json]) -> str:
 
 
 def _queue_reason(workloads: Sequence[Json]) -> str:
-    """Why the newest of `workloads` is not admitted; empty where none says why."""
+    """Why the newest of `workloads` is not admitted; empty where the reason is unknown."""
     if not workloads:
         return ""
     newest = max(workloads, key=lambda workload: str(workload["metadata"].get("creationTimestamp") or ""))
