@@ -22,7 +22,7 @@ RecordsOrTable = Annotated[
 ]
 Pipeline = Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what was made with other settings.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the results of other settings.")]
 Shard = Annotated[
     str | None,
     typer.Option(

@@ -32,7 +32,7 @@ def wait(
     timeout: Annotated[float, typer.Option(min=0, help="Give up after this many seconds.")] = 86_400,
     json: arguments.Json = False,
 ) -> None:
-    """Wait until everything that a stage needs has been made."""
+    """Wait until all inputs of a stage exist."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.runners.local import wait_for_inputs
 
@@ -40,7 +40,7 @@ def wait(
     folder = WorkFolder.of(settings, work, pipeline.parent)
     seconds = wait_for_inputs(folder, for_, timeout, Reporter())
     waited = {"stage": for_, "waited_seconds": round(seconds, 1)}
-    output.print_result(waited, json, lambda _: [f"all that {for_} needs is there ({human_seconds(seconds)})"])
+    output.print_result(waited, json, lambda _: [f"all inputs of {for_} exist ({human_seconds(seconds)})"])
 
 
 def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[PipelineSettings, Cluster]:
@@ -146,7 +146,7 @@ def doctor(
         results = [examine_store(store, settings)]
     else:
         results = examine_cluster(settings) if cluster else examine_host(settings)
-    wrong = [result for result in results if result.verdict == "mend"]
+    wrong = [result for result in results if result.verdict == "failed"]
     printed = {"ready": not wrong, "findings": [result.as_json() for result in results]}
     output.print_result(printed, json, lambda _: [str(result) for result in results])
     if wrong:

@@ -37,7 +37,7 @@ def prepare(
     """Make pretraining examples (unpacked TFRecords) from text."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PrepareSettings
-    from gaudi_bert.corpus.prepare import prepare as run
+    from gaudi_bert.corpus import prepare
 
     if vocab is not None and train_vocab is not None:
         raise InputError("--vocab and --train-vocab exclude each other; give the one you mean")
@@ -53,7 +53,7 @@ def prepare(
         evaluation_fraction=evaluation_fraction,
         seed=seed,
     )
-    result = run(
+    result = prepare.prepare(
         settings,
         out,
         pipeline_folder=Path(),
@@ -117,7 +117,7 @@ def tokenize(
 
 def _describe_tokens(result: Mapping[str, Any]) -> list[str]:
     if "missing_parts" in result:
-        return [f"{result['missing_parts']} of {count_of(result['parts'], 'part')} left to other shards"]
+        return [f"{result['missing_parts']} of {count_of(result['parts'], 'part')} to be done by other shards"]
     rows, too_long = count_of(result["rows"], "row"), result["too_long"]
     lines = [
         f"{count_of(result['texts'], 'text')} became {rows} with {count_of(result['tokens'], 'token')}"
@@ -130,7 +130,7 @@ def _describe_tokens(result: Mapping[str, Any]) -> list[str]:
     about = f"{count_of(too_long['rows'], 'text')} too long for {count_of(result['max_sequence_length'], 'token')}"
     return [
         *lines,
-        f"{about}: {became.get(too_long['policy'], f'left out, {lost}')}" if too_long["rows"] else "no text was too long",
+        f"{about}: {became.get(too_long['policy'], f'dropped, {lost}')}" if too_long["rows"] else "no text was too long",
     ]
 
 
@@ -149,9 +149,9 @@ def import_tables(
     json: arguments.Json = False,
 ) -> None:
     """Make unpacked TFRecords from tables with `input_ids` (Parquet, Arrow, JSON lines, Hugging Face datasets)."""
-    from gaudi_bert.tables.import_tables import import_tables as run
+    from gaudi_bert.tables import import_tables
 
-    result = run(
+    result = import_tables.import_tables(
         source,
         out,
         max_sequence_length=max_sequence_length,
@@ -173,7 +173,7 @@ def histogram(
     json: arguments.Json = False,
 ) -> None:
     """Count the sequences of each length, file by file."""
-    from gaudi_bert.tfrecords.histogram import histogram as run
+    from gaudi_bert.tfrecords import histogram
     from gaudi_bert.tfrecords.histogram import histogram_shard
 
     part = arguments.parse_shard(shard)
@@ -181,7 +181,7 @@ def histogram(
     if part is not None and counted is None:
         output.print_result({"files": 0, "skipped": True}, json, output.describe_histogram)
         return
-    result = run(records, out, shard=counted, reporter=Reporter(), overwrite=overwrite, workers=workers)
+    result = histogram.histogram(records, out, shard=counted, reporter=Reporter(), overwrite=overwrite, workers=workers)
     output.print_result(result, json, output.describe_histogram)
 
 
@@ -199,24 +199,24 @@ def plan(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Decide which lengths share a row, and prove how near the optimum that is."""
+    """Decide which lengths share a row, and prove how close to optimal it is."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PackingSettings
-    from gaudi_bert.tfrecords.plan import plan as run
+    from gaudi_bert.tfrecords import plan
     from gaudi_bert.tfrecords.plan import plan_shard
 
     part = arguments.parse_shard(shard, finish)
     settings = section_from_options(
         PackingSettings, algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
     )
-    # A shell's `histograms/*.json` also matches the settings that lie beside each of them.
+    # A shell's `histograms/*.json` also matches the settings stored next to each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
     result: object
     if part is not None:
         result = plan_shard(counted, out, settings, part, **common)
     else:
-        result = run(counted, out, settings, finish=finish, **common)
+        result = plan.plan(counted, out, settings, finish=finish, **common)
     output.print_result(result, json, output.describe_groups)
 
 
@@ -237,17 +237,17 @@ def write(
     """Write the packed TFRecords of a plan."""
     from gaudi_bert.cli.results import to_json
     from gaudi_bert.tables.packed_parquet import packed_copies
-    from gaudi_bert.tfrecords.write import write as run
+    from gaudi_bert.tfrecords import write
     from gaudi_bert.tfrecords.write import write_shard
 
     part = arguments.parse_shard(shard, finish)
     if part is not None and (parquet or predecessor_metadata):
-        raise InputError("--parquet and --predecessor-metadata need the whole folder; give them with --finish")
+        raise InputError("--parquet and --predecessor-metadata need the complete folder; give them with --finish")
     if part is not None:
         shard_result = write_shard(records, plan, out, part, reporter=Reporter(), overwrite=overwrite, workers=workers)
         output.print_result(shard_result, json, output.describe_groups)
         return
-    result = run(records, plan, out, finish=finish, reporter=Reporter(), overwrite=overwrite, workers=workers)
+    result = write.write(records, plan, out, finish=finish, reporter=Reporter(), overwrite=overwrite, workers=workers)
     copies = packed_copies(out, plan, parquet=parquet, predecessor_metadata=predecessor_metadata, reporter=Reporter())
     output.print_result({**to_json(result), **to_json(copies)}, json, output.describe_packing)
 
@@ -282,7 +282,7 @@ def pack(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Pack TFRecords (the plan is kept in `OUT-plan/`), or a table with `input_ids` to Parquet."""
+    """Pack TFRecords (the plan is stored in `OUT-plan/`), or a table with `input_ids` to Parquet."""
     from gaudi_bert.tables.sources import is_table
 
     both = {"algorithm": algorithm, "depth": depth, "seed": seed}
@@ -303,13 +303,13 @@ def pack(
     _refuse_options_of_tables(records, {**of_tables, "shard": shard, "finish": finish})
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PackingSettings
-    from gaudi_bert.tfrecords.pack import pack as run
-    from gaudi_bert.tfrecords.verify import verify as prove
+    from gaudi_bert.tfrecords import pack
+    from gaudi_bert.tfrecords.verify import verify as verify_packs
 
     settings = section_from_options(PackingSettings, **both)
-    packed = run(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers)
+    packed = pack.pack(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers)
     if verify:
-        packed = replace(packed, verified=prove(records, out, reporter=Reporter(), workers=workers))
+        packed = replace(packed, verified=verify_packs(records, out, reporter=Reporter(), workers=workers))
     output.print_result(packed, json, _describe_pack)
 
 
@@ -331,13 +331,13 @@ def verify(
     """Prove that every sequence is in the packed folder exactly once, byte for byte."""
     from gaudi_bert.tables.sources import is_table
     from gaudi_bert.tables.verify import verify_table
-    from gaudi_bert.tfrecords.verify import verify as run
+    from gaudi_bert.tfrecords import verify
 
     if is_table(records):
         proof = verify_table(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
         output.print_result(proof, json, _describe_verified_table)
         return
-    result = run(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
+    result = verify.verify(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
     output.print_result(result, json, output.describe_verification)
 
 
@@ -419,9 +419,9 @@ def inspect(
     json: arguments.Json = False,
 ) -> None:
     """Show one record in readable form."""
-    from gaudi_bert.tfrecords.inspect import inspect as run
+    from gaudi_bert.tfrecords import inspect
 
-    result = run(file, record=record, vocabulary=vocab)
+    result = inspect.inspect(file, record=record, vocabulary=vocab)
     if json:
         output.print_result(result, json, lambda _: [])
     else:

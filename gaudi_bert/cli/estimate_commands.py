@@ -29,7 +29,7 @@ def estimate(
     algorithms: Annotated[str, typer.Option(help="Algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
     max_sequence_length: Annotated[
         int | None,
-        typer.Option(min=1, help="Slots per pack; default: what SOURCE says.", show_default=False),
+        typer.Option(min=1, help="Slots per pack; default: as in SOURCE.", show_default=False),
     ] = None,
     input_column: arguments.InputColumn = None,
     picture: _Picture = None,
@@ -44,13 +44,13 @@ def estimate(
     json: arguments.Json = False,
 ) -> None:
     """Show what packing would give at each depth and with each algorithm; nothing is written."""
-    from gaudi_bert.reporting.estimate import estimate as run
+    from gaudi_bert.reporting import estimate
 
     if task is not None:
         _estimate_task(source, task, model, row_lengths, depths or "3,6,12,max", columns, set_, json)
         return
     requested = (depths or "1,2,3,4,8,max").split(",")
-    result = run(
+    result = estimate.estimate(
         source,
         depths=requested,
         algorithms=algorithms.split(","),

@@ -63,7 +63,7 @@ class Command(TyperCommand):
         return _coloured(plain)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; files that a shell made of a pattern are that pattern again, more is explained."""
+        """Parse the arguments; files that a shell expanded become their pattern again; other extra words are refused."""
         for word in takewhile(lambda word: word != "--", args):
             refuse_removed(f"{self.name} {word.partition('=')[0]}")
         ctx.allow_extra_args = True
@@ -175,7 +175,7 @@ def _default(section: type[Settings], name: str) -> str:
 
 
 def _pattern_of(files: Sequence[str]) -> str | None:
-    """The pattern with one `*` that stands for just these files; None where there is no such pattern."""
+    """The pattern with one `*` that stands for just these files; None where no pattern does."""
     start = _common_beginning(files)
     end = _common_beginning([file[len(start) :][::-1] for file in files])[::-1]
     pattern = f"{glob.escape(start)}*{glob.escape(end)}"

@@ -1,4 +1,4 @@
-"""The `gaudi-bert` command: all subcommands in one place.
+"""The `gaudi-bert` command: all subcommands.
 
 Exit codes: 0 all done, 1 failed, 2 usage or bad input, 75 stopped on request (SIGTERM or Ctrl-C) and resumable.
 """
@@ -65,7 +65,7 @@ class _Commands(help.Commands):
     }
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; typer would turn an interruption into an exit code of its own."""
+        """Run the command; typer would turn an interruption into its own exit code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
@@ -96,7 +96,7 @@ def _print_version(requested: bool) -> None:
 def _options(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Options of the command as a whole."""
+    """Options without a subcommand."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 _LONGEST_LINE = 480
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_STOPPED = "stopped; the same command goes on from what is finished"
+_STOPPED = "stopped; run the same command again to resume"
 # Which extra of this package installs a module.
 _EXTRAS = {
     "docker": "docker",
@@ -193,7 +193,7 @@ def _missing_extra(module: str) -> InputError:
 def _end(error: GaudiBertError) -> NoReturn:
     kind = help.error_prefix()
     if isinstance(error, StoppedError):
-        kind = ""  # who stops a command has made no error
+        kind = ""  # stopping a command is not an error
         for number in _STOP_SIGNALS:  # a second one would end this process with another exit code
             signal.signal(number, signal.SIG_IGN)
     print(f"{kind}{shortened(str(error), _LONGEST_LINE)}", file=sys.stderr)  # noqa: T201

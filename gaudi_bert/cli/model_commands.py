@@ -33,10 +33,10 @@ def train(
 ) -> None:
     """Train BERT on packed (or unpacked) records."""
     from gaudi_bert.config.models import model_overrides
-    from gaudi_bert.training.train import train as run
+    from gaudi_bert.training import train
 
     overrides = [*(model_overrides(model) if model is not None else ()), *(set_ or ())]
-    result = run(
+    result = train.train(
         arguments.pipeline_settings(pipeline, overrides),
         data=data,
         evaluation_data=evaluation_data,
@@ -51,15 +51,15 @@ def train(
 
 def evaluate(
     data: Packed,
-    checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a folder made by `train`.", show_default=False)],
+    checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a folder of `train`.", show_default=False)],
     unpacked: Annotated[str | None, typer.Option(help="The same data unpacked, to show that the figures agree.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
     json: arguments.Json = False,
 ) -> None:
     """Measure a checkpoint on held-out data."""
-    from gaudi_bert.training.evaluate import evaluate as run
+    from gaudi_bert.training import evaluate
 
-    result = run(data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, reporter=Reporter())
+    result = evaluate.evaluate(data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, reporter=Reporter())
     output.print_shared_result(result, json, output.describe_evaluation)
 
 
@@ -82,9 +82,9 @@ def verify_model(
         return
     if target is not None or attention is not None:
         raise InputError("--target and --attention are for a transformers model: give its folder with --huggingface")
-    from gaudi_bert.training.verify_model import verify_model as run
+    from gaudi_bert.training import verify_model
 
-    result = run(checkpoint=checkpoint, data=data, reporter=Reporter())
+    result = verify_model.verify_model(checkpoint=checkpoint, data=data, reporter=Reporter())
     output.print_result(result, json, output.describe_proof)
 
 
@@ -103,9 +103,11 @@ def export(
     json: arguments.Json = False,
 ) -> None:
     """Write a model for transformers, for TF1 BERT, or for serving."""
-    from gaudi_bert.tasks.models.export import export as run
+    from gaudi_bert.tasks.models import export
 
-    result = run(checkpoint, out, kind=format_, vocabulary=vocab, rows=rows, reporter=Reporter(), overwrite=overwrite)
+    result = export.export(
+        checkpoint, out, kind=format_, vocabulary=vocab, rows=rows, reporter=Reporter(), overwrite=overwrite
+    )
     output.print_result(result, json, output.describe_export)
 
 
@@ -114,7 +116,7 @@ def export(
 Model = Annotated[Path, typer.Option(help="A folder with config.json, weights and tokenizer.", show_default=False)]
 _MaxSequenceLength = Annotated[int | None, typer.Option(help="Most tokens per row; default: the model's own.")]
 Precision = Annotated[str, typer.Option(help="Precision of matrix products: float32 or bfloat16.")]
-OnBadRow = Annotated[str, typer.Option(help="A row that cannot be read: stop, or skip, which names it in its place.")]
+OnBadRow = Annotated[str, typer.Option(help="A row that cannot be read: stop, or skip, which answers it with its error.")]
 Unpacked = Annotated[bool, typer.Option("--unpacked", help="One row at a time, for comparison.")]
 
 
@@ -147,7 +149,7 @@ def finetune(
     json: arguments.Json = False,
 ) -> None:
     """Train a pretrained BERT for a task, on packed rows."""
-    from gaudi_bert.tasks.finetune import finetune as run
+    from gaudi_bert.tasks import finetune
     from gaudi_bert.training.results import FineTuneInput
 
     options: dict[str, tuple[str, object]] = {
@@ -156,7 +158,7 @@ def finetune(
         "task.labels": ("--labels", labels),
     }
     options |= arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
-    result = run(
+    result = finetune.finetune(
         arguments.pipeline_settings(pipeline, set_, options),
         FineTuneInput(data, evaluation, model, vocab),
         out,
@@ -189,13 +191,13 @@ def predict(
     json: arguments.Json = False,
 ) -> None:
     """The answers of a fine-tuned model, one JSON line per row, in the order of the rows."""
-    from gaudi_bert.tasks import predict as stage
+    from gaudi_bert.tasks import predict
     from gaudi_bert.tasks.answer_rows import PredictOptions
 
     options = PredictOptions(max_sequence_length, precision, not unpacked, on_bad_row)  # type: ignore[arg-type]
     rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
     changes = arguments.task_settings(set_, rows).model_dump(exclude_unset=True)
-    result = stage.predict(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
+    result = predict.predict(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, output.describe_answers)
 
@@ -229,9 +231,9 @@ def embed(
     json: arguments.Json = False,
 ) -> None:
     """A vector for each text, in the order of the texts."""
-    from gaudi_bert.tasks import embed as stage
+    from gaudi_bert.tasks import embed
 
-    options = stage.EmbedOptions(
+    options = embed.EmbedOptions(
         max_sequence_length,
         precision,  # type: ignore[arg-type]
         not unpacked,
@@ -243,6 +245,6 @@ def embed(
     )
     rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
     settings = arguments.task_settings(["task.too_long=truncate", *(set_ or ())], rows)
-    result = stage.embed(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
+    result = embed.embed(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, output.describe_answers)

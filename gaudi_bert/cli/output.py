@@ -52,8 +52,8 @@ def describe_packing(result: Mapping[str, Any]) -> list[str]:
     ]
     if "algorithm" in result:
         used = [name for name in result.get("algorithms_used", ()) if name != result["algorithm"]]
-        made_by = f" (by {' and '.join(used)})" if used else ""
-        lines.append(f"algorithm {result['algorithm']}{made_by}, depth {result.get('depth_used', result.get('depth'))}")
+        heuristics = f" (by {' and '.join(used)})" if used else ""
+        lines.append(f"algorithm {result['algorithm']}{heuristics}, depth {result.get('depth_used', result.get('depth'))}")
     if result.get("masked_slots_needed"):
         lines.append(_masked_slots_line(result))
     return lines
@@ -75,7 +75,7 @@ def describe_verification(result: Mapping[str, Any]) -> list[str]:
 
 
 def describe_groups(result: Mapping[str, Any]) -> list[str]:
-    """The line of one part of a plan or of a packed folder; the lines of the whole where that is finished."""
+    """The line of one part of a plan or of a packed folder; the lines of all parts once they are finished."""
     if "groups_written" not in result:
         return describe_packing(result)
     groups, written = result["groups"], result["groups_written"]
@@ -91,8 +91,8 @@ def describe_examples(result: Mapping[str, Any]) -> list[str]:
     if "records" in result:
         return [f"nothing to do: the pipeline names its own records, {result['records']}"]
     if "splits" not in result:
-        left = len(result["missing_sections"])
-        return [f"this part is done, {count_of(left, 'section')} left to other parts"]
+        remaining = len(result["missing_sections"])
+        return [f"this part is done, {count_of(remaining, 'section')} to be done by other parts"]
     lines = [
         f"{split}: {count_of(figures['sequences'], 'sequence')} ({count_of(figures['tokens'], 'token')}) "
         f"from {count_of(figures['text_documents'], 'document')}{skipped_note(result)}"
@@ -129,7 +129,7 @@ def describe_finetuning(result: Mapping[str, Any]) -> list[str]:
             f"best by {result['best_metric']}, after update {result['best_update']:,}: {_metrics(result['metrics'])}"
         )
         if result.get("baseline"):
-            lines.append(f"always the same answer, the best one for the training data: {_metrics(result['baseline'])}")
+            lines.append(f"majority baseline: {_metrics(result['baseline'])}")
     return lines
 
 
@@ -147,7 +147,7 @@ def describe_answers(result: Mapping[str, Any]) -> list[str]:
     return [f"{counted}{cut}{bad}; {100 * result['padding']:.1f} % of what was computed is padding"]
 
 
-# --- pretrained models, and what is made of them
+# --- pretrained models
 
 DRY_RUN = "a dry run: nothing was trained or written"
 
@@ -155,8 +155,8 @@ DRY_RUN = "a dry run: nothing was trained or written"
 def describe_import(result: Mapping[str, Any]) -> list[str]:
     """The line of tables that became TFRecords."""
     sizes = f"up to {count_of(result['max_sequence_length'], 'token')} and {result['max_predictions']:,} masked positions"
-    made = f"{count_of(result['sequences'], 'sequence')} in {count_of(result['files'], 'file')}"
-    return [f"{made}, {sizes} each{skipped_note(result)}"]
+    counted = f"{count_of(result['sequences'], 'sequence')} in {count_of(result['files'], 'file')}"
+    return [f"{counted}, {sizes} each{skipped_note(result)}"]
 
 
 def describe_training(result: Mapping[str, Any]) -> list[str]:
@@ -169,7 +169,7 @@ def describe_training(result: Mapping[str, Any]) -> list[str]:
         f"({count_of(result['tokens'], 'token')}) by {count_of(result['processes'], 'process')}{speed}{skipped_note(result)}"
     ]
     if result["reached_target"]:
-        lines.append("the accuracy that was the target is reached")
+        lines.append("target accuracy reached")
     if "realized_speedup" in result:
         gain, factor = result["realized_speedup"], result["packing_factor"]
         lines.append(f"{gain:.2f} times as fast as unpacked, measured; {factor:.2f} would be the limit")
@@ -187,7 +187,7 @@ def describe_evaluation(result: Mapping[str, Any]) -> list[str]:
 
 
 def _pretraining(figures: Mapping[str, Any]) -> str:
-    """The accuracies of both pretraining tasks, each beside that of one answer for everything."""
+    """The accuracies of both pretraining tasks, each with its baseline of one answer for everything."""
     frequent, more = figures["unigram_baseline"], figures.get("next_sentence_baseline")
     baseline = "" if more is None else f" (the more frequent answer: {100 * more:.1f} %)"
     return (
@@ -203,7 +203,7 @@ def describe_proof(result: Mapping[str, Any]) -> list[str]:
     return [
         f"packing changes nothing: {packed} give the outputs of single rows, to {result['hidden_states']:.1e}, "
         f"and the gradients, to {result['gradient']:.1e}; "
-        f"{count_of(result['leak_comparisons'], 'sequence')} beside a changed one did not change by a bit"
+        f"{count_of(result['leak_comparisons'], 'sequence')} next to a changed one did not change by a bit"
     ]
 
 
@@ -226,7 +226,7 @@ _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 
 
 def show_record(view: RecordView, stream: TextIO) -> None:
-    """Print one paragraph for each sequence, told apart by number and, on a terminal, by colour.
+    """Print one paragraph for each sequence, distinguished by number and, on a terminal, by colour.
 
     A masked position shows the token in the row, an arrow, and the token it replaced: `[MASK]→house`.
     """
@@ -272,7 +272,7 @@ def _sentence(sequence: SequenceView, colour: str) -> Text:
     return text
 
 
-# What each stage of a pipeline is described by, whole or one part of it.
+# What each stage of a pipeline is described by, complete or one part.
 STAGES: dict[str, _Describe] = {
     "prepare": describe_examples,
     "histogram": describe_histogram,

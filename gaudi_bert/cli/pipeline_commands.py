@@ -1,4 +1,4 @@
-"""Commands about whole pipelines: run, report, settings."""
+"""Commands about pipelines: run, report, settings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gaudi_bert.common.progress import Reporter
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.config.pipeline import PipelineSettings
-    from gaudi_bert.runners.stage_calls import LocalRun
+    from gaudi_bert.runners.stage_calls import RunRequest
 
 
-def _run_local(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
+def _run_local(run: RunRequest, stages: Sequence[str], pipeline: Path) -> object:
     from gaudi_bert.runners.local import run_stages
 
     return run_stages(run, stages)
 
 
-def _run_docker(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
+def _run_docker(run: RunRequest, stages: Sequence[str], pipeline: Path) -> object:
     from gaudi_bert.runners.docker.run import run_on_docker
 
     flags = ["--overwrite"] if run.overwrite else []
@@ -36,7 +36,7 @@ def _run_docker(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
     return run_on_docker(run.settings, stages, pipeline, run.work, run.reporter, flags=flags)
 
 
-def _run_kubernetes(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
+def _run_kubernetes(run: RunRequest, stages: Sequence[str], pipeline: Path) -> object:
     from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 
     if run.overwrite:
@@ -52,7 +52,7 @@ def _run_kubernetes(run: LocalRun, stages: Sequence[str], pipeline: Path) -> obj
 
 
 def _describe_stages(summaries: Mapping[str, Any]) -> list[str]:
-    """A few lines per stage, and per split where a stage has two: what it made, and whether it had anything to do."""
+    """A few lines per stage, and per split where a stage has two: its result, and whether it had anything to do."""
     from gaudi_bert.artefacts.work_folder import SPLITS
 
     lines = []
@@ -98,7 +98,7 @@ def run(
 ) -> None:
     """Run the stages of a pipeline file; finished stages are skipped."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
-    from gaudi_bert.runners.stage_calls import LocalRun
+    from gaudi_bert.runners.stage_calls import RunRequest
     from gaudi_bert.runners.stage_table import check_stages, select_stages, stages_of
 
     if on not in _RUNNERS:
@@ -117,14 +117,14 @@ def run(
         runner, describe = _RUNNERS[on]
         reporter = Reporter(quiet=part is None and not is_first_process())
         options: dict[str, Any] = {"overwrite": overwrite, "shard": part, "finish": finish, "workers": workers}
-        request = LocalRun(settings, work, pipeline.parent, reporter, **options)
-        # With --shard, each process of a launcher does a part of its own.
+        request = RunRequest(settings, work, pipeline.parent, reporter, **options)
+        # With --shard, each process of a launcher does its own part.
         show = output.print_shared_result if part is None else output.print_result
         show(runner(request, names, pipeline), json, describe)
 
 
 def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
-    """Refuse what each process of a launcher would do by itself; with --shard, each does a part of its own."""
+    """Refuse what each process of a launcher would do by itself; with --shard, each does its own part."""
     launch = find_launch()
     if launch is None or launch.size == 1 or shard is not None:
         return
@@ -151,17 +151,16 @@ def _show_dry_run(
     import yaml
 
     from gaudi_bert.runners.kubernetes.volumes import check_access_mode
-    from gaudi_bert.runners.requirements import missing_paths, preview_stage
-    from gaudi_bert.runners.stage_table import STAGES
+    from gaudi_bert.runners.stage_table import STAGES, missing_paths, preview_stage
 
     if on == "kubernetes":
         check_access_mode(settings)
     previews = [preview_stage(settings, stage) for stage in stages]
-    made = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder)]
+    finished = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder)]
     planned: dict[str, Any] = {
         "stages": list(stages),
         "work": shown_place(folder.root),
-        "made": made,
+        "made": finished,
         "missing": [] if on == "kubernetes" else missing_paths(settings, stages, pipeline.parent),
         "outlook": previews,
         "settings": settings.model_dump(mode="json"),
@@ -187,7 +186,7 @@ def _dry_run_lines(planned: Mapping[str, Any], on: str) -> list[str]:
     waiting = [stage for stage in planned["stages"] if stage not in planned["made"]]
     lines = [f"work folder: {planned['work']}"]
     if planned["made"]:
-        lines.append(f"made already, done again only with --overwrite: {', '.join(planned['made'])}")
+        lines.append(f"finished already, repeated only with --overwrite: {', '.join(planned['made'])}")
     lines.append(f"to do {where}: {', '.join(waiting) or 'nothing'}")
     return lines + [f"MISSING: {path}" for path in planned["missing"]]
 
@@ -202,7 +201,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool, json: bool) -> None:
-    from gaudi_bert.runners.kubernetes.manifests import write_rendered
+    from gaudi_bert.runners.kubernetes.rendered import write_rendered
 
     parts = write_rendered(settings, stages, folder, overwrite)
     lines = [f"{folder}: {', '.join(parts)}", *(f"kubectl apply -k {folder}/{part}" for part in parts)]
@@ -214,9 +213,9 @@ def report(
     json: arguments.Json = False,
 ) -> None:
     """Write report.html: one page with the charts and figures of a work folder."""
-    from gaudi_bert.reporting.report import report as make
+    from gaudi_bert.reporting import report
 
-    output.print_result(make(workdir), json, output.describe_report)
+    output.print_result(report.report(workdir), json, output.describe_report)
 
 
 def settings() -> None:

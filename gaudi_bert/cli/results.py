@@ -1,6 +1,6 @@
-"""Typed results as the objects that `--json` prints: the one place where dictionaries are made of them.
+"""Typed results as the objects that `--json` prints: dictionaries are built here alone.
 
-By default a result becomes an object of its fields; a field that keeps its default (not skipped, not measured) is left out,
+By default a result becomes an object of its fields; a field that keeps its default (not skipped, not measured) is omitted,
 and what is stored in an artefact is printed as it is stored. A result that is printed otherwise has a function here.
 """
 

@@ -1,1 +1,1 @@
-"""The pipeline file as typed, frozen settings: the one place where a default lives. `pipeline.py` has it as a whole."""
+"""The pipeline file as typed, frozen settings: defaults are defined here alone. `pipeline.py` puts the sections together."""

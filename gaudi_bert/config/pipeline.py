@@ -1,4 +1,4 @@
-"""A pipeline file as a whole: its type, how it is read and refused, and the page of all its keys.
+"""A pipeline file: its type, how it is read and refused, and the page of all its keys.
 
 A pipeline file is YAML; every key is optional. An unknown key or a wrong value is refused with the path of the key, what is
 allowed and, for a misspelt key, the nearest right one. `--set packing.depth=4` changes one value after the file is read.
@@ -35,7 +35,7 @@ from gaudi_bert.config.values import Settings, matching
 
 
 class PipelineSettings(Settings):
-    """A pipeline file, whole."""
+    """A complete pipeline file."""
 
     name: Annotated[
         str, matching(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?", "at most 42 of a to z, 0 to 9 and -, a letter first, no - last")
@@ -147,7 +147,7 @@ def load_pipeline(
 def pipeline_from_mapping(
     mapping: Mapping[str, Any], source: str, typed: Mapping[str, str] | None = None
 ) -> PipelineSettings:
-    """Validate a whole pipeline, as `section_from_mapping` does it."""
+    """Validate a complete pipeline, as `section_from_mapping` does it."""
     return section_from_mapping(PipelineSettings, mapping, source, typed)
 
 

@@ -81,7 +81,7 @@ class ResourceSettings(Settings):
         None, ge=1, description="bind each training process to this many cores; default: unbound"
     )
     mpi_prefix: Annotated[str, matching(r"/[A-Za-z0-9._/-]+", "an absolute path")] | None = Field(
-        None, description="where Open MPI lies in the training image; default: on its PATH"
+        None, description="where Open MPI is installed in the training image; default: on its PATH"
     )
     environment: dict[EnvironmentName, str] = Field(
         {}, description="more variables for training; no secrets: everyone can read them"
@@ -183,7 +183,7 @@ class KubernetesSettings(Settings):
     network_interface: Annotated[str, matching(r"[A-Za-z0-9._,/-]+", "an interface such as eth0")] = Field(
         "eth0", description="the network interface between the workers"
     )
-    wait_seconds: int = Field(86_400, ge=1, description="how long a stage waits for what it needs")
+    wait_seconds: int = Field(86_400, ge=1, description="how long a stage waits for its inputs")
     start_seconds: int = Field(600, ge=1, description="how long a pod may wait for a node, a volume or an image")
     outage_seconds: int = Field(
         3600, ge=1, description="how long an unreachable API server is retried while a run is followed"
@@ -242,5 +242,5 @@ class StoreSettings(Settings):
     longest_pause_seconds: float = Field(30.0, gt=0, le=3600, description="the longest pause between two attempts")
     timeout_seconds: float = Field(60.0, gt=0, le=3600, description="s3: how long to wait for a silent server")
     connections: int = Field(4, ge=1, le=64, description="objects transferred at the same time")
-    cache_bytes: Bytes = Field(64 * 2**30, description="training: most bytes of packed shards kept on the local disk")
+    cache_bytes: Bytes = Field(64 * 2**30, description="training: most bytes of packed shards on the local disk")
     scratch: str | None = Field(None, description="the scratch folder; default: TMPDIR, or /tmp")

@@ -41,7 +41,7 @@ class PackingSettings(Settings):
     algorithm: Algorithm = "nnls"
     depth: Depth = Field(3, description="most sequences per pack, at most 1,024; or `max` for no limit")
     leftovers: Literal["best-fit", "complement"] = Field(
-        "best-fit", description="nnls only: sequences that are left over are packed by best fit, or padded as published"
+        "best-fit", description="nnls only: remaining sequences are packed by best fit, or padded as published"
     )
     masked_slots: int | None = Field(
         None, ge=1, le=32768, description="Q, masked positions per pack; default: max_predictions + depth"
@@ -193,7 +193,7 @@ class TrainingSettings(LoopSettings):
     loss: Literal["token", "sequence"] = Field("token", description="masked-LM mean over tokens, or over sequences' means")
     loss_normalization: Literal["global", "balanced", "local"] = Field(
         "global",
-        description="losses are divided by what the whole update holds (any workers and micro-batches: one big batch), "
+        description="losses are divided by what the entire update holds (any workers and micro-batches: one big batch), "
         "by what a batch holds on average, or by what each micro-batch holds (the predecessor's)",
     )
     packing_correction: Literal["batch", "betas"] = Field(
@@ -228,7 +228,7 @@ class FineTuneSettings(LoopSettings):
 
     data: str | None = Field(
         None,
-        description="stage finetune: labelled rows to learn from, or `python-docstrings`; without it there is no such stage",
+        description="stage finetune: labelled rows to learn from, or `python-docstrings`; required for this stage",
     )
     evaluation_data: str | None = Field(
         None, description="stage finetune: held-out rows of the same kind, or `python-docstrings`: the part that is held out"
@@ -236,7 +236,7 @@ class FineTuneSettings(LoopSettings):
     init_checkpoint: str | None = Field(
         None,
         description="stage finetune: weights to start from: a Hugging Face folder, a TF1 checkpoint, or a run of ours; "
-        "default: the weights that this pipeline pretrains; with given weights, there are no stages before `finetune`",
+        "default: the weights that this pipeline pretrains; with given weights, `finetune` is the first stage",
     )
     vocab: str | None = Field(
         None, description="stage finetune: a folder with the tokenizer; default: where the weights are"
@@ -250,7 +250,7 @@ class FineTuneSettings(LoopSettings):
     batch_sequences: int = Field(32, ge=1, description="sequences (not packs) of one update, over all workers")
     warmup_share: float = Field(0.1, ge=0, le=1, description="share of the updates for which the learning rate rises")
     best_metric: str | None = Field(
-        None, description="the metric whose best checkpoint is kept; default: accuracy, f1_micro, pearson, f1 or loss"
+        None, description="the metric that selects the checkpoint; default: accuracy, f1_micro, pearson, f1 or loss"
     )
     evaluate_every_updates: int | None = Field(None, ge=1, description="default: after each epoch")
     save_every_updates: Annotated[int | None, FREE] = Field(None, ge=1, description="default: after each epoch")
@@ -274,7 +274,7 @@ class GaudiSettings(Settings):
         description="TF_PRELIMINARY_CLUSTER_SIZE: operations compiled together; 1000 for BERT-base",
     )
     hccl_memory_MB: int = Field(
-        1536, ge=0, description="TF_HCCL_MEMORY_ALLOWANCE_MB: device memory kept for communication between cards"
+        1536, ge=0, description="TF_HCCL_MEMORY_ALLOWANCE_MB: device memory reserved for communication between cards"
     )
     cpu_fallback: bool = Field(
         True, description="false: TF_CPU_RUNTIME_FALLBACK=forbid, an operation that the card cannot run is an error"
@@ -344,7 +344,7 @@ class PredictSettings(Settings):
 
     data: str | None = Field(
         None,
-        description="rows to answer, or `python-docstrings`: its held-out part; without it, there is no such stage",
+        description="rows to answer, or `python-docstrings`: its held-out part; required for this stage",
     )
     max_sequence_length: int | None = Field(
         None, ge=3, le=8192, description="most tokens per row; default: as the model was trained"

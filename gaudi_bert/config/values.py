@@ -16,7 +16,7 @@ _BYTE_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**1
 
 
 def parse_bytes(value: object) -> object:
-    """`1GiB`, `128MB` or a plain number of bytes, as an int; anything else is left for pydantic to refuse."""
+    """`1GiB`, `128MB` or a plain number of bytes, as an int; pydantic refuses anything else."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
@@ -34,7 +34,7 @@ def _parse_quantity(value: object) -> object:
 
 
 def parse_depth(value: object) -> object:
-    """A whole number in its range, as it is or as text, or `max`; all else is refused in one piece."""
+    """A whole number in its range, as it is or as text, or `max`; anything else is refused with one message."""
     number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
     if number != "max" and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_DEPTH):
         raise ValueError(f"must be a whole number from 1 to {MOST_DEPTH:,}, or `max` for no limit")

@@ -1,4 +1,4 @@
-"""Builds the compiled kernels of an installation before their first use, by using all of them once on made-up data.
+"""Builds the compiled kernels of an installation before their first use, by using all of them once on generated data.
 
     python -m gaudi_bert.runners.compile_kernels            all of them (the data image, tests), in two processes
     python -m gaudi_bert.runners.compile_kernels demo       those that the demo uses (`make setup`), in two processes
@@ -6,7 +6,7 @@
     python -m gaudi_bert.runners.compile_kernels packing    those that plan
     python -m gaudi_bert.runners.compile_kernels nnls       those that plan by the default algorithm
 
-Without it, each kernel is compiled where it is first called, and kept (`common/compiled.py`).
+Without it, each kernel is compiled where it is first called, and stored (`common/compiled.py`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _pack_table(folder: Path) -> None:
 
 
 def _plan_by_default() -> None:
-    """Plan as a pipeline does that says nothing else."""
+    """Plan with the defaults of a pipeline."""
     settings = PackingSettings()
     pack_histogram(Histogram(LENGTH, np.arange(LENGTH)), settings.algorithm, settings.depth)
 

@@ -3,7 +3,7 @@
 One process without cards needs no launcher. With cards or on several hosts, `mpirun` starts the processes
 (`training_command`). On the CPUs of one machine this process starts them, and they meet through Gloo: a small HTTP server
 keeps their addresses, and each gets its number in the environment, as `horovodrun --gloo` does it. `horovodrun` itself is
-not used: it kills all processes five seconds after a signal, before a checkpoint may be whole, and turns every exit code
+not used: it kills all processes five seconds after a signal, before a checkpoint may be complete, and turns every exit code
 into 1 and a traceback.
 """
 
@@ -32,7 +32,7 @@ from gaudi_bert.config.pipeline import PipelineSettings
 # --- mpirun: one process per card, inside the one worker, or by ssh on several
 #
 # Processes started by ssh inherit nothing from their container, so every variable that they need is named (`-x`), and the
-# ssh options are given whole, because what is given replaces what the MPI operator would set.
+# ssh options are complete, because they replace what the MPI operator would set.
 
 ROOT_SSH_PORT = 22
 # With the node's own network, port 22 is the node's.
@@ -42,7 +42,7 @@ USER_SSH_PORT = 2222
 SSH_KEY = "/etc/gaudi-bert-ssh/id_rsa"
 # When a rank is lost, mpirun waits so long before it terminates the others, and again before it kills them.
 _LOST_RANK_SECONDS = 4
-# mpirun's launcher: a run that is asked to stop has the time that it needs to save.
+# mpirun's launcher: a run that must stop has time to save.
 _STOPPING = ("-m", "gaudi_bert.runners.stop_ranks")
 # What the vendor's image sets and its libraries read.
 _VENDOR_VARIABLES = (
@@ -167,8 +167,8 @@ LARGEST_VALUE_BYTES = 1 << 20
 class RendezvousServer(ThreadingHTTPServer):
     """A store of keys and values over HTTP: where Gloo's processes leave their addresses for one another.
 
-    PUT writes a value, GET reads it (404 until it exists), DELETE says that a process is done. That is the whole protocol.
-    In containers it runs in one of its own, on a network that only the training containers share:
+    PUT writes a value, GET reads it (404 until it exists), DELETE reports that a process is done.
+    Docker runs it in a separate container, on a network that only the training containers share:
 
         python3 -m gaudi_bert.runners.launch PORT
     """
@@ -263,7 +263,7 @@ def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
     """Raise the error that processes ended with; `names` are theirs."""
     code = next((end.code for end in ends if end.code > 0), 0)
     if code == StoppedError.exit_code:
-        raise StoppedError(f"{stage}: stopped on request; the same command goes on")
+        raise StoppedError(f"{stage}: stopped on request; run it again to resume")
     # A process that is killed can say nothing, so this one does.
     killed = [
         f"{name} (process {end.process_id}) was killed by {signal.Signals(-end.code).name}"
@@ -273,15 +273,15 @@ def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
     if code:
         kind = InputError if code == InputError.exit_code else FailedError
         raise kind(
-            "; ".join([f"{stage}: one of {len(ends)} processes ended with exit code {code}; it says why above", *killed])
+            "; ".join([f"{stage}: one of {len(ends)} processes ended with exit code {code}; see its error above", *killed])
         )
     if killed:
         raise FailedError(
-            f"{stage}: {'; '.join(killed)}; where nobody did it, memory was short (see dmesg); "
-            "the same command goes on from the last checkpoint"
+            f"{stage}: {'; '.join(killed)}; unless you killed it, it ran out of memory (see dmesg); "
+            "run it again to resume from the last checkpoint"
         )
     if any(end.code for end in ends):
-        raise FailedError(f"{stage}: a process did not end after the others had, and was killed; the same command goes on")
+        raise FailedError(f"{stage}: a process did not end after the others had, and was killed; run it again to resume")
 
 
 def _run_all(commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> list[_End]:

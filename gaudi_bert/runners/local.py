@@ -1,7 +1,7 @@
-"""Runs the stages of a pipeline in this process, one after the other; or waits until what one of them needs is made.
+"""Runs the stages of a pipeline in this process, one after the other; or waits until the inputs of one of them exist.
 
 Waiting is what the init container of each Job does, since Kubernetes does not order Jobs. The last file of an artefact
-appears whole or not at all, so its presence means that the artefact is finished.
+appears complete or not at all, so its presence means that the artefact is finished.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gaudi_bert.artefacts.store.location import in_store, shown_place
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter, human_seconds
-from gaudi_bert.runners.stage_calls import LocalRun, StageResult
+from gaudi_bert.runners.stage_calls import RunRequest, StageResult
 from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, STEPS, check_stages, select_stages
 
 _TASK_STAGES = frozenset({"finetune", "predict"})
@@ -24,7 +24,7 @@ POLL_SECONDS = 2.0
 _SAY_EVERY_SECONDS = 60.0
 
 
-def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, StageResult]:
+def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]:
     """Run `stages` in the pipeline's order; the result of each."""
     _check_sharing(run, stages)
     check_stages(run.settings, stages)
@@ -45,13 +45,13 @@ def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, StageResult]:
     return results
 
 
-def _check_sharing(run: LocalRun, stages: Sequence[str]) -> None:
+def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:
     if run.shard is not None and (len(stages) != 1 or stages[0] not in SHARED_STAGES):
         raise InputError(f"--shard: give one stage that can be shared out, --stages {' or '.join(SHARED_STAGES)}")
     finished = [stage.name for stage in STAGES.values() if stage.parts is not None]
     if run.finish and (len(stages) != 1 or stages[0] not in finished):
         names = " or ".join(finished)
-        raise InputError(f"--finish: only `{names}` is finished in a step of its own; give --stages {names}")
+        raise InputError(f"--finish: only `{names}` has a separate step that finishes it; give --stages {names}")
 
 
 def missing_inputs(folder: WorkFolder, step: str) -> list[Path]:

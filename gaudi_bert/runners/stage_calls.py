@@ -34,7 +34,7 @@ StageResult = object
 
 
 @dataclass(frozen=True)
-class LocalRun:
+class RunRequest:
     """One run of a pipeline, as it was requested; and each of its stages in this process.
 
     Relative paths in the pipeline file start at `pipeline_folder`. `shard` is (K, N): part K of N of a stage that many
@@ -220,7 +220,7 @@ class LocalRun:
             evaluation_data = self._rows("finetune.evaluation_data", finetune.evaluation_data, "evaluation")
         vocabulary = None if finetune.vocab is None else self._file("finetune.vocab", finetune.vocab)
         if finetune.init_checkpoint is None:
-            # The vocabulary of this pipeline's examples lies beside them, whether it made them or was given them.
+            # The vocabulary of this pipeline's examples is next to them, whether it wrote them or they were given.
             own = folder.examples if folder.records is None else folder.records.parent
             return data, evaluation_data, folder.train, vocabulary or own
         # A URL; or a folder, a file, a TF1 checkpoint's prefix, from where the command was started, as `train` has it.

@@ -1,24 +1,28 @@
 """The stages of a pipeline, one row per stage: what every runner, and waiting between them, knows of a stage.
 
-A stage is made of one or more steps: where its parts are put together in the end, that is a step of its own. Adding a stage
-means a method of `LocalRun` (`stage_calls.py`), one row here, and its Job below `k8s/`.
+A stage has one or more steps: where its parts must be put together, that is a second step. Adding a stage
+means a method of `RunRequest` (`stage_calls.py`), one row here, and its Job below `k8s/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import glob
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
 
+from gaudi_bert import __version__
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.store.copies import exists, found_histograms, local_copy
+from gaudi_bert.artefacts.store.location import in_store, place_below
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.places import StoreSettings
-from gaudi_bert.runners.stage_calls import LocalRun, StageResult
+from gaudi_bert.config.places import ImageSettings, StoreSettings
+from gaudi_bert.runners.stage_calls import RunRequest, StageResult
 
 Kustomization = Literal["data", "training", "finetuning", "results"]
 KUSTOMIZATIONS: tuple[Kustomization, ...] = get_args(Kustomization)
@@ -32,22 +36,22 @@ class Stage:
     Attributes:
         name: as in `--stages`.
         call: does it in this process.
-        makes: the file of each of its products that is written last, so that its presence means that the product is whole.
-        image: which of the two images has what it needs; `training` has TensorFlow.
+        makes: the file of each of its products that is written last, so that its presence proves the product complete.
+        image: which of the two images it runs in; `training` has TensorFlow.
         kustomization: the folder below `k8s/` that holds its Job.
         needs: the stages whose products must exist before it starts.
         follows: the stages that it also waits for where all are started at once.
         reads: the settings that name files which it reads.
         shared: whether many machines may do it together, each its part.
-        parts: what its parts make, where a step of its own finishes it; None where nothing has to be finished.
+        parts: the products of its parts, where a second step finishes it; None where nothing has to be finished.
         parallel: whether it uses several processes or threads, `resources.data_processes` of them.
         distributed: whether all workers and cards of `resources` do it together, as one training.
-        is_made: whether a product exists.
+        is_finished: whether a product exists.
         is_part_of: whether a pipeline has it.
     """
 
     name: str
-    call: Callable[[LocalRun], StageResult]
+    call: Callable[[RunRequest], StageResult]
     makes: Paths
     image: Literal["data", "training"] = "data"
     kustomization: Kustomization = "data"
@@ -58,7 +62,7 @@ class Stage:
     parts: Paths | None = None
     parallel: bool = False
     distributed: bool = False
-    is_made: Callable[[Path, StoreSettings | None], bool] = exists
+    is_finished: Callable[[Path, StoreSettings | None], bool] = exists
     is_part_of: Callable[[PipelineSettings], bool] = lambda settings: settings.pretrains
 
     @property
@@ -72,8 +76,8 @@ class Stage:
         return (self.name,) if self.parts is None else (self.name, f"{self.name}-finish")
 
     def missing_products(self, folder: WorkFolder) -> list[Path]:
-        """What it makes and has not made yet, on a disk or in a store."""
-        return [path for path in self.makes(folder) if not self.is_made(path, folder.store)]
+        """The products that do not exist yet, on a disk or in a store."""
+        return [path for path in self.makes(folder) if not self.is_finished(path, folder.store)]
 
 
 def _of_each_split(product: Callable[[SplitPaths], Path]) -> Paths:
@@ -86,30 +90,30 @@ def _examples(folder: WorkFolder) -> list[Path]:
 
 def _groups(folder: WorkFolder) -> list[Path]:
     """The manifests of all groups, or the plans that say how many there are."""
-    found = []
+    manifests = []
     for paths in map(folder.split, folder.splits):
         if not exists(paths.plan, folder.store):
-            found.append(paths.plan)
+            manifests.append(paths.plan)
             continue
         with local_copy(paths.plan, folder.store) as plan:
-            found += [paths.manifest(number) for number in range(Plan.read(plan).group_count)]
-    return found
+            manifests += [paths.manifest(number) for number in range(Plan.read(plan).group_count)]
+    return manifests
 
 
 _ROWS = (
-    Stage("prepare", LocalRun.prepare, _examples, reads=("prepare.text", "prepare.vocab"), shared=True, parallel=True),
+    Stage("prepare", RunRequest.prepare, _examples, reads=("prepare.text", "prepare.vocab"), shared=True, parallel=True),
     Stage(
         "histogram",
-        LocalRun.histogram,
+        RunRequest.histogram,
         _of_each_split(lambda paths: paths.histogram),
         needs=("prepare",),
         shared=True,
         parallel=True,
-        is_made=lambda path, store: bool(found_histograms(path, store)),
+        is_finished=lambda path, store: bool(found_histograms(path, store)),
     ),
     Stage(
         "plan",
-        LocalRun.plan,
+        RunRequest.plan,
         _of_each_split(lambda paths: paths.plan),
         needs=("histogram",),
         shared=True,
@@ -117,17 +121,17 @@ _ROWS = (
     ),
     Stage(
         "write",
-        LocalRun.write,
+        RunRequest.write,
         _of_each_split(lambda paths: paths.metadata),
         needs=("plan",),
         shared=True,
         parts=_groups,
         parallel=True,
     ),
-    Stage("verify", LocalRun.verify, _of_each_split(lambda paths: paths.verification), needs=("write",), parallel=True),
+    Stage("verify", RunRequest.verify, _of_each_split(lambda paths: paths.verification), needs=("write",), parallel=True),
     Stage(
         "train",
-        LocalRun.train,
+        RunRequest.train,
         lambda folder: [folder.training_result] if folder.pretrains else [],
         image="training",
         kustomization="training",
@@ -139,7 +143,7 @@ _ROWS = (
     # A training that was stopped can be evaluated, and any work folder reported on, as far as it has come.
     Stage(
         "evaluate",
-        LocalRun.evaluate,
+        RunRequest.evaluate,
         lambda folder: [folder.evaluation_result] if folder.pretrains and folder.has_evaluation else [],
         image="training",
         kustomization="results",
@@ -147,21 +151,21 @@ _ROWS = (
     ),
     Stage(
         "finetune",
-        LocalRun.finetune,
+        RunRequest.finetune,
         lambda folder: [folder.finetuning_result] if folder.finetunes else [],
         image="training",
         kustomization="finetuning",
         needs=("train",),
         reads=(
             *("finetune.data", "finetune.evaluation_data", "finetune.init_checkpoint", "finetune.vocab", "task.labels"),
-            "prepare.records",  # for the vocabulary beside them
+            "prepare.records",  # for the vocabulary next to them
         ),
         distributed=True,
         is_part_of=lambda settings: settings.finetunes,
     ),
     Stage(
         "predict",
-        LocalRun.predict,
+        RunRequest.predict,
         lambda folder: [folder.predictions] if folder.predicts else [],
         image="training",
         kustomization="finetuning",
@@ -171,7 +175,7 @@ _ROWS = (
     ),
     Stage(
         "report",
-        LocalRun.report,
+        RunRequest.report,
         lambda folder: [folder.report],
         kustomization="results",
         follows=("train", "evaluate", "finetune", "predict"),
@@ -212,3 +216,81 @@ def check_stages(settings: PipelineSettings, names: Iterable[str]) -> None:
         if name not in own:
             remedy = remedies.get(name, "leave out finetune.init_checkpoint where it is to pretrain its own weights")
             raise InputError(f"--stages {name}: this pipeline has only {', '.join(own)}; {remedy}")
+
+
+# --- the files that stages read
+
+
+def named_paths(settings: PipelineSettings) -> Iterator[tuple[str, str]]:
+    """Each key that names something that must exist before the run, and what it names (`prepare.text`: also a glob)."""
+    for key in dict.fromkeys(key for stage in stages_of(settings) for key in STAGES[stage].reads):
+        section, name = key.split(".")
+        if key == "prepare.text" and settings.prepare.records is not None:
+            continue
+        if section == "prepare" and not settings.pretrains:
+            continue
+        value = getattr(getattr(settings, section), name)
+        built_in = BUILT_IN_TEXTS if key == "prepare.text" else BUILT_IN_ROWS
+        for text in (value,) if isinstance(value, str) else value or ():
+            if text not in built_in:
+                yield key, text
+
+
+def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_folder: Path) -> list[str]:
+    """What `stages` read and does not exist: each key with its path. Object stores are not searched."""
+    read = {key for stage in stages for key in STAGES[stage].reads}
+    missing = []
+    for key, text in named_paths(settings):
+        # Weights are relative to the current folder, all else to that of the pipeline file.
+        path = Path(text) if key.endswith("init_checkpoint") else place_below(pipeline_folder, text)
+        if key in read and not in_store(path) and not path.exists() and not glob.glob(f"{path}*"):
+            missing.append(f"{key} = {text}: {path} does not exist")
+    return missing
+
+
+# --- images, and what a stage requests
+
+
+def image_reference(images: ImageSettings, name: str) -> str:
+    """`registry/name:tag` as container engines take it; unless the pipeline names a tag, it is this program's version."""
+    prefix = f"{images.registry}/" if images.registry else ""
+    return f"{prefix}{name}:{images.tag or __version__}"
+
+
+def stage_image(images: ImageSettings, stage: Stage) -> str:
+    """The full name of the image that `stage` runs in."""
+    return image_reference(images, images.train if stage.trains else images.data)
+
+
+@dataclass(frozen=True)
+class _StagePreview:
+    """What a stage would request (`--dry-run`).
+
+    Cores, memory and cards are those of each container.
+    """
+
+    stage: str
+    image: str
+    containers: int
+    cpu: str
+    memory: str
+    cards: int
+
+    def __str__(self) -> str:
+        count = f"{self.containers} x " if self.containers > 1 else ""
+        cards = f", {self.cards} card{'s' if self.cards > 1 else ''}" if self.cards else ""
+        return f"{self.stage}: {count}{self.image} ({self.cpu} cpu, {self.memory}{cards})"
+
+
+def preview_stage(settings: PipelineSettings, name: str) -> _StagePreview:
+    """What the stage called `name` would request."""
+    stage, resources = STAGES[name], settings.resources
+    pod = resources.training if stage.trains else resources.data
+    return _StagePreview(
+        stage=name,
+        image=stage_image(settings.images, stage),
+        containers=resources.workers if stage.distributed else resources.data_workers if stage.shared else 1,
+        cpu=pod.cpu,
+        memory=pod.memory_limit or pod.memory,
+        cards=resources.cards if stage.distributed else min(resources.cards, 1) if stage.trains else 0,
+    )

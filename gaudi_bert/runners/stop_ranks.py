@@ -1,14 +1,14 @@
 """Lets ranks save before they are stopped: as the parent of `mpirun`, and as the hook of a worker's pod.
 
-The parent of `mpirun` turns the first request to stop into SIGUSR1, which mpirun hands on to all ranks. On a cluster it
+The parent of `mpirun` turns the first request to stop into SIGUSR1, which mpirun passes to all ranks. On a cluster it
 starts mpirun when all workers answer, and again when ranks have saved because a worker's pod was stopped: a stop that this
-process was not asked for is a drained node or a deleted pod, and costs neither a retry of the Job nor its backoff.
+process did not request is a drained node or a deleted pod, and costs neither a retry of the Job nor its backoff.
 
 What mpirun does on SIGTERM is what it does when a rank is lost: it waits for `odls_base_sigkill_timeout`, terminates the
 other ranks, waits as long again, and kills them (Open MPI 4, `odls_base_default_fns.c`). A time that lets a checkpoint be
-saved would thus hold up the end of a run with a lost rank, twice over. So that time is short, and a run that is asked to
-stop is told by a signal that mpirun only forwards: its ranks save and end by themselves. A second request goes to mpirun as
-it is. The end of the process that started this one, however it came, counts as a request.
+saved would thus hold up the end of a run with a lost rank, twice over. So that time is short, and a run that must
+stop is notified by a signal that mpirun only forwards: its ranks save and end by themselves. A second request goes to
+mpirun as it is. The end of the process that started this one, however it came, counts as a request.
 
     python3 -m gaudi_bert.runners.stop_ranks mpirun ...
 
@@ -80,20 +80,20 @@ class _Ranks:
             self._process.send_signal(signal.SIGUSR1 if self._requests == 1 else signal.SIGTERM)
 
     def _run_once(self) -> int:
-        # Ctrl-C on a terminal reaches a whole process group: this process alone is to decide what it means.
+        # Ctrl-C on a terminal reaches an entire process group: this process alone is to decide what it means.
         try:
             self._process = subprocess.Popen(named_variables(self._command, os.environ), start_new_session=True)
         except OSError as error:
             program = self._command[0]
             raise InputError(f"{program}: {error.strerror}; set resources.mpi_prefix to the folder of Open MPI") from error
-        if self._requests:  # asked to stop before there was a process to tell
+        if self._requests:  # requested before a process existed
             self._process.terminate()
         while (code := _code_after(self._process, _POLL_SECONDS)) is None:
             self._notice_starter()
         return code if code >= 0 else 128 - code
 
     def _wait_for_workers(self, workers: Sequence[tuple[str, int]]) -> None:
-        """Return when all workers answer: a launcher that is made together with them would not even find their names."""
+        """Return when all workers answer: a launcher that starts together with them cannot even resolve their names."""
         until, is_announced = time.monotonic() + LONGEST_WAIT_SECONDS, False
         for host, port in workers:
             while (reason := _refusal(host, port)) is not None:
@@ -106,7 +106,7 @@ class _Ranks:
                 self._pause(_POLL_SECONDS)
 
     def _pause(self, seconds: float) -> None:
-        """Wait; a `StoppedError` where this process is asked to stop meanwhile."""
+        """Wait; a `StoppedError` where this process must stop meanwhile."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(min(seconds, _POLL_SECONDS / 4))
@@ -141,7 +141,7 @@ def _say(line: str) -> None:
 LONGEST_WAIT_SECONDS = 600.0
 _ANSWER_SECONDS = 5.0
 REMOVAL_SECONDS = 5.0
-# Where the MPI operator says which hosts there are, one `host slots=N` a line.
+# Where the MPI operator lists the hosts, one `host slots=N` a line.
 _HOSTFILE = "OMPI_MCA_orte_default_hostfile"
 
 

@@ -22,7 +22,7 @@ import s3fs  # noqa: F401 - loaded here once, not by every fork
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners.local import run_stages
-from gaudi_bert.runners.stage_calls import LocalRun
+from gaudi_bert.runners.stage_calls import RunRequest
 from tests.builders import folders
 from tests.builders.faulty_proxy import faulty_proxy
 from tests.builders.kills import finish, killed_after
@@ -80,7 +80,7 @@ def main(folder: Path, kills: int, stages: list[str], seed: int) -> None:
     rng = random.Random(seed)
     os.environ.update(ENVIRONMENT)
     write_text_files(folder / "text")
-    local = LocalRun(pipeline(str(folder / "text"), {}), folder / "disk", folder, QUIET, workers=1)
+    local = RunRequest(pipeline(str(folder / "text"), {}), folder / "disk", folder, QUIET, workers=1)
     data = [stage for stage in stages if stage not in ("train", "evaluate", "report")]
     run_stages(local, data)  # loads the kernels, and starts no thread
     finish(lambda: run_stages(local, stages))
@@ -96,7 +96,7 @@ def main(folder: Path, kills: int, stages: list[str], seed: int) -> None:
         settings = pipeline("s3://bucket/text", store)
 
         def attempt(work: str, stage: str) -> Callable[[], None]:
-            run = LocalRun(settings, Path(f"s3://bucket/{work}"), folder, QUIET, workers=2)
+            run = RunRequest(settings, Path(f"s3://bucket/{work}"), folder, QUIET, workers=2)
             return lambda: run_stages(run, [stage]) and None
 
         durations = {stage: finish(attempt("timed", stage)) for stage in stages}

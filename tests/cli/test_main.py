@@ -224,7 +224,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, repo
     assert done.stdout.splitlines() == [
         "work folder: work/mine",
         "to do here: prepare, histogram",
-        f"MISSING: prepare.text = absent/*.txt: there is no {tmp_path}/absent/*.txt",
+        f"MISSING: prepare.text = absent/*.txt: {tmp_path}/absent/*.txt does not exist",
         "settings that are not the defaults: name = mine, prepare.text = ['absent/*.txt'], packing.depth = 7",
         "every setting: --verbose",
     ]
@@ -234,7 +234,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, repo
     (tmp_path / "absent").mkdir()
     (tmp_path / "absent" / "a.txt").touch()
     lines = run_command(*asked, folder=tmp_path).stdout.splitlines()
-    assert lines[1:3] == ["made already, done again only with --overwrite: prepare", "to do here: histogram"]
+    assert lines[1:3] == ["finished already, repeated only with --overwrite: prepare", "to do here: histogram"]
     assert "MISSING" not in "".join(lines)
     assert "depth: 7" in run_command(*asked, "--verbose", folder=tmp_path).stdout
     on_cluster = run_command(*asked, "--on", "kubernetes", folder=tmp_path).stdout
@@ -304,7 +304,7 @@ def test_signals_end_a_command_with_75_and_the_same_command_goes_on(
         time.sleep(second_after)
         process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    assert process.stderr.read() == "stopped; the same command goes on from what is finished\n"
+    assert process.stderr.read() == "stopped; run the same command again to resume\n"
     assert process.wait() == 75
     assert not (tmp_path / "histogram.json").exists()
     if second_after is not None:

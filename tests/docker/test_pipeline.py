@@ -115,7 +115,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(docker: Docker,
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=180)[1]
     assert process.returncode == 75, said
-    assert "goes on from what is finished" in said.splitlines()[-1]
+    assert "run the same command again to resume" in said.splitlines()[-1]
     assert any((tiny / "work" / "tiny" / "train" / "checkpoints").iterdir())
     assert leftovers(docker, tiny) == ""
 

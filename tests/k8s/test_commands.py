@@ -18,9 +18,8 @@ import yaml
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.jobs import pod_specs
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
-from gaudi_bert.runners.kubernetes.manifests import render
+from gaudi_bert.runners.kubernetes.manifests import pod_specs, render
 from tests.builders import folders
 from tests.builders.command_line import run_command
 from tests.builders.s3_server import S3Server, contents, quick

@@ -7,8 +7,7 @@ import yaml
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.jobs import pod_specs
-from gaudi_bert.runners.kubernetes.manifests import render
+from gaudi_bert.runners.kubernetes.manifests import pod_specs, render
 
 STORE = ["kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=mine"]
 

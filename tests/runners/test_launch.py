@@ -67,7 +67,7 @@ def test_the_exit_code_says_what_kind_of_end_it_was(code: str, error: type[Excep
 
 def test_when_one_fails_the_others_are_not_waited_for(capfd) -> None:
     started = time.monotonic()
-    with pytest.raises(InputError, match="one of 2 processes ended with exit code 2; it says why above"):
+    with pytest.raises(InputError, match="one of 2 processes ended with exit code 2; see its error above"):
         run("print('the reason', file=sys.stderr) if rank else time.sleep(600); sys.exit(2)")
     assert time.monotonic() - started < 60
     assert "the reason" in capfd.readouterr().err
@@ -76,11 +76,11 @@ def test_when_one_fails_the_others_are_not_waited_for(capfd) -> None:
 def test_a_process_that_is_killed_is_named_because_it_cannot_say_so_itself() -> None:
     """Also after the last update, when the others have ended well."""
     with pytest.raises(
-        FailedError, match=r"train: rank 1 of 2 \(process \d+\) was killed by SIGKILL; .* same command goes on"
+        FailedError, match=r"train: rank 1 of 2 \(process \d+\) was killed by SIGKILL; .* run it again to resume"
     ):
         run("os.kill(os.getpid(), 9) if rank else sys.exit(0)")
     named = (
-        r"one of 2 processes ended with exit code 1; it says why above; rank 1 of 2 \(process \d+\) was killed by SIGKILL"
+        r"one of 2 processes ended with exit code 1; see its error above; rank 1 of 2 \(process \d+\) was killed by SIGKILL"
     )
     with pytest.raises(FailedError, match=named):
         run("os.kill(os.getpid(), 9) if rank else sys.exit(1)")
@@ -101,7 +101,7 @@ def test_a_signal_goes_to_all_and_they_are_waited_for(tmp_path) -> None:
 
     before = signal.getsignal(signal.SIGTERM)
     threading.Thread(target=ask).start()
-    with pytest.raises(StoppedError, match="the same command goes on"):
+    with pytest.raises(StoppedError, match="run it again to resume"):
         run(code)
     assert signal.getsignal(signal.SIGTERM) == before
 

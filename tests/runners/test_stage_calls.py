@@ -13,7 +13,7 @@ from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners.local import run_stages
-from gaudi_bert.runners.stage_calls import LocalRun
+from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.tasks.task_rows import make_built_in_rows
 from tests.builders.bert_folder import write_bert
 from tests.builders.reporters import QUIET
@@ -49,7 +49,7 @@ def pipeline(folder: Path, **changes: Any) -> PipelineSettings:
 
 def run(folder: Path, settings: PipelineSettings, *stages: str, work: str = "work", **options: Any) -> dict[str, Any]:
     reporter = options.pop("reporter", QUIET)
-    return run_stages(LocalRun(settings, folder / work, folder / "pipelines", reporter, **options), stages)
+    return run_stages(RunRequest(settings, folder / work, folder / "pipelines", reporter, **options), stages)
 
 
 def test_rows_are_learnt_and_answered_and_nothing_is_done_twice(folder: Path, done: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ def test_a_work_folder_in_a_store_is_refused_in_one_line(folder: Path) -> None:
     with pytest.raises(
         InputError, match=r"--work s3://bucket/work/tiny: the stages finetune and predict need a work folder"
     ):
-        run_stages(LocalRun(settings, Path("s3://bucket/work"), folder / "pipelines", QUIET), ["finetune"])
+        run_stages(RunRequest(settings, Path("s3://bucket/work"), folder / "pipelines", QUIET), ["finetune"])
 
 
 def test_names_of_labels_lie_beside_the_pipeline_file(folder: Path) -> None:

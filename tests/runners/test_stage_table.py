@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_bert import __version__
 from gaudi_bert.artefacts.references import histogram_part, histogram_parts
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
@@ -14,9 +15,17 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import render
 from gaudi_bert.runners.local import missing_inputs, run_stages, wait_for_inputs
-from gaudi_bert.runners.requirements import named_paths
-from gaudi_bert.runners.stage_calls import LocalRun
-from gaudi_bert.runners.stage_table import STAGES, STEPS, select_stages, stages_of, steps_of
+from gaudi_bert.runners.stage_calls import RunRequest
+from gaudi_bert.runners.stage_table import (
+    STAGES,
+    STEPS,
+    image_reference,
+    named_paths,
+    preview_stage,
+    select_stages,
+    stages_of,
+    steps_of,
+)
 from tests.builders.plan_content import write_plan
 
 TASK = ["task.name=classification", "finetune.data=python-docstrings", "predict.data=python-docstrings"]
@@ -80,7 +89,7 @@ def test_stages_are_put_in_order_and_unknown_ones_refused() -> None:
     ],
 )
 def test_a_stage_run_too_early_names_the_one_before_it(stage: str, missing: str, first: str, tmp_path: Path) -> None:
-    run = LocalRun(load_pipeline(None, TASK), tmp_path, tmp_path, Reporter(quiet=True))
+    run = RunRequest(load_pipeline(None, TASK), tmp_path, tmp_path, Reporter(quiet=True))
     with pytest.raises(InputError, match=f"/demo/{missing}: does not exist; run the stage `{first}` first"):
         run_stages(run, [stage])
 
@@ -114,7 +123,7 @@ def test_the_stages_of_a_pipeline_are_those_that_its_file_asks_for() -> None:
     ],
 )
 def test_a_stage_that_a_pipeline_has_not_is_refused(overrides: list[str], stage: str, said: str, tmp_path: Path) -> None:
-    run = LocalRun(load_pipeline(None, overrides), tmp_path, tmp_path, Reporter(quiet=True))
+    run = RunRequest(load_pipeline(None, overrides), tmp_path, tmp_path, Reporter(quiet=True))
     with pytest.raises(InputError, match=said):
         run_stages(run, [stage])
 
@@ -239,3 +248,25 @@ def test_waiting_is_bounded_and_says_what_is_missing(folder: WorkFolder) -> None
 def test_a_stage_that_is_none_is_refused(folder: WorkFolder) -> None:
     with pytest.raises(InputError, match="--for packing: no such stage; choose one of prepare"):
         missing_inputs(folder, "packing")
+
+
+def test_each_stage_has_its_image_and_its_resources() -> None:
+    settings = load_pipeline(
+        None,
+        [
+            *("resources.cards=8", "resources.workers=2", "resources.data_workers=5", "images.tag=v1"),
+            "resources.training={cpu: 95, memory: 409Gi}",
+        ],
+    )
+    steps = {name: preview_stage(settings, name) for name in STAGES}
+    assert steps["prepare"].image == "gaudi-bert-data:v1"
+    assert [step.containers for step in steps.values()] == [5, 5, 5, 5, 1, 2, 1, 2, 1, 1]
+    assert [step.cards for step in steps.values()] == [0, 0, 0, 0, 0, 8, 1, 8, 1, 0]
+    assert str(steps["train"]) == "train: 2 x gaudi-bert-train-cpu:v1 (95 cpu, 409Gi, 8 cards)"
+    assert "1 card)" in str(steps["evaluate"])
+
+
+def test_images_have_registry_and_version() -> None:
+    assert image_reference(load_pipeline(None).images, "gaudi-bert-data") == f"gaudi-bert-data:{__version__}"
+    images = load_pipeline(None, ["images.registry=registry.example:5000/us", "images.tag=v2"]).images
+    assert image_reference(images, "x") == "registry.example:5000/us/x:v2"

@@ -13,7 +13,7 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.local import missing_inputs, run_stages
-from gaudi_bert.runners.stage_calls import LocalRun
+from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import stages_of
 from tests.builders import folders
 from tests.builders.faulty_proxy import faulty_proxy
@@ -50,7 +50,7 @@ def on_disk(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
     """What the pipeline makes on a disk."""
     work = tmp_path_factory.mktemp("disk")
     settings = pipeline(str(text), {})
-    run_stages(LocalRun(settings, work, work, QUIET, workers=1), stages_of(settings))
+    run_stages(RunRequest(settings, work, work, QUIET, workers=1), stages_of(settings))
     return comparable(folders.contents(work / "small"), "examples.json")
 
 
@@ -64,7 +64,7 @@ def test_from_and_to_a_bucket_through_a_bad_server(
         proxy.share = 0.1
         store = {**quick(proxy.endpoint).model_dump(), "scratch": str(tmp_path)}
         settings = pipeline("s3://bucket/text", store)
-        run = LocalRun(settings, Path("s3://bucket/work"), tmp_path, QUIET, workers=1)
+        run = RunRequest(settings, Path("s3://bucket/work"), tmp_path, QUIET, workers=1)
         summaries = run_stages(run, stages_of(run.settings))
         assert sum(proxy.happened.values()) > 10
         again = run_stages(run, stages_of(run.settings))
@@ -86,7 +86,7 @@ def test_training_goes_on_from_the_bucket(s3: S3Server, on_disk: dict[str, bytes
         if not name.startswith("train/") or name.endswith(("00000004.safetensors", "settings.json", "metrics.jsonl")):
             objects.write(f"s3://bucket/resumed/small/{name}", content)
     settings = pipeline("s3://bucket/text", quick(s3.endpoint).model_dump())
-    run_stages(LocalRun(settings, Path("s3://bucket/resumed"), tmp_path, QUIET), ["train", "evaluate"])
+    run_stages(RunRequest(settings, Path("s3://bucket/resumed"), tmp_path, QUIET), ["train", "evaluate"])
     made = contents("s3://bucket/resumed/small", objects)
     assert comparable(made, "examples.json") == on_disk
     lines = [json.loads(line) for line in made["train/metrics.jsonl"].decode().splitlines()]

@@ -224,7 +224,7 @@ def test_the_command_and_what_comes_after_it(tmp_path: Path) -> None:
     assert (other.returncode, other.stdout) == (2, "")
     assert "--too-long split; you asked for --too-long drop" in other.stderr
     shard = run_command(*command[:-1], "parts", "--max-sequence-length", "32", "--shard", "1/2", folder=tmp_path)
-    assert shard.stdout == "1 of 1 part left to other shards\n"
+    assert shard.stdout == "1 of 1 part to be done by other shards\n"
     packed = run_command(
         "pack", "tokens", "--out", "packed", "--max-sequence-length", "32", "--verify", "--json", folder=tmp_path
     )

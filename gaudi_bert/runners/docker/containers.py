@@ -19,19 +19,13 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodResources, StoreSettings
 from gaudi_bert.runners.launch import horovod_environment, training_command
-from gaudi_bert.runners.requirements import (
-    STORE_TOOLS,
-    loopback_endpoint,
-    named_paths,
-    quantity_value,
-    stage_image,
-    store_variables,
-)
-from gaudi_bert.runners.stage_table import STAGES
+from gaudi_bert.runners.resources import quantity_value
+from gaudi_bert.runners.stage_table import STAGES, named_paths, stage_image
+from gaudi_bert.runners.store_access import STORE_TOOLS, loopback_endpoint, store_variables
 
 # --- what a container sees of the host's disk: the work folder, the pipeline file, and read-only what that names
 #
-# Everything lies in the container where it lies on the host, so that relative paths in the pipeline file, `--work` and the
+# Everything has the same path in the container as on the host, so that relative paths in the pipeline file, `--work` and the
 # paths in messages mean the same inside and outside.
 
 _Mount = dict[str, Any]
@@ -53,7 +47,7 @@ def bind_mount(path: Path, key: str, *, source: Path | None = None, read_only: b
         if target.is_relative_to(folder) or folder.is_relative_to(target):
             raise InputError(f"{key} = {target}: in a container, {folder} is the image's own; put it somewhere else")
     if target == PurePosixPath("/tmp"):
-        raise InputError(f"{key} = /tmp: a container has a /tmp of its own; put it in a folder below")
+        raise InputError(f"{key} = /tmp: a container has its own /tmp; put it in a folder below")
     real = os.path.realpath(source if source is not None else path)
     return {"Type": "bind", "Source": real, "Target": str(target), "ReadOnly": read_only}
 
@@ -64,7 +58,7 @@ def _secret_mount(path: Path, target: str) -> _Mount:
 
 
 def input_mounts(settings: PipelineSettings, stage: str, pipeline_folder: Path) -> list[_Mount]:
-    """Mounts of all that the pipeline file names and `stage` reads, but for what lies in object stores."""
+    """Mounts of all that the pipeline file names and `stage` reads, but for what is in object stores."""
     mounts: dict[str, _Mount] = {}
     for key, text in named_paths(settings):
         if key in STAGES[stage].reads and not in_store(text):
@@ -77,7 +71,7 @@ def input_mounts(settings: PipelineSettings, stage: str, pipeline_folder: Path) 
 def _shown(key: str, text: str, pipeline_folder: Path) -> Iterator[tuple[Path, Path]]:
     """What has to be shown for a path, and what is shown there.
 
-    That is the path itself; of a glob or of a checkpoint's prefix, the folder; and with records, the vocabulary beside them.
+    That is the path itself; of a glob or of a checkpoint's prefix, the folder; and with records, their vocabulary.
     """
     is_checkpoint = key.endswith(".init_checkpoint")
     start = Path() if is_checkpoint else pipeline_folder
@@ -110,7 +104,7 @@ def _is_inside_another(target: str, mounts: dict[str, _Mount]) -> bool:
 # --- object stores: log-ins, certificates, a network that reaches them, room on the disk
 #
 # Variables go to the daemon with the container, as `docker run --env NAME` sends them; files are shown read-only. Neither is
-# written anywhere. What stages keep in scratch lies on the host's disk: a container's /tmp is memory.
+# written anywhere. Scratch is on the host's disk: a container's /tmp is memory.
 
 HOME = "/tmp"
 
@@ -188,7 +182,7 @@ def portable_settings(settings: PipelineSettings) -> PipelineSettings:
 
 Container = dict[str, Any]
 
-# Says which work folder a container works in, so that what a killed run left behind is found.
+# The work folder of a container, by which those of a killed run are recognised.
 WORK_LABEL = "gaudi-bert.work"
 _RENDEZVOUS_PORT = 29400
 _CPU_SHARES_PER_CORE = 1024
@@ -216,7 +210,7 @@ class DockerRun:
 
     @property
     def parent(self) -> str:
-        """What containers are told of `work`."""
+        """The value of that label for `work`."""
         return shown_place(self.work) if in_store(self.work) else os.path.abspath(self.work)
 
     @property

@@ -1,7 +1,7 @@
 """The Docker daemon: connecting to it, images, containers, networks; each refusal as one line with its remedy.
 
 The official SDK (package `docker`) is imported when it is needed. Errors that a user can fix are recognised by what the
-daemon says; all others are shown as it put them.
+daemon reports; all others are shown in its own words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gaudi_bert.config.places import ImageSettings
 from gaudi_bert.runners.docker.containers import WORK_LABEL
 
 _ANSWER_SECONDS = 60
-# What the daemon says, and what to do about it. The first that fits counts.
+# Messages of the daemon, and what to do about each. The first match counts.
 _REMEDIES: tuple[tuple[str, type[GaudiBertError], str], ...] = (
     (
         r"(?i)unknown (or invalid )?runtime",
@@ -80,7 +80,7 @@ class Engine:
             ) from error
 
     def need_image(self, reference: str, images: ImageSettings, reporter: Reporter) -> None:
-        """See that an image is here, or fetch it from its registry as `images.pull_policy` says."""
+        """Make sure that an image is present: fetch it from its registry according to `images.pull_policy`."""
         if images.pull_policy != "Always" and self._has_image(reference):
             return
         if images.pull_policy == "Never" or images.registry is None:
@@ -113,7 +113,7 @@ class Engine:
         return True
 
     def containers_in(self, work: str) -> list[Any]:
-        """Containers that were made for the work folder `work`, running or not."""
+        """Containers of the work folder `work`, running or not."""
         with self._explained("list containers"):
             containers: list[Any] = self._client.containers.list(all=True, filters={"label": f"{WORK_LABEL}={work}"})
         return containers
@@ -130,7 +130,7 @@ class Engine:
 
     def output(self, container: Any) -> Iterator[tuple[bytes | None, bytes | None]]:
         """Pieces of standard output and standard error, from the start to the end; call it before `start`."""
-        with self._explained(f"read what container {container.name} says"):
+        with self._explained(f"read the output of container {container.name}"):
             pieces: Iterator[tuple[bytes | None, bytes | None]] = container.attach(
                 stream=True, stdout=True, stderr=True, demux=True
             )

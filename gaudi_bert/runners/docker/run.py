@@ -1,8 +1,8 @@
 """Runs the stages of a pipeline in containers of this machine, one after the other.
 
 Each stage runs `gaudi-bert run PIPELINE --stages STAGE` in its image, so it decides for itself whether its artefact is there
-already. One run at a time works in a work folder: a lock keeps others out, and containers that a killed run left behind are
-found by their label. Ctrl-C and SIGTERM are passed on, so that training saves a checkpoint before it ends.
+already. One run at a time works in a work folder: a lock keeps others out, and containers of a killed run are
+recognised by their label. Ctrl-C and SIGTERM are passed on, so that training saves a checkpoint before it ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gaudi_bert.runners.docker.engine import Engine
 from gaudi_bert.runners.launch import RENDEZVOUS_READY, failed_rank, rank_pieces
 from gaudi_bert.runners.stage_table import STAGES
 
-_STOPPED = "stopped on request; the same command goes on from what is finished"
+_STOPPED = "stopped on request; run the same command again to resume"
 
 
 class _StopRequested(KeyboardInterrupt):
@@ -171,8 +171,8 @@ def _start_rendezvous(engine: Engine, run: DockerRun, stack: ExitStack) -> None:
 
 # --- following the containers of one stage to their end
 #
-# What a container writes to standard error is progress and goes on at once. Standard output is its result, one JSON object.
-# A stage that fails says why in its last line, `error: ...`; that line becomes our own error, with the same exit code.
+# What a container writes to standard error is progress and is shown at once. Standard output is its result, one JSON object.
+# The last line of a stage that fails is the reason, `error: ...`; that line becomes our own error, with the same exit code.
 
 # Long enough for an update and a checkpoint.
 _STOP_SECONDS = 120
@@ -201,17 +201,17 @@ class _Follower:
         self._thread = threading.Thread(target=self._read, args=(engine.output(container),), daemon=True)
 
     def start(self) -> None:
-        """Start the container and read what it says."""
+        """Start the container and read its output."""
         self._thread.start()
         self._engine.start(self.container)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the container says nothing any more, because it ended or the daemon did."""
+        """Whether the output has ended, because the container or the daemon did."""
         return not self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise the error of a container that has ended and failed; its kind is what the exit code says."""
+        """Raise the error of a container that has ended and failed; its exit code decides the kind."""
         state = self._engine.end_state(self.container)
         self._thread.join(_LOG_END_SECONDS)
         code = int(state["ExitCode"])
@@ -224,7 +224,7 @@ class _Follower:
         reason = failed_rank("\n".join(self._output))
         if reason is not None:
             raise _ERRORS.get(code, FailedError)(self._mark + reason.replace(_ERROR, "", 1))
-        # Who is stopped on request writes why in a last line that is no error.
+        # The last line of a stage that was stopped on request is the reason, without `error:`.
         why = self._error_line or (self._last_lines[-1] if code == StoppedError.exit_code and self._last_lines else "")
         if why:
             raise _ERRORS.get(code, FailedError)(self._mark + why)
@@ -233,7 +233,7 @@ class _Follower:
 
     def _read(self, pieces: Any) -> None:
         outputs = _Lines(self._take_result), _Lines(self._take_progress)
-        # A connection that breaks means that the daemon ended; waiting for the container's end says so.
+        # A connection that breaks means that the daemon ended; waiting for the container's end reports that.
         with suppress(OSError, ValueError):
             for pair in pieces:
                 for lines, piece in zip(outputs, pair, strict=True):

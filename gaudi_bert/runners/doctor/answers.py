@@ -8,8 +8,8 @@ from typing import Any
 
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster, ForbiddenError, NotFoundError
-from gaudi_bert.runners.kubernetes.jobs import work_claim_name
 from gaudi_bert.runners.kubernetes.kinds import needed_rights
+from gaudi_bert.runners.kubernetes.manifests import work_claim_name
 
 Json = dict[str, Any]
 
@@ -121,7 +121,7 @@ def named_classes(settings: PipelineSettings) -> list[tuple[str, str, str]]:
 
 
 def _secret_keys(cluster: Cluster, name: str | None) -> list[str] | None:
-    """What a Secret has, without what it says; None where this account may not read it."""
+    """The keys of a Secret, without their values; None where this account may not read it."""
     if name is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What `gaudi-bert doctor` says of one thing, and its check of an object store.
+"""The result of one check of `gaudi-bert doctor`, and the check of an object store.
 
 Asking and checking are apart: `ask_*` collects what commands, files and the API answer, and the checks are functions of
 those answers alone, so that they are tested on recorded ones.
@@ -21,44 +21,43 @@ from gaudi_bert.config.pipeline import PipelineSettings
 class CheckResult:
     """The outcome of one check.
 
-    `warning` may do, `mend` has to be fixed; the remedy is empty where all is well.
+    What has `failed` must be fixed, a `warning` may do; the remedy is empty where all is well.
     """
 
     check: str
-    verdict: Literal["ok", "warning", "mend"]
+    verdict: Literal["ok", "warning", "failed"]
     found: str
     remedy: str = ""
 
     def __str__(self) -> str:
-        verdict = "fix" if self.verdict == "mend" else self.verdict  # --json keeps its word
         remedy = f"; {self.remedy}" if self.remedy else ""
-        return f"{verdict:<7}  {self.check}: {self.found}{remedy}"
+        return f"{self.verdict:<7}  {self.check}: {self.found}{remedy}"
 
     def as_json(self) -> dict[str, str]:
         """The outcome for machines."""
         return asdict(self)
 
 
-def passed(check: str, found: str) -> CheckResult:
+def passed(check: str, finding: str) -> CheckResult:
     """All is well."""
-    return CheckResult(check, "ok", found)
+    return CheckResult(check, "ok", finding)
 
 
-def warning(check: str, found: str, remedy: str) -> CheckResult:
+def warning(check: str, finding: str, remedy: str) -> CheckResult:
     """It may do."""
-    return CheckResult(check, "warning", found, remedy)
+    return CheckResult(check, "warning", finding, remedy)
 
 
-def failed(check: str, found: str, remedy: str) -> CheckResult:
+def failed(check: str, finding: str, remedy: str) -> CheckResult:
     """It will not do."""
-    return CheckResult(check, "mend", found, remedy)
+    return CheckResult(check, "failed", finding, remedy)
 
 
 # --- an object store
 
 
 def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
-    """Whether one object below `url` can be written, read, listed and removed; nothing is left there."""
+    """Whether one object below `url` can be written, read, listed and removed; the object is removed again."""
     folder = url_of(url)
     name, content = f"gaudi-bert-doctor-{os.urandom(8).hex()}", os.urandom(64)
     # Once or twice, not for as long as a stage would wait.

@@ -14,7 +14,8 @@ from gaudi_bert.runners.doctor.quotas import check_limits
 from gaudi_bert.runners.doctor.storage import check_storage
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE
-from gaudi_bert.runners.requirements import STORE_TOOLS, image_reference
+from gaudi_bert.runners.stage_table import image_reference
+from gaudi_bert.runners.store_access import STORE_TOOLS
 
 Json = dict[str, Any]
 

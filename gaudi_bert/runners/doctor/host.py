@@ -19,7 +19,7 @@ from gaudi_bert.common.installation import has_tensorflow, install_command
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.launch import EFA_SSH_PORT
-from gaudi_bert.runners.requirements import quantity_value
+from gaudi_bert.runners.resources import quantity_value
 
 _COMMAND_SECONDS = 20
 
@@ -107,7 +107,7 @@ _PAGE_BYTES = 2 * 2**20
 
 
 def examine_host(settings: PipelineSettings) -> list[CheckResult]:
-    """What is right and wrong with this machine, for training as `settings` says."""
+    """The results of all checks of this machine, for training with `settings`."""
     return check_host(ask_host(), settings)
 
 

@@ -10,8 +10,8 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodPlacement
 from gaudi_bert.runners.doctor.answers import ClusterAnswers
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
-from gaudi_bert.runners.kubernetes.jobs import training_placement
-from gaudi_bert.runners.requirements import (
+from gaudi_bert.runners.kubernetes.manifests import training_placement
+from gaudi_bert.runners.resources import (
     CARD_RESOURCE,
     EFA_RESOURCE,
     HUGE_PAGES,
@@ -62,7 +62,7 @@ def check_nodes(answers: ClusterAnswers, settings: PipelineSettings) -> list[Che
 def _checks_for(
     nodes: Sequence[Json], part: str, placement: PodPlacement, check: Callable[[Sequence[Json]], list[CheckResult]]
 ) -> list[CheckResult]:
-    """What `check` says of those nodes that pods are put on; or why there are none, and how to get some."""
+    """The results of `check` for those nodes that pods may run on; or why there are none, and how to get some."""
     selected = [node for node in nodes if placement.node_selector.items() <= (node["metadata"].get("labels") or {}).items()]
     cordoned = [node for node in selected if (node.get("spec") or {}).get("unschedulable")]
     usable = [node for node in selected if node not in cordoned and _tolerates(placement, node)]
@@ -76,7 +76,13 @@ def _checks_for(
     if not selected:
         labels = ", ".join(f"{key}={value}" for key, value in placement.node_selector.items())
         keys = f"kubernetes.{part}_pods.node_selector" + (" and kubernetes.node_selector" if part == "training" else "")
-        return [failed(f"{part} pods", f"no node has the labels {labels or '(there is no node)'}", f"correct {keys}")]
+        return [
+            failed(
+                f"{part} pods",
+                f"no node has the labels {labels}" if labels else "the cluster has no nodes",
+                f"correct {keys}",
+            )
+        ]
     if len(cordoned) == len(selected):
         return [
             failed(f"{part} pods", f"cordoned, so that no pod is put on them: {', '.join(_names(cordoned)[:3])}", uncordon)

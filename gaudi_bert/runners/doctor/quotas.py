@@ -10,10 +10,9 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.doctor.answers import ClusterAnswers
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
-from gaudi_bert.runners.kubernetes.jobs import pod_specs
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
-from gaudi_bert.runners.kubernetes.manifests import Manifests, render
-from gaudi_bert.runners.requirements import quantity_text, quantity_value
+from gaudi_bert.runners.kubernetes.manifests import Manifests, pod_specs, render
+from gaudi_bert.runners.resources import quantity_text, quantity_value
 from gaudi_bert.runners.stage_table import STEPS
 
 Json = dict[str, Any]
@@ -157,7 +156,7 @@ def _refused_by_quotas(answers: ClusterAnswers, manifests: Manifests) -> Iterato
 
 def _exceeded(quota: str, key: str, hard: str, used: str, manifests: Manifests, limits: list[Json]) -> Iterator[CheckResult]:
     """The first step that a quota does not admit: never, or not at present."""
-    found: CheckResult | None = None
+    in_use: CheckResult | None = None
     for step, item in manifests.steps.items():
         part = "training" if STEPS[step].trains else "data"
         needed, unnamed = _needed(item, key, limits)
@@ -169,10 +168,10 @@ def _exceeded(quota: str, key: str, hard: str, used: str, manifests: Manifests, 
         if needed > quantity_value(hard):
             yield failed("limits", finding, f"lower resources.{part}, {_ASK}")
             return
-        if found is None and needed > quantity_value(hard) - quantity_value(used):
-            found = warning("limits", f"{finding}, of which {used} is in use", "wait until it has room, or ask for more")
-    if found is not None:
-        yield found
+        if in_use is None and needed > quantity_value(hard) - quantity_value(used):
+            in_use = warning("limits", f"{finding}, of which {used} is in use", "wait until it has room, or ask for more")
+    if in_use is not None:
+        yield in_use
 
 
 def _needed(item: Manifest, key: str, limits: list[Json]) -> tuple[float, str]:

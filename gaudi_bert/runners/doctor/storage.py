@@ -1,4 +1,4 @@
-"""The volume of a pipeline: an existing claim, a storage class, or a volume made by hand; or an object store."""
+"""The volume of a pipeline: an existing claim, a storage class, or a volume created by hand; or an object store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.doctor.answers import ClusterAnswers
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
-from gaudi_bert.runners.kubernetes.jobs import work_claim_name
+from gaudi_bert.runners.kubernetes.manifests import work_claim_name
 from gaudi_bert.runners.kubernetes.volumes import (
     ALONE,
     SHARED,
@@ -17,11 +17,11 @@ from gaudi_bert.runners.kubernetes.volumes import (
     shares_volumes,
     sharing_remedy,
 )
-from gaudi_bert.runners.requirements import quantity_value
+from gaudi_bert.runners.resources import quantity_value
 
 Json = dict[str, Any]
 
-# The provisioner of a class whose volumes are made by hand.
+# The provisioner of a class whose volumes are created by hand.
 _NO_PROVISIONER = "kubernetes.io/no-provisioner"
 
 
@@ -107,7 +107,7 @@ def _check_access_modes(
 
 
 def _volume_for_claim(volumes: Sequence[Json], storage_class: str, settings: PipelineSettings) -> tuple[Json | None, str]:
-    """The volume, made by hand, that the claim of the work folder would be bound to; or why there is none."""
+    """The volume, created by hand, that the claim of the work folder would be bound to; or why there is none."""
     size, mode = settings.kubernetes.storage, settings.kubernetes.access_mode
     free = [
         volume

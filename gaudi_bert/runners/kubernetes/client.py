@@ -22,13 +22,13 @@ from gaudi_bert.runners.kubernetes.kinds import KINDS, Right
 
 # --- the connection, by the official client's `DynamicClient`: raw JSON answers, one-line errors
 #
-# What is busy or away for a while (429, 5xx, no answer) is asked again; a token that has expired (401) is read again once.
+# What is busy or away for a while (429, 5xx, no answer) is tried again; a token that has expired (401) is read again once.
 
 Json = dict[str, Any]
 
 # Seconds for a connection, and for an answer.
 _TIMEOUT = (10, 60)
-# How long a server is asked again that has never answered, and one whose outages nobody has a limit for.
+# How long to retry a server that has never answered, and one for whose outages nobody set a limit.
 _FIRST_ANSWER_SECONDS = 16.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _LONGEST_LOG_SECONDS = 3600
@@ -52,7 +52,7 @@ class ClusterError(FailedError):
 
 
 class NotFoundError(ClusterError):
-    """There is no such object, or the cluster does not know its kind."""
+    """The object does not exist, or the cluster does not know its kind."""
 
 
 class ForbiddenError(ClusterError):
@@ -73,7 +73,7 @@ class StreamDroppedError(Exception):
 class Connection:
     """The cluster of the current kubeconfig context, or the one that this pod runs in.
 
-    A server that has answered before is asked again for `outage_seconds` while it is busy or away; `say` is told when it
+    A server that has answered before is tried again for `outage_seconds` while it is busy or away; `say` is called when it
     goes away and when it is back, `sleep` waits between attempts.
     """
 
@@ -100,7 +100,7 @@ class Connection:
     def open(
         self, action: str, method: str, *arguments: Any, read_whole: bool = False, timeout: Any = _TIMEOUT, **options: Any
     ) -> Any:
-        """The raw answer, read whole or still to be read, once there is one; an error for a refusal that stays.
+        """The raw answer, read completely or still to be read, once there is one; an error for a refusal that stays.
 
         `method` is the client's: a verb with a resource, or `request` for a path that is not an object's.
         """
@@ -221,7 +221,7 @@ def _pause(attempt: int, error: Any) -> float:
 
 
 def _explain(action: str, error: Any) -> ClusterError:
-    """One line for a refusal: what the server said, and the remedy."""
+    """One line for a refusal: the message of the server, and the remedy."""
     try:
         message = json.loads(error.body)["message"]
     except (TypeError, ValueError, KeyError):
@@ -237,7 +237,7 @@ def _explain(action: str, error: Any) -> ClusterError:
 class Cluster:
     """One namespace of a cluster.
 
-    Without a `connection`, the cluster is reached as the kubeconfig file says.
+    Without a `connection`, the kubeconfig file names the cluster.
     """
 
     def __init__(self, namespace: str, connection: Connection | None = None) -> None:

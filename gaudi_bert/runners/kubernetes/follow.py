@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, Json, StreamDroppedError
-from gaudi_bert.runners.kubernetes.jobs import QUEUE_LABEL, pod_specs
 from gaudi_bert.runners.kubernetes.logs import LogFollower, StepProgress
+from gaudi_bert.runners.kubernetes.manifests import QUEUE_LABEL, pod_specs
 from gaudi_bert.runners.kubernetes.problems import (
     RUN_AGAIN,
     Problem,
@@ -39,7 +39,7 @@ from gaudi_bert.runners.kubernetes.suspension import describe_suspension, is_sus
 WATCH_SECONDS = 5
 SHORTEST_ROUND_SECONDS = 0.2
 _LOG_END_SECONDS = 10
-# What passes sooner is not reported: most volumes are bound, and most pods placed, a moment after a Job is made.
+# What passes sooner is not reported: most volumes are bound, and most pods placed, a moment after a Job is created.
 PASSING_SECONDS = 15.0
 # How long a Job may take to replace pods that were stopped on request; its backoff begins with 10 s, and doubles.
 RESTART_SECONDS = 15.0
@@ -65,7 +65,7 @@ def pods_of(cluster: Cluster, item: Json) -> list[Json]:
 
 
 def workloads_of(cluster: Cluster, item: Json) -> list[Json]:
-    """What Kueue keeps about `item`; nothing where there is no Kueue, or where this account may not see it."""
+    """The Workloads of `item`; none without Kueue, or where this account may not see them."""
     try:
         for kind in _WORKLOADS:
             workloads = cluster.find(kind, f"{_OWNER_LABEL}={item['metadata'].get('uid', '')}")
@@ -225,7 +225,7 @@ def _read(cluster: Cluster, item: Json) -> Json:
 
 
 def problem_of(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
-    """What is wrong with the pods of a Job or MPIJob that goes on, or why it has none, or fewer than it wants."""
+    """What is wrong with the pods of a running Job or MPIJob, or why it has none, or too few."""
     if not pods:
         return no_pods_problem(item, _events_of_maker(cluster, item))
     problem = worst_problem(pods, read_log)
@@ -272,11 +272,11 @@ def _give_up(cluster: Cluster, item: Json, pods: Sequence[Json], problem: Proble
 
 def _events_of_maker(cluster: Cluster, item: Json) -> list[Json]:
     """What the cluster noted about who makes the pods of `item`: itself, and an MPIJob's Job that launches."""
-    name, made = item["metadata"]["name"], item["metadata"].get("creationTimestamp") or ""
+    name, created = item["metadata"]["name"], item["metadata"].get("creationTimestamp") or ""
     launcher = cluster.events(f"{name}-launcher") if item["kind"] == "MPIJob" else []
     events = [*launcher, *cluster.events(name)]
     # Events outlive the object that they are about, and an earlier one may have had the same name.
-    return [event for event in events if (event.get("lastTimestamp") or made) >= made]
+    return [event for event in events if (event.get("lastTimestamp") or created) >= created]
 
 
 def _claim_problems(cluster: Cluster, item: Json) -> list[Problem]:

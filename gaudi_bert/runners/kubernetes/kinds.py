@@ -69,7 +69,7 @@ KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS
 def needed_rights(*, mpijob: bool, queue: bool, network_policy: bool) -> list[Right]:
     """What an account must be allowed to do in its namespace.
 
-    Without an MPIJob of its own a run still looks for those of others; what is submitted to a queue has Workloads that say
+    A run without an MPIJob still looks for those of others; what is submitted to a queue has Workloads that say
     why it waits.
     """
     rights = {Right(kind.group, kind.plural, verb) for kind in _ROWS for verb in kind.verbs} | {Right("", "pods/log", "get")}

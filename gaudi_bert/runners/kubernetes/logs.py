@@ -1,6 +1,6 @@
 """What the pods of a step write: their logs line by line, each line once, and from them how far the step is.
 
-A log is followed by a thread of its own. When the connection drops, the log is read again from a little before the last
+A thread follows each log. When the connection drops, the log is read again from a little before the last
 line that came, and what was shown already is recognised by its time.
 """
 
@@ -26,7 +26,7 @@ _OVERLAP_SECONDS = 5
 # --- how far a step is, in one line a minute, from the progress that its pods write into their logs
 #
 # The parts of a stage that is shared out are alike, so the logs that are read (a few of them) stand for the others: shares
-# are averaged over the pods at work, rates are added up, and the slowest part says how much time is left.
+# are averaged over the pods at work, rates are added up, and the slowest part decides how much time remains.
 
 
 class StepProgress:
@@ -49,7 +49,7 @@ class StepProgress:
         return self._parts > 1
 
     def take(self, pod: str, text: str) -> bool:
-        """Whether a line of a pod's log tells its progress: it is kept, and not shown by itself."""
+        """Whether a line of a pod's log is its progress, which is stored, and not shown by itself."""
         plain = "".join(piece for _, piece in rank_pieces(text))
         task = TaskProgress.parse(plain)
         training = _TRAINING.fullmatch(plain)
@@ -98,7 +98,7 @@ class StepProgress:
         return f"{self._name}: {', '.join(parts)}"
 
     def _is_due(self) -> bool:
-        """Whether a line may be shown now; from then on the minute counts anew."""
+        """Whether a line may be shown now; the minute then starts again."""
         now = self._clock()
         if not self._reporter.live and now - self._last < EVERY_SECONDS:
             return False
@@ -182,7 +182,7 @@ class LogFollower:
         self._reported: set[int | None] = set()
 
     def update(self, pods: Sequence[Json]) -> None:
-        """Read the logs of those pods whose container has started, and go on with those that were dropped."""
+        """Read the logs of those pods whose container has started, and resume those that were dropped."""
         for pod in pods:
             name, container = pod["metadata"]["name"], followed_container(pod)
             state = _container_state(pod, container)
@@ -229,10 +229,10 @@ class LogFollower:
             self._reporter.say(prefix + line)
 
     def _report(self, error: ClusterError) -> None:
-        """Say that logs cannot be read, once for each reason; of a pod that is gone, its status says what became of it."""
+        """Report that logs cannot be read, once for each reason; the status of a pod that is gone explains its end."""
         if not isinstance(error, NotFoundError) and error.status not in self._reported:
             self._reported.add(error.status)
-            self._reporter.say(f"{error}; the run goes on without this log")
+            self._reporter.say(f"{error}; the run continues without this log")
 
 
 def _container_state(pod: Json, container: str | None) -> str:

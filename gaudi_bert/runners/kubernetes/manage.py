@@ -35,8 +35,8 @@ class _StepStatus:
 
     def as_json(self) -> dict[str, Any]:
         """For machines; of a step that is not submitted, the state alone."""
-        whole = {"state": self.state, "pods": dict(self.pods), "problem": self.problem}
-        return {"state": self.state} if self.state == _NOT_SUBMITTED else whole
+        everything = {"state": self.state, "pods": dict(self.pods), "problem": self.problem}
+        return {"state": self.state} if self.state == _NOT_SUBMITTED else everything
 
 
 def status(settings: PipelineSettings, cluster: Cluster) -> dict[str, _StepStatus]:
@@ -120,7 +120,7 @@ def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[
 
 
 def _delete_objects(settings: PipelineSettings, url: str) -> list[str]:
-    """Remove what lies below `url`, the work folder of this pipeline, and nothing else of the bucket."""
+    """Remove what is below `url`, the work folder of this pipeline, and nothing else of the bucket."""
     objects = Objects(settings.store)
     urls = [f"{url}/{name}" for name in objects.list(url)]
     with ThreadPoolExecutor(settings.store.connections) as pool:

@@ -1,47 +1,40 @@
 """The manifests of `k8s/`, filled from a pipeline file: what `--on kubernetes` submits and `--render` writes.
 
-Rendering is three files: `kustomize` reads the kustomizations, `jobs` fills the Job of each step, and this one fills what
-the steps share and names everything. `k8s/overlays/` are the same manifests filled by kustomize for the demo; the tests hold
-both to the same result.
+`render` reads the kustomizations, then fills what the steps share, the Job of each step and its pods, in the order of this
+file. `k8s/overlays/` are the same manifests filled by kustomize for the demo; the tests hold both to the same result.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
 from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_file, write_text
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.runners.kubernetes.jobs import (
-    DATA_FOLDER,
-    USER_NAME_FILE,
-    cache_bytes,
-    fill_step,
-    needs_user_name,
-    pod_specs,
-    user_name_file,
-)
+from gaudi_bert.config.places import PodPlacement
 from gaudi_bert.runners.kubernetes.kustomize import Manifest, build
-from gaudi_bert.runners.kubernetes.volumes import check_access_mode
-from gaudi_bert.runners.requirements import named_paths
-from gaudi_bert.runners.stage_table import KUSTOMIZATIONS, STAGES, stages_of, steps_of
+from gaudi_bert.runners.launch import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, training_command
+from gaudi_bert.runners.resources import evaluation_resources, pod_resources, quantity_value, training_resources
+from gaudi_bert.runners.stage_table import STEPS, image_reference, named_paths, stages_of, steps_of
+from gaudi_bert.runners.store_access import CREDENTIALS
 
 PIPELINE_LABEL = "app.kubernetes.io/instance"
-# The first version of Kubernetes that knows podFailurePolicy and backoffLimitPerIndex without being told to.
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+# The first version of Kubernetes in which podFailurePolicy and backoffLimitPerIndex are on by default.
 FAILURE_POLICY_SINCE = (1, 29)
 # By which the MPI operator marks the pods of an MPIJob.
 _MPIJOB_LABEL = "training.kubeflow.org/job-name"
+DATA_FOLDER = "/data"
 # Paths that mean the same inside every container.
 _MOUNTED = (DATA_FOLDER, "/work")
+# Next to the pipeline in its ConfigMap, mounted as /etc/passwd.
+_USER_NAME_FILE = "passwd"
+_IMAGE_USER = 1000
 
 
 @dataclass(frozen=True)
@@ -66,33 +59,19 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     objects = build(("base", "data", training, *network, *tasks, "results"), _components(settings, server_version))
     jobs = {item["metadata"]["name"]: item for item in objects if item["kind"] in ("Job", "MPIJob")}
     steps = {step: jobs[step] for step in steps_of(stages_of(settings))}
-    others = {item["kind"]: item for item in objects if item["kind"] not in ("Job", "MPIJob")}
-    others["ConfigMap"] = _configuration(settings)
+    shared = {item["kind"]: item for item in objects if item["kind"] not in ("Job", "MPIJob")}
+    shared["ConfigMap"] = _configuration(settings)
+    _fill_claim(settings, shared["PersistentVolumeClaim"])
+    if "NetworkPolicy" in shared:
+        _fill_network_policy(settings, shared["NetworkPolicy"])
     for step, item in steps.items():
-        fill_step(settings, step, item)
-    _fill_claim(settings, others["PersistentVolumeClaim"])
-    if "NetworkPolicy" in others:
-        _fill_network_policy(settings, others["NetworkPolicy"])
-    for item in (*others.values(), *steps.values()):
+        _fill_step(settings, step, item)
+    for item in (*shared.values(), *steps.values()):
         _set_names(settings, item)
-    namespace = others.pop("Namespace")
+    namespace = shared.pop("Namespace")
     if settings.kubernetes.work_claim or settings.kubernetes.store:
-        del others["PersistentVolumeClaim"]
-    return Manifests(namespace, tuple(others.values()), steps)
-
-
-def _components(settings: PipelineSettings, server_version: tuple[int, int] | None) -> list[str]:
-    policy = settings.kubernetes.failure_policy
-    if policy == "auto":
-        policy = (server_version or settings.kubernetes.version_numbers) >= FAILURE_POLICY_SINCE
-    components = {
-        "components/evaluate-as-root": settings.resources.cards,
-        "components/gaudi": settings.resources.cards,
-        "components/efa": settings.kubernetes.efa,
-        "components/failure-policy": policy,
-        "components/scratch": True,
-    }
-    return [component for component, needed in components.items() if needed]
+        del shared["PersistentVolumeClaim"]
+    return Manifests(namespace, tuple(shared.values()), steps)
 
 
 def _check_paths(settings: PipelineSettings) -> None:
@@ -113,29 +92,44 @@ def _check_paths(settings: PipelineSettings) -> None:
             raise InputError(f"{key} = {path}: needs a volume at {DATA_FOLDER}; name its claim in kubernetes.data_claim")
 
 
+def _components(settings: PipelineSettings, server_version: tuple[int, int] | None) -> list[str]:
+    policy = settings.kubernetes.failure_policy
+    if policy == "auto":
+        policy = (server_version or settings.kubernetes.version_numbers) >= FAILURE_POLICY_SINCE
+    components = {
+        "components/evaluate-as-root": settings.resources.cards,
+        "components/gaudi": settings.resources.cards,
+        "components/efa": settings.kubernetes.efa,
+        "components/failure-policy": policy,
+        "components/scratch": True,
+    }
+    return [component for component, needed in components.items() if needed]
+
+
+# --- what the steps share
+
+
 def _configuration(settings: PipelineSettings) -> Manifest:
     """The ConfigMap with the pipeline file; only what was set is written, so that it reads like the file."""
     values = settings.model_dump(mode="json", exclude_unset=True)
-    if settings.kubernetes.store and cache_bytes(settings) < settings.store.cache_bytes:
-        values["store"] = {**values.get("store", {}), "cache_bytes": cache_bytes(settings)}
+    # Packed shards may take at most half of a training pod's scratch.
+    half_scratch = int(quantity_value(settings.kubernetes.scratch)) // 2
+    if settings.kubernetes.store and half_scratch < settings.store.cache_bytes:
+        values["store"] = {**values.get("store", {}), "cache_bytes": half_scratch}
     text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
-    more = {USER_NAME_FILE: user_name_file(settings)} if needs_user_name(settings) else {}
+    user = settings.kubernetes.user
+    names = {_USER_NAME_FILE: f"gaudi-bert:x:{user}:{user}::/tmp:/bin/sh\n"} if _needs_user_name(settings) else {}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "pipeline", "labels": {"app.kubernetes.io/name": "gaudi-bert"}},
-        "data": {"pipeline.yaml": text} | more,
+        "data": {"pipeline.yaml": text} | names,
     }
 
 
-def _set_names(settings: PipelineSettings, item: Manifest) -> None:
-    metadata = item["metadata"]
-    metadata["labels"][PIPELINE_LABEL] = settings.name
-    if item["kind"] == "Namespace":
-        metadata["name"] = settings.kubernetes.namespace
-        return
-    metadata["name"] = f"{settings.name}-{metadata['name']}"
-    metadata["namespace"] = settings.kubernetes.namespace
+def _needs_user_name(settings: PipelineSettings) -> bool:
+    """Whether pods run ssh as a user without a name in the image, for whom neither ssh nor sshd works."""
+    return settings.trains_as_mpijob and not settings.resources.cards and settings.kubernetes.user != _IMAGE_USER
 
 
 def _fill_claim(settings: PipelineSettings, item: Manifest) -> None:
@@ -155,74 +149,251 @@ def _fill_network_policy(settings: PipelineSettings, item: Manifest) -> None:
         item["spec"]["ingress"].append({"ports": [{"port": settings.training.metrics_port, "protocol": "TCP"}]})
 
 
-# --- `run --render`: a folder that `kubectl apply -k` takes
-#
-#     DIR/base       namespace, account, volume, pipeline file
-#     DIR/data       Jobs from prepare to verify
-#     DIR/training   the Job or MPIJob that trains
-#     DIR/finetuning finetune and predict
-#     DIR/results    evaluate and report
-#
-# Without cards, `kubectl apply -k DIR` starts everything. With cards or a queue it starts the data only, so that nothing is
-# held for training while data are packed; `kubectl apply -k DIR/training`, and so on, follow.
+def _set_names(settings: PipelineSettings, item: Manifest) -> None:
+    metadata = item["metadata"]
+    metadata["labels"][PIPELINE_LABEL] = settings.name
+    if item["kind"] == "Namespace":
+        metadata["name"] = settings.kubernetes.namespace
+        return
+    metadata["name"] = f"{settings.name}-{metadata['name']}"
+    metadata["namespace"] = settings.kubernetes.namespace
 
 
-def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool = False) -> list[str]:
-    """Write the manifests of `stages` below `folder`; the names of its parts, in the order in which they are applied.
-
-    Raises:
-        InputError: `folder` holds other files, or a manifest that differs from what would be written, and not `overwrite`;
-            or several workers would share a volume that one node alone can mount.
-    """
-    check_access_mode(settings)
-    manifests = _named_by_content(render(settings))
-    if folder.exists() and any(folder.iterdir()) and not (folder / "kustomization.yaml").exists():
-        raise InputError(f"{folder}: holds other files; choose an empty folder, or one that --render wrote")
-    base = {f"{item['kind'].lower()}.yaml": item for item in (manifests.namespace, *manifests.shared)}
-    files = _kustomized("base", base, [])
-    parts: dict[str, list[str]] = {}
-    for part in KUSTOMIZATIONS:
-        steps = steps_of(name for name in stages if STAGES[name].kustomization == part)
-        if steps:
-            files |= _kustomized(part, {f"{step}.yaml": manifests.steps[step] for step in steps}, ["../base"])
-            parts[part] = [f"{part}/{step}.yaml" for step in steps]
-    # Kustomize takes a base once only, so the top lists the files of its parts.
-    together = list(parts)[: 1 if settings.resources.cards or settings.kubernetes.queue else None]
-    files |= _kustomized("", {}, ["base", *(file for part in together for file in parts[part])])
-    texts = {folder / name: yaml.safe_dump(item, sort_keys=False, width=120) for name, item in files.items()}
-    changed = [path for path, text in texts.items() if path.exists() and read_file(path) != text.encode()]
-    if changed and not overwrite:
-        raise InputError(
-            f"{changed[0]}: differs from what --render would write (edited, or rendered from other settings); "
-            "choose another folder, or pass --overwrite to replace it"
-        )
-    for path, text in texts.items():
-        write_text(path, text)
-    return list(parts)
+# --- the Job or MPIJob of a step: how many pods, what they run, what they request, where they run
 
 
-def _named_by_content(manifests: Manifests) -> Manifests:
-    """`manifests` with a digest in the name of the ConfigMap and in all pods that mount it, as kustomize's generator has it.
+def _fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
+    """Fill the Job or MPIJob of `step`."""
+    stage = STEPS[step]
+    is_main_step = step == stage.name
+    if settings.kubernetes.queue:
+        # Not on the pods: each would be queued by itself. And not suspended here: without a queue nobody would resume it.
+        item["metadata"]["labels"][QUEUE_LABEL] = settings.kubernetes.queue
+    if item["kind"] == "Job":
+        item["spec"]["ttlSecondsAfterFinished"] = settings.kubernetes.keep_seconds
+    if is_main_step and stage.shared:
+        _share_out(item, settings.resources.data_workers)
+    if is_main_step and stage.parallel:
+        # As many as a pod's memory is meant for, however many cores the node has.
+        _set_option(next(pod_specs(item))["containers"][0], "--workers", str(settings.resources.data_processes))
+    if item["kind"] == "MPIJob":
+        _fill_mpijob(settings, item)
+    elif stage.distributed:
+        _fill_training_job(settings, item)
+    else:
+        container = next(pod_specs(item))["containers"][0]
+        resources = settings.resources
+        container["resources"] = evaluation_resources(resources) if stage.trains else pod_resources(resources.data)
+    for spec in pod_specs(item):
+        _fill_pod(settings, spec)
+    _set_placement(settings, step, item)
+    port = {"train": settings.training.metrics_port, "finetune": settings.finetune.metrics_port}.get(step)
+    if port is not None:
+        # Rank 0 is on the only worker, or on the first one, and all workers share one template.
+        *_, worker = pod_templates(item)
+        _announce_metrics(port, worker)
+    _use_store(settings, item)
 
-    A Job that exists already is then never taken for one that runs the pipeline as it is now, but refused as immutable.
-    """
-    renamed = copy.deepcopy(manifests)
-    configuration = next(item for item in renamed.shared if item["kind"] == "ConfigMap")
-    digest = hashlib.sha256(json.dumps(configuration["data"], sort_keys=True).encode("utf-8")).hexdigest()
-    configuration["metadata"]["name"] += f"-{digest[:10]}"
-    for item in renamed.steps.values():
-        for spec in pod_specs(item):
-            for volume in spec["volumes"]:
-                if "configMap" in volume:
-                    volume["configMap"]["name"] = configuration["metadata"]["name"]
-    return renamed
+
+def _share_out(item: Manifest, pods: int) -> None:
+    """Let `pods` pods do an indexed step, each its part, and with retries for each where the Job counts them together."""
+    spec = item["spec"]
+    if "backoffLimit" in spec:
+        spec["backoffLimit"] = spec["backoffLimit"] // spec["completions"] * pods
+    spec["completions"] = spec["parallelism"] = pods
+    _set_option(next(pod_specs(item))["containers"][0], "--shard", f"$(JOB_COMPLETION_INDEX)/{pods}")
 
 
-def _kustomized(part: str, items: dict[str, Any], others: Sequence[str]) -> dict[str, Any]:
-    """The files of the folder `part`, by their paths: `items`, and the kustomization that lists them after `others`."""
-    kustomization = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": [*others, *items],
+def _stage_command(command: Sequence[str]) -> list[str]:
+    """What a training process runs: the command from `gaudi-bert` on."""
+    return list(command[list(command).index("gaudi-bert") :])
+
+
+def _fill_training_job(settings: PipelineSettings, item: Manifest) -> None:
+    # A Job is one worker with all of its cards, whatever the pipeline's MPIJob has.
+    resources = settings.resources.model_copy(update={"workers": 1})
+    kubernetes = settings.kubernetes.model_copy(update={"efa": 0})
+    settings = settings.model_copy(update={"resources": resources, "kubernetes": kubernetes})
+    spec = next(pod_specs(item))
+    container = spec["containers"][0]
+    container["command"] = training_command(settings, _stage_command(container["command"]), over_ssh=False)
+    container["resources"] = training_resources(settings)
+    _set_environment(settings, container)
+    _set_shared_memory(settings, spec)
+
+
+def _fill_mpijob(settings: PipelineSettings, item: Manifest) -> None:
+    resources = settings.resources
+    spec = item["spec"]
+    spec["slotsPerWorker"] = resources.processes_per_worker
+    spec["runPolicy"]["ttlSecondsAfterFinished"] = settings.kubernetes.keep_seconds
+    spec["runPolicy"]["schedulingPolicy"]["minAvailable"] = resources.workers
+    spec["mpiReplicaSpecs"]["Worker"]["replicas"] = resources.workers
+    launcher, worker = pod_specs(item)
+    container = launcher["containers"][0]
+    _set_environment(settings, container)
+    root_port = EFA_SSH_PORT if settings.kubernetes.efa else ROOT_SSH_PORT
+    container["command"] = training_command(
+        settings,
+        _stage_command(container["command"]),
+        over_ssh=True,
+        variables=(
+            *(variable["name"] for variable in container.get("env", ())),
+            *(CREDENTIALS if settings.kubernetes.store else ()),
+        ),
+        ssh_port=root_port if resources.cards else USER_SSH_PORT,
+        ssh_key=None if resources.cards else SSH_KEY,
+    )
+    worker["containers"][0]["resources"] = training_resources(settings)
+    if _needs_user_name(settings):
+        for spec_of_role in (launcher, worker):
+            name = {"name": "pipeline", "mountPath": "/etc/passwd", "subPath": _USER_NAME_FILE, "readOnly": True}
+            spec_of_role["containers"][0]["volumeMounts"].append(name)
+    _set_shared_memory(settings, worker)
+
+
+def _set_environment(settings: PipelineSettings, container: Manifest) -> None:
+    given = settings.resources.environment
+    variables = [variable for variable in container.get("env", ()) if variable["name"] not in given]
+    variables += [{"name": name, "value": value} for name, value in given.items()]
+    if variables:
+        container["env"] = variables
+
+
+def _set_shared_memory(settings: PipelineSettings, spec: Manifest) -> None:
+    for volume in spec["volumes"]:
+        if volume["name"] == "shared-memory":
+            volume["emptyDir"]["sizeLimit"] = settings.resources.shared_memory
+
+
+def _set_option(container: Manifest, option: str, value: str) -> None:
+    command = container["command"]
+    command[command.index(option) + 1] = value
+
+
+# --- the pods of a step
+
+
+def _fill_pod(settings: PipelineSettings, spec: Manifest) -> None:
+    """What all pods take from the pipeline: account, volumes, images, how long to wait."""
+    kubernetes, images = settings.kubernetes, settings.images
+    spec["serviceAccountName"] = f"{settings.name}-{spec['serviceAccountName']}"
+    if spec["securityContext"].get("runAsNonRoot"):
+        spec["securityContext"] |= dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), kubernetes.user)
+    if images.pull_secret:
+        spec["imagePullSecrets"] = [{"name": images.pull_secret}]
+    _fill_volumes(settings, spec)
+    names = {"gaudi-bert-data": images.data, "gaudi-bert-train": images.train}
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        container["image"] = image_reference(images, names[container["image"]])
+        container["imagePullPolicy"] = images.pull_policy
+        if kubernetes.data_claim and "volumeMounts" in container:
+            container["volumeMounts"].append({"name": "data", "mountPath": DATA_FOLDER, "readOnly": True})
+        if container["name"] == "wait":
+            _set_option(container, "--timeout", str(kubernetes.wait_seconds))
+
+
+def _fill_volumes(settings: PipelineSettings, spec: Manifest) -> None:
+    for volume in spec["volumes"]:
+        if "configMap" in volume:
+            volume["configMap"]["name"] = f"{settings.name}-pipeline"
+        if "persistentVolumeClaim" in volume:
+            volume["persistentVolumeClaim"]["claimName"] = work_claim_name(settings)
+        if volume["name"] == "scratch":
+            volume["emptyDir"]["sizeLimit"] = settings.kubernetes.scratch
+            for container in spec["containers"]:
+                container["resources"]["requests"]["ephemeral-storage"] = settings.kubernetes.scratch
+    if settings.kubernetes.data_claim:
+        claim = {"claimName": settings.kubernetes.data_claim, "readOnly": True}
+        spec["volumes"].append({"name": "data", "persistentVolumeClaim": claim})
+
+
+def _fill_placement(placement: PodPlacement, template: Manifest, *, chooses_node: bool = True) -> None:
+    """Set where a pod may run and how it is marked; `chooses_node` is False for one that only starts others."""
+    spec, metadata = template["spec"], template["metadata"]
+    values: dict[str, Any] = {
+        "tolerations": [toleration.as_manifest() for toleration in placement.tolerations],
+        "priorityClassName": placement.priority_class,
     }
-    return {str(PurePosixPath(part, name)): item for name, item in {**items, "kustomization.yaml": kustomization}.items()}
+    if chooses_node:
+        values |= {
+            "nodeSelector": dict(placement.node_selector),
+            "affinity": dict(placement.affinity),
+            "runtimeClassName": placement.runtime_class,
+        }
+    spec |= {key: value for key, value in values.items() if value}
+    # Our own labels, by which pods are selected, cannot be replaced.
+    metadata["labels"] = {**placement.labels, **metadata["labels"]}
+    if placement.annotations:
+        metadata["annotations"] = {**metadata.get("annotations", {}), **placement.annotations}
+
+
+def _announce_metrics(port: int, template: Manifest) -> None:
+    """Announce where a pod serves its figures: a named port, and the annotations that Prometheus usually reads."""
+    annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(port), "prometheus.io/path": "/metrics"}
+    metadata = template["metadata"]
+    metadata["annotations"] = {**annotations, **metadata.get("annotations", {})}
+    template["spec"]["containers"][0]["ports"] = [{"name": "metrics", "containerPort": port}]
+
+
+def training_placement(settings: PipelineSettings) -> PodPlacement:
+    """Where training pods may run; `kubernetes.node_selector` is for those that train alone."""
+    placement = settings.kubernetes.training_pods
+    selector = {**settings.kubernetes.node_selector, **placement.node_selector}
+    return placement.model_copy(update={"node_selector": selector})
+
+
+def _set_placement(settings: PipelineSettings, step: str, item: Manifest) -> None:
+    kubernetes, (first, *workers) = settings.kubernetes, pod_templates(item)
+    if not STEPS[step].trains:
+        _fill_placement(kubernetes.data_pods, first)
+        return
+    placement = training_placement(settings) if STEPS[step].distributed else kubernetes.training_pods
+    _fill_placement(placement, first, chooses_node=not workers)
+    for template in workers:
+        _fill_placement(placement, template)
+
+
+# --- the work folder in an object store: no volume, but scratch on the node (/tmp), and credentials from a Secret
+#
+# The component `k8s/components/object-store` does the same for kubectl.
+
+
+def _use_store(settings: PipelineSettings, item: Manifest) -> None:
+    """Let the pods of a Job or MPIJob work in `kubernetes.store`, if the pipeline names one."""
+    store, secret = settings.kubernetes.store, settings.kubernetes.store_secret
+    if store is None:
+        return
+    for spec in pod_specs(item):
+        spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "work"]
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            if "volumeMounts" in container:
+                container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] != "work"]
+            command = container["command"]
+            if "--work" in command:
+                command[command.index("--work") + 1] = store
+                if secret:
+                    container["envFrom"] = [{"secretRef": {"name": secret}}]
+
+
+# --- reading what was rendered
+
+
+def pod_templates(item: Manifest) -> Iterator[Manifest]:
+    """The pod templates of a Job or of an MPIJob (launcher, then workers)."""
+    if item["kind"] == "MPIJob":
+        for replica in ("Launcher", "Worker"):
+            yield item["spec"]["mpiReplicaSpecs"][replica]["template"]
+    else:
+        yield item["spec"]["template"]
+
+
+def pod_specs(item: Manifest) -> Iterator[Manifest]:
+    """The pod specs of a Job or of an MPIJob (launcher, then workers)."""
+    for template in pod_templates(item):
+        yield template["spec"]
+
+
+def work_claim_name(settings: PipelineSettings) -> str:
+    """The claim of the volume that holds the work folder: the one that the pipeline names, or its own."""
+    return settings.kubernetes.work_claim or f"{settings.name}-work"

@@ -81,19 +81,19 @@ _SCARCE = {
     "Insufficient ephemeral-storage": "lower kubernetes.scratch, or free the nodes' disks",
 }
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
-# What a registry says where trying again cannot help.
+# Answers of a registry that retrying does not change.
 _NO_SUCH_IMAGE = re.compile(r"not found|manifest unknown|denied|unauthorized|no such|invalid", re.IGNORECASE)
-# ... and what a node says that did not reach the registry, which may pass.
+# ... and errors of a node that did not reach the registry, which may pass.
 _NO_REGISTRY = re.compile(r"no such host|dial tcp|server misbehaving|connection refused|timeout|x509", re.IGNORECASE)
 _DESCRIBE = "see `kubectl describe pod`"
 RUN_AGAIN = "run it again: it resumes where it stopped"
-# Of several pods with the same problem, so many are named beside the first one.
+# Of several pods with the same problem, so many are named in addition to the first one.
 _MOST_NAMED = 3
 # What training reports when it stops on request.
 _STOP = re.compile(r"stopped on request after update \d+")
 # How long after the removal of a worker, at most, its launcher has ended: ranks save, and mpirun notices.
 _REPLACEMENT_SECONDS = 60.0
-# What a node says of a pod that mounts or reads what is not there.
+# The message of a node whose pod mounts or reads an object that does not exist.
 _NO_SUCH_OBJECT = re.compile(r'(configmap|secret) "([^"]+)" not found', re.IGNORECASE)
 _SETUP_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
 
@@ -162,7 +162,7 @@ def worst_problem(pods: Sequence[Json], read_log: ReadLog = lambda pod, containe
 
 
 def created(pod: Json) -> str:
-    """When a pod was made, as the API writes it; the texts sort as the times do."""
+    """When a pod was created, as the API writes it; the texts sort as the times do."""
     return pod["metadata"].get("creationTimestamp") or ""
 
 
@@ -229,10 +229,10 @@ def _missing(where: str, message: str) -> Problem | None:
     if match is None:
         return None
     kind = "ConfigMap" if match[1].lower() == "configmap" else "Secret"
-    remedy = "submit the run again, which makes it: `gaudi-bert run --on kubernetes`, or `kubectl apply -k`"
+    remedy = "submit the run again, which creates it: `gaudi-bert run --on kubernetes`, or `kubectl apply -k`"
     if kind == "Secret":
-        remedy = "make it, or correct kubernetes.store_secret and images.pull_secret"
-    return Problem(f"{where} cannot start: there is no {kind} {match[2]}", remedy, hopeless=True, started=False)
+        remedy = "create it, or correct kubernetes.store_secret and images.pull_secret"
+    return Problem(f"{where} cannot start: {kind} {match[2]} does not exist", remedy, hopeless=True, started=False)
 
 
 def _container_problem(pod: Json, status: Json, read_log: ReadLog) -> Problem | None:
@@ -323,7 +323,7 @@ def _memory_limit(pod: Json, name: str) -> str:
 
 
 def _reason(message: str, read_log: Callable[[], str]) -> str:
-    """Why a container ended, from the message that it left, which is the end of its log.
+    """Why a container ended, from its termination message, which is the end of its log.
 
     What mpirun writes last hides the error of the rank that failed. So that is looked for above it: in the log, or in what
     the message has of it where the log cannot be read.
@@ -343,7 +343,7 @@ def _name(item: Json) -> str:
 
 # --- Jobs, MPIJobs and volume claims
 
-# Why pods are not even made, as the warnings of their Job or MPIJob have it, whether that can pass, and the remedy.
+# Why pods are not even created, from the warnings of their Job or MPIJob; whether that is hopeless; and the remedy.
 _REFUSALS = (
     (
         re.compile(r"violates PodSecurity"),
@@ -370,7 +370,7 @@ _REFUSALS = (
 
 
 def job_outcome(item: Json) -> str | None:
-    """`complete`, `failed: <reason>`, or None while a Job or an MPIJob goes on."""
+    """`complete`, `failed: <reason>`, or None while a Job or an MPIJob runs."""
     for condition in item.get("status", {}).get("conditions") or ():
         if condition.get("status") != "True":
             continue
@@ -382,7 +382,7 @@ def job_outcome(item: Json) -> str | None:
 
 
 def no_pods_problem(item: Json, events: Sequence[Json]) -> Problem:
-    """A Job or MPIJob for which no pod has been made yet; `events` is what the cluster noted about it, oldest first."""
+    """A Job or MPIJob that has no pods yet; `events` is what the cluster noted about it, oldest first."""
     refused = _refusal(item, "no pods", events)
     if refused is not None:
         return refused
@@ -396,24 +396,24 @@ def few_pods_problem(item: Json, pods: Sequence[Json], events: Sequence[Json]) -
     The pods that a Job has do its work one after another; those of an MPIJob wait for the others.
     """
     at_work = sum(_works(item, pod) for pod in pods)
-    refused = _refusal(item, f"{at_work} of {wanted_pods(item)} pods", events)
+    refused = _refusal(item, f"{at_work} of {expected_pods(item)} pods", events)
     return (
         None if refused is None else replace(refused, started=item["kind"] == "Job" and not refused.hopeless, may_pass=True)
     )
 
 
 def lacks_pods(item: Json, pods: Sequence[Json]) -> bool:
-    """Whether a Job or MPIJob has fewer pods than it wants at present."""
-    return sum(_works(item, pod) for pod in pods) < wanted_pods(item)
+    """Whether a Job or MPIJob has fewer pods than it should have now."""
+    return sum(_works(item, pod) for pod in pods) < expected_pods(item)
 
 
-def wanted_pods(item: Json) -> int:
-    """How many pods a Job wants at a time, or how many workers an MPIJob."""
+def expected_pods(item: Json) -> int:
+    """How many pods a Job should have at a time, or how many workers an MPIJob."""
     spec = item.get("spec", {})
     if item["kind"] == "MPIJob":
         return int(spec.get("mpiReplicaSpecs", {}).get("Worker", {}).get("replicas") or 0)
-    left = int(spec.get("completions") or 1) - int(item.get("status", {}).get("succeeded") or 0)
-    return min(int(spec.get("parallelism") or 1), left)
+    remaining = int(spec.get("completions") or 1) - int(item.get("status", {}).get("succeeded") or 0)
+    return min(int(spec.get("parallelism") or 1), remaining)
 
 
 def _works(item: Json, pod: Json) -> bool:

@@ -1,6 +1,6 @@
 """Brings what a run on a cluster has to look at to this machine: `gaudi-bert k8s open`.
 
-A small Job, made of that of the stage `report`, mounts the work folder, writes the page as far as the run has come, and
+A small Job, derived from that of the stage `report`, mounts the work folder, writes the page as far as the run has come, and
 sends it with TensorBoard's files through its log: that needs no right that a run does not have, and no port to be reached.
 """
 
@@ -24,13 +24,12 @@ from gaudi_bert.common.progress import Reporter, human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.follow import follow, pods_of
-from gaudi_bert.runners.kubernetes.jobs import work_claim_name
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.logs import followed_container
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render, work_claim_name
 from gaudi_bert.runners.kubernetes.run import remove_and_wait
 
-_KEPT_SECONDS = 600
+_RETENTION_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
     # It is not a part of a run, and a run that begins meanwhile shall not take it for one.
     del item["metadata"]["labels"][PIPELINE_LABEL]
     spec = item["spec"]
-    spec["ttlSecondsAfterFinished"], spec["backoffLimit"] = _KEPT_SECONDS, 0
+    spec["ttlSecondsAfterFinished"], spec["backoffLimit"] = _RETENTION_SECONDS, 0
     for labels in (item["metadata"]["labels"], spec["template"]["metadata"]["labels"]):
         labels["app.kubernetes.io/component"] = "open"
     pod = spec["template"]["spec"]
@@ -104,7 +103,7 @@ def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
 # --- sending, in the pod: `python3 -m gaudi_bert.runners.kubernetes.results WORKDIR`
 #
 # The files go as a compressed archive in lines of base64, with their size and SHA-256 before them, so that a log that was
-# cut short is never taken for whole. A node keeps 10 MiB of a log, as a rule: TensorBoard's files are left out where they
+# cut short is never treated as complete. A node keeps 10 MiB of a log, as a rule: TensorBoard's files are omitted where they
 # would not fit.
 
 MOST_BYTES = 6 << 20
@@ -120,7 +119,7 @@ def sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
     boards = [path for run in _RUNS for path in sorted((folder / run / "tensorboard").rglob("*"))]
     data = _archive(folder, [*files, *boards])
     if len(data) > MOST_BYTES:
-        reporter.say(f"{folder}: TensorBoard's files are too large for a log, left out; copy them with `kubectl cp`")
+        reporter.say(f"{folder}: TensorBoard's files are too large for a log and not included; copy them with `kubectl cp`")
         data = _archive(folder, files)
     if len(data) > MOST_BYTES:
         raise FailedError(f"{folder}: the page has {human_bytes(len(data))}, too much for a log; copy it with `kubectl cp`")
@@ -150,7 +149,7 @@ def received_files(lines: Iterable[str], folder: Path) -> dict[Path, bytes]:
     except binascii.Error:
         data = b""
     if len(data) != int(first[1]) or hashlib.sha256(data).hexdigest() != first[2]:
-        raise FailedError("the results did not come whole through the pod's log; copy the work folder with `kubectl cp`")
+        raise FailedError("the results in the pod's log are incomplete; copy the work folder with `kubectl cp`")
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
             members = [(tarfile.data_filter(member, str(folder)), member) for member in archive if member.isfile()]
@@ -170,7 +169,7 @@ def _archive(folder: Path, files: Iterable[Path]) -> bytes:
 
 
 def _send(folder: Path) -> int:
-    """Write the page anew, as far as the run has come, and send it."""
+    """Write the page again, as far as the run has come, and send it."""
     from gaudi_bert.reporting.report import report
 
     try:

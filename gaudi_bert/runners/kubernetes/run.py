@@ -3,7 +3,7 @@
 Running again continues. A Job that carries the same digest (of its manifest, the pipeline file and the volume) is followed
 if it still runs and skipped if it is complete; a finished one with another digest, or a failed one, is replaced, and then
 the stage itself skips what its work folder holds already. An active Job with another digest is another run of the same
-work folder, and is left alone.
+work folder, and stays as it is.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def run_on_kubernetes(
 ) -> dict[str, Any]:
     """Run `stages` on the cluster that the kubeconfig file names, or that this process runs in.
 
-    The result says of each step whether it was `done` or `skipped`.
+    The result is `done` or `skipped` for each step.
     """
-    render(settings)  # What no cluster can run is refused before one is asked.
+    render(settings)  # What no cluster can run is refused before the first request.
     if cluster is None:
         cluster = Cluster(settings.kubernetes.namespace, Connection(settings.kubernetes.outage_seconds, reporter.say))
     cluster.check_namespace()
@@ -53,7 +53,9 @@ def run_on_kubernetes(
         try:
             summary[step] = _run_step(cluster, item, reporter, settings.kubernetes.start_seconds)
         except KeyboardInterrupt:
-            reporter.say("what was submitted goes on; run the same command to follow it, or stop it: gaudi-bert k8s delete")
+            reporter.say(
+                "what was submitted keeps running; run the same command to follow it, or stop it: gaudi-bert k8s delete"
+            )
             raise
     return summary
 
@@ -66,7 +68,7 @@ def _run_step(cluster: Cluster, item: Manifest, reporter: Reporter, start_second
             follow(cluster, item, reporter, start_seconds)
             return "done"
         except PodsDisruptedError as error:
-            # What has stopped on request has got on, and was not at fault.
+            # Pods that saved have made progress, and did not fail.
             attempts += not error.saved
             if attempts > _RESUBMISSIONS:
                 raise
@@ -75,7 +77,7 @@ def _run_step(cluster: Cluster, item: Manifest, reporter: Reporter, start_second
 
 
 def _prepare_shared(cluster: Cluster, settings: PipelineSettings, manifests: Manifests) -> str:
-    """See that the claims named by the pipeline exist, make the work folder's own; the identity of where it lies."""
+    """Check the claims that the pipeline names, and create its own; the identity of the work folder's storage."""
     kubernetes = settings.kubernetes
     for key, name in (("work_claim", kubernetes.work_claim), ("data_claim", kubernetes.data_claim)):
         if name and cluster.read("PersistentVolumeClaim", name) is None:
@@ -94,7 +96,7 @@ def _prepare_shared(cluster: Cluster, settings: PipelineSettings, manifests: Man
 
 
 def _create(cluster: Cluster, item: Manifest) -> Manifest:
-    """Make `item`, or take the one that somebody made at the same moment."""
+    """Create `item`, or return the one that somebody created at the same moment."""
     try:
         return cluster.create(item)
     except ConflictError:
@@ -159,7 +161,7 @@ def _submit(cluster: Cluster, item: Manifest, reporter: Reporter) -> bool:
             cluster.create(item)
             return True
         except ConflictError:
-            continue  # Somebody made one at the same moment: look at it.
+            continue  # Somebody created one at the same moment: look at it.
     raise FailedError(f"{kind} {name} keeps being created by others; run one pipeline of this name at a time")
 
 

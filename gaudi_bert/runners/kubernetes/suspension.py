@@ -1,6 +1,6 @@
 """Jobs and MPIJobs that wait for a queue: suspended until they are admitted, and again when others come first.
 
-Kueue suspends whatever carries the label of one of its queues, without being asked, and makes a Workload for it, whose
+Kueue suspends whatever carries the label of one of its queues, by itself, and creates a Workload for it, whose
 conditions say what it waits for (kueue.sigs.k8s.io, "Troubleshooting Jobs"). An MPIJob has one Workload with launcher and
 workers, so that it is admitted as one; its pods carry no label of their own. Where Workloads may not be read, the Job's
 own condition is all that is known.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gaudi_bert.runners.kubernetes.client import Json
-from gaudi_bert.runners.kubernetes.jobs import QUEUE_LABEL
+from gaudi_bert.runners.kubernetes.manifests import QUEUE_LABEL
 from gaudi_bert.runners.kubernetes.problems import one_line
 
 
@@ -28,12 +28,12 @@ def describe_suspension(item: Json, workloads: Sequence[Json]) -> str:
     reason = _queue_reason(workloads) or "; ".join(_own_reasons(item))
     if queue is None:
         because = f": {reason}" if reason else ""
-        return f"{title} is suspended{because}; it goes on when a queue of the cluster, or `kubectl edit`, resumes it"
+        return f"{title} is suspended{because}; a queue of the cluster, or `kubectl edit`, resumes it"
     return f"{title} waits for its queue {queue}: {reason or 'not looked at yet'}"
 
 
 def _queue_reason(workloads: Sequence[Json]) -> str:
-    """Why the newest of `workloads` is not admitted; empty where none says why."""
+    """Why the newest of `workloads` is not admitted; empty where the reason is unknown."""
     if not workloads:
         return ""
     newest = max(workloads, key=lambda workload: str(workload["metadata"].get("creationTimestamp") or ""))
@@ -44,7 +44,7 @@ def _reasons(workload: Json) -> Iterator[str]:
     status = workload.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     if workload.get("spec", {}).get("active") is False:
-        yield "it was deactivated, and waits until its Workload is made active again"
+        yield "it was deactivated, and waits until its Workload is active again"
     if _is(conditions, "Evicted", "True"):
         yield _message_of(conditions["Evicted"])
     if _is(conditions, "QuotaReserved", "True"):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster, Json
-from gaudi_bert.runners.kubernetes.jobs import work_claim_name
+from gaudi_bert.runners.kubernetes.manifests import work_claim_name
 
 SHARED, ALONE = "ReadWriteMany", "ReadWriteOnce"
 # Network file systems that attach nothing to a node, so that any number of nodes mount a claim, whatever its mode.

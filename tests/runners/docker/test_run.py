@@ -163,7 +163,7 @@ def test_only_the_first_process_of_mpirun_is_taken_at_its_word(engine: FakeEngin
 def test_sigterm_stops_the_container_first(engine: FakeEngine, tmp_path: Path) -> None:
     engine.on_start = lambda part: os.kill(os.getpid(), signal.SIGTERM)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(StoppedError, match="goes on from what is finished"):
+    with pytest.raises(StoppedError, match="run the same command again to resume"):
         run(tmp_path, ["train"])
     assert engine.stopped == ["train"]
     assert engine.present == []

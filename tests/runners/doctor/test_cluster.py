@@ -62,27 +62,27 @@ def no_plugin(phase: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("changed", "settings", "check", "said"),
     [
-        ({"version": (1, 23)}, CARDS, "Kubernetes", "mend.*need 1.24 or later"),
-        ({"version": (1, 28)}, POLICY[True], "Kubernetes", "mend.*set kubernetes.failure_policy to auto"),
-        ({"version": (1, 28)}, load_pipeline(None, ["kubernetes.version=1.29"]), "Kubernetes", "mend.*to '1.28'"),
+        ({"version": (1, 23)}, CARDS, "Kubernetes", "failed.*need 1.24 or later"),
+        ({"version": (1, 28)}, POLICY[True], "Kubernetes", "failed.*set kubernetes.failure_policy to auto"),
+        ({"version": (1, 28)}, load_pipeline(None, ["kubernetes.version=1.29"]), "Kubernetes", "failed.*to '1.28'"),
         ({"version": (1, 29)}, POLICY[False], "Kubernetes", "warning.*failure_policy: auto"),
-        ({"namespace": None}, CARDS, "namespace", "mend.*kubectl create namespace gaudi-bert"),
+        ({"namespace": None}, CARDS, "namespace", "failed.*kubectl create namespace gaudi-bert"),
         ({"namespace": None, "namespace_is_hidden": True}, CARDS, "namespace", "warning.*may not look at gaudi-bert"),
-        ({"missing_rights": ("create jobs",)}, CARDS, "rights", "mend.*may not create jobs"),
-        ({"storage_classes": []}, CARDS, "storage", "mend.*no default storage class"),
+        ({"missing_rights": ("create jobs",)}, CARDS, "rights", "failed.*may not create jobs"),
+        ({"storage_classes": []}, CARDS, "storage", "failed.*no default storage class"),
         ({"storage_classes": [], "volumes": None}, CARDS, "storage", "warning.*may not list volumes"),
         ({"storage_classes": None}, CARDS, "storage", "warning.*may not list"),
         ({"nodes": None}, DEMO, "images", "warning.*have no registry"),
         ({"nodes": None}, CARDS, "nodes", "warning.*a training worker asks for 95 cpu, 409Gi memory, 8 habana.ai/gaudi"),
-        ({"plugin_pods": []}, CARDS, "device plugin", "mend.*install habana-k8s-device-plugin"),
-        ({"plugin_pods": no_plugin("Pending")}, CARDS, "device plugin", "mend.*plugin not running"),
+        ({"plugin_pods": []}, CARDS, "device plugin", "failed.*install habana-k8s-device-plugin"),
+        ({"plugin_pods": no_plugin("Pending")}, CARDS, "device plugin", "failed.*plugin not running"),
         ({"plugin_pods": None}, CARDS, "device plugin", "warning.*may not list pods"),
-        ({"serves_mpijobs": False, "mpi_operator": None}, MPI, "MPI operator", "mend.*install the MPI operator"),
+        ({"serves_mpijobs": False, "mpi_operator": None}, MPI, "MPI operator", "failed.*install the MPI operator"),
         ({"mpi_operator": None}, MPI, "MPI operator", "warning.*is not seen"),
-        ({"mpi_operator": "mpioperator/mpi-operator:v0.3.0"}, MPI, "MPI operator", "mend.*0.4 or later"),
-        ({"mpi_operator": "mpioperator/mpi-operator:v0.7.0"}, QUEUED, "MPI operator", "mend.*Kueue needs 0.8 or later"),
-        ({"local_queues": ["a", "b"]}, QUEUED, "queue", "mend.*no LocalQueue gpus, there are a, b; correct kubernetes"),
-        ({"local_queues": []}, QUEUED, "queue", "mend.*no LocalQueue gpus, there is none at all"),
+        ({"mpi_operator": "mpioperator/mpi-operator:v0.3.0"}, MPI, "MPI operator", "failed.*0.4 or later"),
+        ({"mpi_operator": "mpioperator/mpi-operator:v0.7.0"}, QUEUED, "MPI operator", "failed.*Kueue needs 0.8 or later"),
+        ({"local_queues": ["a", "b"]}, QUEUED, "queue", "failed.*no LocalQueue gpus, there are a, b; correct kubernetes"),
+        ({"local_queues": []}, QUEUED, "queue", "failed.*no LocalQueue gpus, there is none at all"),
         ({"local_queues": None}, QUEUED, "queue", "warning.*may not list localqueues"),
     ],
 )
@@ -110,7 +110,7 @@ def test_what_is_wrong_with_a_cluster_is_said_with_its_remedy(
 )
 def test_nodes_that_have_too_little_are_counted(nodes: list[Any], settings: PipelineSettings, check: str, said: str) -> None:
     found = wrong_with(settings, nodes=nodes)
-    assert found[check].verdict == "mend"
+    assert found[check].verdict == "failed"
     assert said in str(found[check])
 
 
@@ -135,7 +135,7 @@ def test_data_pods_that_have_to_take_turns_are_a_warning() -> None:
 def test_nodes_that_take_no_pods_do_not_count(closed_by: str) -> None:
     spec = {"unschedulable": True} if closed_by == "unschedulable" else {"taints": [{"key": "g", "effect": closed_by}]}
     closed = {**node("a", **GAUDI_NODE), "spec": spec}
-    assert wrong_with(CARDS, nodes=[closed])["training pods"].verdict == "mend"
+    assert wrong_with(CARDS, nodes=[closed])["training pods"].verdict == "failed"
     assert wrong_with(CARDS, nodes=[closed, node("b", **GAUDI_NODE)]) == {}
 
 
@@ -178,7 +178,7 @@ def test_why_no_node_takes_the_pods_is_said_with_its_own_remedy(
     overrides: list[str], nodes: list[Any], check: str, said: str
 ) -> None:
     found = wrong_with(load_pipeline(None, overrides), nodes=nodes)
-    assert found[check].verdict == "mend"
+    assert found[check].verdict == "failed"
     assert said in str(found[check])
 
 
@@ -270,7 +270,7 @@ def test_a_volume_made_by_hand_needs_no_storage_class() -> None:
 )
 def test_a_volume_that_the_claim_would_not_get_does_not_count(unfit: dict[str, Any], reason: str) -> None:
     result = wrong_with(DEMO, storage_classes=[], volumes=[unfit])["storage"]
-    assert result.verdict == "mend"
+    assert result.verdict == "failed"
     assert result.found.endswith(reason)
 
 
@@ -278,7 +278,7 @@ def test_a_class_that_provisions_nothing_needs_a_volume() -> None:
     by_hand = {**STORAGE_CLASS, "provisioner": "kubernetes.io/no-provisioner"}
     name = by_hand["metadata"]["name"]
     result = wrong_with(DEMO, storage_classes=[by_hand])["storage"]
-    assert result.verdict == "mend"
+    assert result.verdict == "failed"
     assert result.found == f"class {name} provisions nothing, and no free volume of class {name}"
     assert wrong_with(DEMO, storage_classes=[by_hand], volumes=[volume(storage_class=name)]) == {}
 
@@ -289,20 +289,20 @@ def test_the_access_modes_of_a_claim_that_is_there_count_and_not_those_of_the_se
     more = ["kubernetes.work_claim=shared"] if named else ["kubernetes.access_mode=ReadWriteMany"]
     settings = load_pipeline(None, ["resources.data_workers=4", *more])
     name = "shared" if named else "demo-work"
-    for modes, verdict in ((["ReadWriteOnce"], "warning" if named else "mend"), (["ReadWriteMany"], "ok")):
+    for modes, verdict in ((["ReadWriteOnce"], "warning" if named else "failed"), (["ReadWriteMany"], "ok")):
         claim = {"spec": {"accessModes": modes}, "status": {"phase": "Bound"}}
         results = check_cluster(dataclasses.replace(CLUSTER, claims={name: claim}), settings)
         (result,) = (each for each in results if each.check == "storage")
         assert result.verdict == verdict
         assert f"the claim {name}, {modes[0]}" in result.found
-        if verdict == "mend":
+        if verdict == "failed":
             assert "kubernetes.access_mode is ReadWriteMany, and a claim cannot be changed" in result.found
             assert "k8s delete PIPELINE --data; or set kubernetes.access_mode to ReadWriteOnce" in result.remedy
 
 
 @pytest.mark.parametrize(
     ("provisioner", "nodes", "verdict"),
-    [("ebs.csi.aws.com", 2, "mend"), ("ebs.csi.aws.com", 1, None), ("efs.csi.aws.com", 2, None)],
+    [("ebs.csi.aws.com", 2, "failed"), ("ebs.csi.aws.com", 1, None), ("efs.csi.aws.com", 2, None)],
 )
 def test_workers_on_several_nodes_need_a_volume_for_all_unless_the_class_gives_them_one(
     provisioner: str, nodes: int, verdict: str | None
@@ -392,7 +392,7 @@ def test_the_queues_of_either_version_are_found(gaudi_server: FakeApiServer, clu
     assert ask_cluster(cluster, DEMO).local_queues is None
 
 
-def test_an_account_of_one_namespace_is_not_told_to_mend_what_it_may_not_see(
+def test_an_account_of_one_namespace_is_not_told_to_fix_what_it_may_not_see(
     gaudi_server: FakeApiServer, cluster: Cluster
 ) -> None:
     hidden = ("nodes", "storageclasses", "persistentvolumes")
@@ -406,7 +406,7 @@ def test_the_secret_of_the_store_is_looked_for(gaudi_server: FakeApiServer, clus
     def found() -> CheckResult:
         return next(one for one in check_cluster(ask_cluster(cluster, STORED), STORED) if one.check == "store secret")
 
-    assert found().verdict == "mend"
+    assert found().verdict == "failed"
     assert "kubectl -n gaudi-bert create secret generic object-store --from-literal" in str(found())
     secret = {"metadata": {"name": "object-store"}, "data": {"AWS_SECRET_ACCESS_KEY": "dGhlLXNlY3JldA=="}}
     gaudi_server.put("Secret", secret)

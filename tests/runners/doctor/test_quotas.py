@@ -56,7 +56,7 @@ def found(overrides: list[str], ranges: list[Json] | None = None, quotas: list[J
 )
 def test_a_limit_range_that_refuses_pods_or_the_claim_is_found(overrides: list[str], limits: Json, said: str) -> None:
     ((verdict, text),) = found(overrides, ranges=[limits])
-    assert verdict == "mend"
+    assert verdict == "failed"
     assert "LimitRange team refuses " in text
     assert said in text
 
@@ -67,14 +67,14 @@ def test_a_limit_range_that_refuses_pods_or_the_claim_is_found(overrides: list[s
         (
             [DATA],
             quota(requests_cpu="1"),
-            "mend",
+            "failed",
             "quota compute allows 1 requests.cpu, and prepare needs 2; lower resources",
         ),
-        ([DATA], quota(requests_memory="2Gi"), "mend", "allows 2Gi requests.memory, and prepare needs"),
-        ([DATA], quota(memory="2Gi"), "mend", "allows 2Gi memory, and prepare needs"),
-        ([], quota(limits_cpu="100"), "mend", "has limits.cpu, which container prepare of prepare does not name"),
-        (MPI, quota(pods="2"), "mend", "allows 2 pods, and train needs 3"),
-        ([], quota(requests_storage="5Gi"), "mend", "allows 5Gi requests.storage; lower kubernetes.storage"),
+        ([DATA], quota(requests_memory="2Gi"), "failed", "allows 2Gi requests.memory, and prepare needs"),
+        ([DATA], quota(memory="2Gi"), "failed", "allows 2Gi memory, and prepare needs"),
+        ([], quota(limits_cpu="100"), "failed", "has limits.cpu, which container prepare of prepare does not name"),
+        (MPI, quota(pods="2"), "failed", "allows 2 pods, and train needs 3"),
+        ([], quota(requests_storage="5Gi"), "failed", "allows 5Gi requests.storage; lower kubernetes.storage"),
         ([DATA], quota({"requests.cpu": "3"}, requests_cpu="4"), "warning", "of which 3 is in use; wait until it has room"),
     ],
     ids=["cpu", "memory", "short name", "not named", "workers", "storage", "in use"],
@@ -114,7 +114,7 @@ def test_a_claim_that_exists_is_not_created_again() -> None:
 
 def test_pods_that_no_cluster_can_run_are_one_line() -> None:
     ((verdict, text),) = found(["prepare.text=../corpus"], quotas=[quota(pods="9")])
-    assert verdict == "mend"
+    assert verdict == "failed"
     assert "pipeline: prepare.text = ../corpus: no such path in a container; put it on a volume" in text
 
 
@@ -122,7 +122,7 @@ def test_the_limits_of_a_namespace_are_asked_for(server: FakeApiServer, cluster:
     settings = load_pipeline(None, [DATA])
     server.put("LimitRange", limit_range(max={"memory": "1Gi"}))
     server.put("ResourceQuota", quota(requests_cpu="1"))
-    assert [check.verdict for check in check_limits(ask_cluster(cluster, settings), settings)] == ["mend", "mend"]
+    assert [check.verdict for check in check_limits(ask_cluster(cluster, settings), settings)] == ["failed", "failed"]
     server.forbidden = {("list", "resourcequotas")}
     (hidden,) = check_limits(ask_cluster(cluster, settings), settings)
     assert (hidden.verdict, "may not list" in hidden.found) == ("warning", True)

@@ -142,8 +142,8 @@ def test_all_pods_with_the_same_problem_are_named() -> None:
 @pytest.mark.parametrize(
     ("message", "reason", "remedy"),
     [
-        ('configmap "demo-pipeline-12" not found', "there is no ConfigMap demo-pipeline-12", "submit the run again"),
-        ('MountVolume.SetUp failed for volume "k" : secret "key" not found', "there is no Secret key", "store_secret"),
+        ('configmap "demo-pipeline-12" not found', "ConfigMap demo-pipeline-12 does not exist", "submit the run again"),
+        ('MountVolume.SetUp failed for volume "k" : secret "key" not found', "Secret key does not exist", "store_secret"),
     ],
 )
 def test_what_a_pod_mounts_and_is_not_there_is_a_reason_at_once(message: str, reason: str, remedy: str) -> None:

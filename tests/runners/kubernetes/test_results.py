@@ -89,7 +89,7 @@ def test_what_cannot_be_brought_is_said_and_nothing_is_left(
         open_results(DEMO, cluster, tmp_path / "here", reporter)
     server.script("demo-open", complete(succeeded("open-x", "report")))
     server.logs["open-x"] = server.logs["open-x"][:1]
-    with pytest.raises(FailedError, match="did not come whole"):
+    with pytest.raises(FailedError, match="are incomplete"):
         open_results(DEMO, cluster, tmp_path / "here", reporter)
     server.script("demo-open", complete())
     with pytest.raises(FailedError, match="removed before its log was read"):
@@ -181,7 +181,7 @@ def test_curves_that_are_too_large_are_left_out_and_that_is_said(folder: Path, m
     said = io.StringIO()
     lines = list(sent_lines(folder, Reporter(said)))
     assert received(lines).keys() == {"report.html", "train/metrics.jsonl", "finetune/metrics.jsonl"}
-    assert "TensorBoard's files are too large for a log, left out" in said.getvalue()
+    assert "TensorBoard's files are too large for a log and not included" in said.getvalue()
     monkeypatch.setattr(results, "MOST_BYTES", 10)
     with pytest.raises(FailedError, match=r"the page has .* too much for a log"):
         list(sent_lines(folder, Reporter(quiet=True)))
@@ -197,7 +197,7 @@ def test_a_log_that_is_not_whole_is_refused(what: str, folder: Path) -> None:
         "changed": [lines[0], lines[1][:-4] + "AAAA", *lines[2:]],
         "no base64": [lines[0], "?" + lines[1][1:], *lines[2:]],
     }
-    with pytest.raises(FailedError, match="holds no results" if what == "first" else "did not come whole"):
+    with pytest.raises(FailedError, match="holds no results" if what == "first" else "are incomplete"):
         received(broken[what])
 
 

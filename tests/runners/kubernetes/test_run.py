@@ -181,7 +181,7 @@ def test_an_interrupt_leaves_the_job_running_and_says_so(
     with pytest.raises(KeyboardInterrupt):
         run(PLAN)
     assert ("Job", "demo-plan") in server.objects
-    assert "what was submitted goes on" in said.getvalue()
+    assert "what was submitted keeps running" in said.getvalue()
 
 
 def test_a_pod_that_is_evicted_and_replaced_does_not_end_the_run(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
@@ -261,7 +261,7 @@ def test_logs_that_may_not_be_read_are_named_once(server: FakeApiServer, said: i
     server.script("demo-plan", *[active(*pods)] * 4, complete(succeeded("plan-a")))
     assert run(PLAN) == {"plan": "done"}
     assert said.getvalue().count("cannot read the log of plan-") == 1
-    assert "the run goes on without this log" in said.getvalue()
+    assert "the run continues without this log" in said.getvalue()
 
 
 REFUSED = 'worker pod created failed: pods "demo-train-worker-0" is forbidden: violates PodSecurity "restricted:latest"'

@@ -90,7 +90,7 @@ def test_the_newest_workload_counts() -> None:
 def test_without_a_workload_the_job_speaks_for_itself() -> None:
     item = {"kind": "Job", "metadata": {"name": "demo-plan"}, "spec": {"suspend": True}, "status": SUSPENDED}
     assert describe_suspension(item, []) == (
-        "Job demo-plan is suspended: Job suspended; it goes on when a queue of the cluster, or `kubectl edit`, resumes it"
+        "Job demo-plan is suspended: Job suspended; a queue of the cluster, or `kubectl edit`, resumes it"
     )
     item["metadata"] = {"name": "demo-plan", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
     assert describe_suspension(item, []) == "Job demo-plan waits for its queue gpus: Job suspended"
