@@ -91,10 +91,12 @@ class ShardTable:
         if self.given_names:
             return self._given_numbers.get(name)
         match = re.fullmatch(r"packed-(\d{5,})-(\d{5,})(\.\w+)", name, re.ASCII)
-        if match is None or int(match[1]) >= len(self.group_firsts) or int(match[2]) >= self.group_sizes[int(match[1])]:
+        if match is None:
             return None
-        number = int(self.group_firsts[int(match[1])]) + int(match[2])
-        return number if self.name(number) == name else None
+        group, shard = int(match[1]), int(match[2])
+        if group >= len(self.group_firsts) or shard >= self.group_sizes[group]:
+            return None
+        return int(self.group_firsts[group]) + shard if shard_name(group, shard, self.ending) == name else None
 
     @cached_property
     def _given_numbers(self) -> dict[str, int]:

@@ -9,7 +9,6 @@ numbers are compared.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,12 +16,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
+
 from gaudi_bert.artefacts.base import LARGEST_COUNT
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.artefacts.shard_index import index_path, read_starts
 from gaudi_bert.artefacts.shards import Shard, ShardTable
+from gaudi_bert.artefacts.store.mirrored_folder import files_in, is_mirrored
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.figures import PackingFigures
@@ -107,27 +109,27 @@ class _Starts:
         return read_starts(index_path(self.folder, self.table.place(shard)[0]), before, packs, size)
 
 
-def check_shards(folder: Path, table: ShardTable) -> None:
-    """Refuse a folder in which a shard is missing, or has another size than the metadata say."""
-    for path, size in zip(_names(folder, table), table.bytes.tolist(), strict=True):
-        try:
-            found = os.stat(path)
-        except OSError:
-            found = None
-        if found is None or not stat.S_ISREG(found.st_mode):
-            raise InputError(f"{path}: the shard is missing, the metadata names it; write the packed data again")
-        if found.st_size != size:
-            raise InputError(f"{path}: has {found.st_size:,} bytes, the metadata says {size:,}; write the packed data again")
+def check_shards(folder: Path, table: ShardTable, remedy: str = "write the packed data again") -> None:
+    """Refuse a folder in which a shard is missing, or has another size than the metadata state."""
+    sizes = np.full(len(table), -1, np.int64)
+    for name, size in sizes_in(folder):
+        number = table.number(name)
+        if number is not None:
+            sizes[number] = size
+    if (sizes != table.bytes).any():
+        number = int(np.argmax(sizes != table.bytes))
+        differs = f"has {sizes[number]:,} bytes, but {table.bytes[number]:,} in the metadata"
+        problem = "the shard is missing, the metadata names it" if sizes[number] < 0 else differs
+        raise InputError(f"{folder / table.name(number)}: {problem}; {remedy}")
 
 
-def _names(folder: Path, table: ShardTable) -> Iterator[str]:
-    """The paths of all shards as text, which takes little time."""
-    if table.given_names:
-        yield from (f"{folder}/{name}" for name in table.given_names)
+def sizes_in(folder: Path) -> Iterator[tuple[str, int]]:
+    """The files of a folder and their sizes; of a folder on this machine, no list is stored."""
+    if is_mirrored(folder):
+        yield from ((name, info.bytes) for name, info in files_in(folder).items())
         return
-    for group, (first, end) in enumerate(zip(table.group_firsts, [*table.group_firsts[1:], len(table)], strict=True)):
-        begin = f"{folder}/packed-{group:05d}-"
-        yield from (f"{begin}{number:05d}{table.ending}" for number in range(end - first))
+    with os.scandir(folder) as entries:
+        yield from ((entry.name, entry.stat().st_size) for entry in entries if entry.is_file())
 
 
 def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:

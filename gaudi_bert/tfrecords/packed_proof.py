@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, settings_path
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
@@ -32,7 +30,6 @@ from gaudi_bert.artefacts.shard_index import index_path
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.mirrored_folder import (
     fetch,
-    files_in,
     is_mirrored,
     last_change,
     names_in,
@@ -47,6 +44,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import hidden_beside, read_file, read_text, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packing.certificate import simple_certificate
+from gaudi_bert.tfrecords import packed_folder
 
 Stored = TypeVar("Stored", Verification, TableVerification)
 Manifest = TypeVar("Manifest", bound=Artefact)
@@ -137,31 +135,17 @@ def _is_of_these(out: Path, seen: Path, identity: str, sources: Iterable[Path]) 
 
 
 def check_shards(packed: Path, metadata: Metadata | TableMetadata) -> None:
-    """The folder holds the shards of the metadata, and no other that a reader might take for its own."""
-    table, foreign = metadata.shard_table, []
-    sizes = np.full(len(table), -1, np.int64)
-    for name, size in _sizes_in(packed):
-        number = table.number(name)
-        if number is not None:
-            sizes[number] = size
-        elif name.startswith("packed-"):
-            foreign.append(name)
-    if (sizes != table.bytes).any():
-        number = int(np.argmax(sizes != table.bytes))
-        found = f"{sizes[number]} bytes, metadata.json says {table.bytes[number]}"
-        problem = "the shard is missing" if sizes[number] < 0 else found
-        raise FailedError(f"{packed / table.name(number)}: {problem}; {metadata.remedy}")
+    """The folder holds the shards of the metadata, and no other that a reader might read as one of them."""
+    table = metadata.shard_table
+    try:
+        packed_folder.check_shards(packed, table, metadata.remedy)
+    except InputError as error:
+        raise FailedError(str(error)) from error
+    foreign = [
+        name for name, _ in packed_folder.sizes_in(packed) if name.startswith("packed-") and table.number(name) is None
+    ]
     if foreign:
         raise FailedError(f"{packed / min(foreign)}: is not in metadata.json; remove it, or {metadata.remedy}")
-
-
-def _sizes_in(packed: Path) -> Iterator[tuple[str, int]]:
-    """The files of a folder and their sizes; of one on this machine, nothing is kept."""
-    if is_mirrored(packed):
-        yield from ((name, info.bytes) for name, info in files_in(packed).items())
-        return
-    with os.scandir(packed) as entries:
-        yield from ((entry.name, entry.stat().st_size) for entry in entries if entry.is_file())
 
 
 def check_crc32c(packed: Path, stored: Sequence[Shard], present: Sequence[Shard], remedy: str) -> None:

@@ -129,7 +129,7 @@ def test_a_shard_that_is_missing_doubled_or_damaged_is_found(case: PackingCase, 
     name = "packed-00001-00002.tfrecord"
     whole = objects.read(f"{url}/{name}")
     for content, message in (
-        (whole[:-1], f"{url}/{name}: {len(whole) - 1} bytes, metadata.json says {len(whole)}"),
+        (whole[:-1], f"{url}/{name}: has {len(whole) - 1:,} bytes, but {len(whole):,} in the metadata"),
         (bytes([whole[0] ^ 1]) + whole[1:], f"{url}/{name}: "),
     ):
         objects.write(f"{url}/{name}", content)
