@@ -170,10 +170,10 @@ OPTIONS = frozenset(
 
 def _other_settings(stored: Any, requested: Any) -> str | None:
     """How what is there was made, and what is requested instead: the first setting or input in which they differ."""
-    found = _first_difference(stored, requested)
-    if found is None:
+    difference = _first_difference(stored, requested)
+    if difference is None:
         return None
-    keys, *values = found
+    keys, *values = difference
     kind, *inner = keys or ("settings", "value")
     before, now = ("nothing" if value is _ABSENT else _short(value).strip('"') for value in values)
     if kind == "inputs":
@@ -184,14 +184,14 @@ def _other_settings(stored: Any, requested: Any) -> str | None:
     return f"with {name}{before}; you asked for {name}{now}"
 
 
-def first_difference(stored: Any, right: Any, wanted: str) -> str | None:
-    """The first key in which two JSON values differ, with both values; `wanted` says whose the right one is."""
-    found = _first_difference(stored, right)
-    if found is None:
+def first_difference(stored: Any, right: Any, expected: str) -> str | None:
+    """The first key in which two JSON values differ, with both values; `expected` states where the right one comes from."""
+    difference = _first_difference(stored, right)
+    if difference is None:
         return None
-    keys, *values = found
+    keys, *values = difference
     before, now = ("absent" if value is _ABSENT else _short(value) for value in values)
-    return f"{_joined(keys) or 'value'}: {before} there, {now} {wanted}"
+    return f"{_joined(keys) or 'value'}: {before} there, {now} {expected}"
 
 
 def _joined(keys: Sequence[str]) -> str:
@@ -211,9 +211,9 @@ def _first_difference(stored: Any, right: Any) -> tuple[tuple[str, ...], Any, An
     else:
         return None if stored == right else ((), stored, right)
     for key, one, other in pairs:
-        found = _first_difference(one, other)
-        if found is not None:
-            return (key, *found[0]), *found[1:]
+        difference = _first_difference(one, other)
+        if difference is not None:
+            return (key, *difference[0]), *difference[1:]
     return None
 
 

@@ -27,32 +27,32 @@ MAX_TOKENS = 2**62
 
 @dataclass(slots=True)
 class FileCounts:
-    """The counts of a file; of many files they are large, so they may be left where they lie and read again when asked for.
+    """The counts of a file; of many files they are large, so they may stay in the file and be read again when requested.
 
     Attributes:
-        kept: int64 [pairs, 3], in order: length, masked positions, and how many sequences have both.
-        place: of what is not kept, the path of histogram.json, the name of the file, and offset and size of its line.
+        in_memory: int64 [pairs, 3], in order: length, masked positions, and how many sequences have both.
+        location: of rows on disk: the path of histogram.json, the name of the file, offset and size of its line.
     """
 
-    kept: IntArray | None
-    place: tuple[Path, str, int, int] | None = None
+    in_memory: IntArray | None
+    location: tuple[Path, str, int, int] | None = None
 
     @property
     def rows(self) -> IntArray:
-        """As `kept`."""
-        return _numbers(self._stored()) if self.kept is None else self.kept
+        """As `in_memory`, wherever they are."""
+        return _numbers(self._stored()) if self.in_memory is None else self.in_memory
 
     @property
     def text(self) -> str:
         """The same as JSON."""
-        return self._stored().decode() if self.kept is None else json.dumps(self.kept.tolist())
+        return self._stored().decode() if self.in_memory is None else json.dumps(self.in_memory.tolist())
 
-    def leave_at(self, *place: Any) -> None:
-        """Keep the `place` alone."""
-        self.kept, self.place = None, place
+    def offload_to(self, *location: Any) -> None:
+        """Keep only the `location`."""
+        self.in_memory, self.location = None, location
 
     def _stored(self) -> bytes:
-        path, name, offset, size = self.place or (Path(), "", 0, 0)
+        path, name, offset, size = self.location or (Path(), "", 0, 0)
         with open_file(path) as handle:
             handle.seek(offset)
             line = handle.read(size)
@@ -220,7 +220,7 @@ def _list_lines(path: Path) -> tuple[HistogramFile, IntArray] | None:
                     break
                 file = _file_of(line)
                 most.add(file.counts.rows)
-                file.counts.leave_at(path, file.name, position, len(line))
+                file.counts.offload_to(path, file.name, position, len(line))
                 files.append(CountedFile.model_construct(fields, **dict(file)))
                 position += len(line)
             ends_here = b"".join([line, *handle]).split() == [b"]", b"}"]

@@ -190,23 +190,23 @@ class Plan(Artefact):
     files_sha256: Sha256
     parts: Annotated[tuple[ListedPart, ...], Field(min_length=1)]
 
-    _place: Path = PrivateAttr(default=Path())
+    _source: Path = PrivateAttr(default=Path())
     _read_parts: dict[int, PlanPart] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
         """Read and check a plan, but not yet its parts."""
-        return super().read(path).lying_at(Path(path))
+        return super().read(path).with_path(Path(path))
 
-    def lying_at(self, path: Path) -> Self:
+    def with_path(self, path: Path) -> Self:
         """This plan, whose parts are beside `path`."""
-        self._place = path
+        self._source = path
         return self
 
     @property
     def path(self) -> Path:
         """Where it was read."""
-        return self._place
+        return self._source
 
     @cached_property
     def sha256(self) -> str:
@@ -336,7 +336,7 @@ class WritablePlan(Plan):
         if not plan.writable:
             raise InputError(f"{path}: made from counts without files; plan from what `gaudi-bert histogram RECORDS` wrote")
         content = {key: getattr(plan, key) for key in cls.model_fields}
-        return cls.parse(content, str(path), cls.remedy).lying_at(Path(path))
+        return cls.parse(content, str(path), cls.remedy).with_path(Path(path))
 
 
 def _check_files(groups: Sequence[PlannedGroup], files: Sequence[InputFile], first: int) -> None:

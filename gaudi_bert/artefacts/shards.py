@@ -64,7 +64,7 @@ class ShardTable:
     def __len__(self) -> int:
         return len(self.packs)
 
-    def place(self, shard: int) -> tuple[int, int]:
+    def group_and_number(self, shard: int) -> tuple[int, int]:
         """The group of a shard, and its number in this group."""
         group = int(np.searchsorted(self.group_firsts, shard, side="right")) - 1
         return group, shard - int(self.group_firsts[group])
@@ -73,12 +73,12 @@ class ShardTable:
         """Its file in the folder."""
         if self.given_names:
             return self.given_names[shard]
-        group, number = self.place(shard)
+        group, number = self.group_and_number(shard)
         return shard_name(group, number, self.ending)
 
     def packs_before(self, shard: int) -> int:
         """Packs of the earlier shards of its group."""
-        _, number = self.place(shard)
+        _, number = self.group_and_number(shard)
         return int(self.packs[shard - number : shard].sum())
 
     @cached_property

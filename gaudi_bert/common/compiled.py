@@ -248,16 +248,16 @@ class _Notice(event.Listener):  # type: ignore[misc]
     """Says once that kernels are being compiled, when that has taken so many seconds in all."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds_left, self._depth, self._began = seconds, 0, 0.0
+        self.seconds_remaining, self._depth, self._began = seconds, 0, 0.0
         self._timer = threading.Timer(seconds, self._say)
 
     def on_start(self, event: Any) -> None:
         """A kernel is being compiled, maybe for one that is being compiled."""
         if _is_ours(event):
             self._depth += 1
-            if self._depth == 1 and self.seconds_left > 0:
+            if self._depth == 1 and self.seconds_remaining > 0:
                 self._began = time.monotonic()
-                self._timer = threading.Timer(self.seconds_left, self._say)
+                self._timer = threading.Timer(self.seconds_remaining, self._say)
                 self._timer.daemon = True
                 self._timer.start()
 
@@ -267,10 +267,10 @@ class _Notice(event.Listener):  # type: ignore[misc]
             self._depth -= 1
             if self._depth == 0:
                 self._timer.cancel()
-                self.seconds_left -= time.monotonic() - self._began
+                self.seconds_remaining -= time.monotonic() - self._began
 
     def _say(self) -> None:
-        self.seconds_left = 0.0
+        self.seconds_remaining = 0.0
         logging.getLogger(_PACKAGE.name).warning(
             "gaudi-bert: compiling for this machine, once: this first use takes some seconds longer than later ones"
         )

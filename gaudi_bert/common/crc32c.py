@@ -83,7 +83,7 @@ def _define_byte_step(typing_context: Any, crc: Any, byte: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-def _define_carryless_product(typing_context: Any, left: Any, right: Any) -> Any:
+def _define_carryless_product(typing_context: Any, first: Any, second: Any) -> Any:
     """The carry-less product of two registers of 32 bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

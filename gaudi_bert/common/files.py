@@ -151,7 +151,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     _tell_receiver(path)
 
 
-def put_in_place(temporary: Path, path: Path) -> None:
+def move_finished_file(temporary: Path, path: Path) -> None:
     """Give a finished and flushed file its name."""
     with explained_os_errors(path, "write"):
         os.replace(temporary, path)

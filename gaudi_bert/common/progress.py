@@ -57,7 +57,7 @@ class TaskProgress:
         share: what is done, in percent.
         rate: units per second; 0 where none is done yet.
         unit: "bytes", "sequences", ...: a plural.
-        seconds_left: at this rate; infinite where nothing is done yet.
+        seconds_remaining: at this rate; infinite where nothing is done yet.
         seconds: so far; said only where nothing is done yet.
     """
 
@@ -65,14 +65,14 @@ class TaskProgress:
     share: float
     rate: float
     unit: str
-    seconds_left: float
+    seconds_remaining: float
     seconds: float = 0.0
 
     def line(self) -> str:
         """As one line: share done, speed, time left; only the time so far, until there is a speed."""
         if self.rate == 0:
             return f"{self.name}: {self.share:.0f} %, {human_seconds(self.seconds)} so far"
-        return f"{self.name}: {self.share:.0f} %, {self._speed()}, {human_seconds(self.seconds_left)} left"
+        return f"{self.name}: {self.share:.0f} %, {self._speed()}, {human_seconds(self.seconds_remaining)} left"
 
     def _speed(self) -> str:
         if self.unit == "bytes":

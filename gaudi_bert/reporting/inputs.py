@@ -37,7 +37,7 @@ Mixture = dict[tuple[int, ...], int]
 
 def _paths(workdir: Path) -> dict[str, Path]:
     """Where the inputs of the report lie, by the names of `ReportInputs`."""
-    folder = WorkFolder.found(workdir)
+    folder = WorkFolder.existing(workdir)
     train = folder.split("train")
     return {
         "examples": folder.examples_summary,

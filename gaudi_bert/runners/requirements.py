@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.store.location import in_store, place_below
+from gaudi_bert.artefacts.store.location import in_store, path_below
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import ImageSettings, PodResources, ResourceSettings, StoreSettings
@@ -159,7 +159,7 @@ def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_fo
     missing = []
     for key, text in named_paths(settings):
         # Weights are named from where the command is started, all else from where the pipeline file lies.
-        path = Path(text) if key.endswith("init_checkpoint") else place_below(pipeline_folder, text)
+        path = Path(text) if key.endswith("init_checkpoint") else path_below(pipeline_folder, text)
         if key in read and not in_store(path) and not path.exists() and not glob.glob(f"{path}*"):
             missing.append(f"{key} = {text}: there is no {path}")
     return missing

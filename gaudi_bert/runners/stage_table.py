@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from gaudi_bert.artefacts.plan import Plan
-from gaudi_bert.artefacts.store.copies import exists, found_histograms, local_copy
+from gaudi_bert.artefacts.store.copies import existing_histograms, exists, local_copy
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -105,7 +105,7 @@ _ROWS = (
         needs=("prepare",),
         shared=True,
         parallel=True,
-        is_made=lambda path, store: bool(found_histograms(path, store)),
+        is_made=lambda path, store: bool(existing_histograms(path, store)),
     ),
     Stage(
         "plan",

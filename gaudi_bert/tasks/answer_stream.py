@@ -27,7 +27,7 @@ from gaudi_bert.common.files import (
     exclusive_lock,
     explained_os_errors,
     hidden_beside,
-    put_in_place,
+    move_finished_file,
 )
 from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter
 from gaudi_bert.rows.reading import windows
@@ -287,7 +287,7 @@ class RowStream:
     def finish(self) -> None:
         """Give the file its name."""
         self._close()
-        put_in_place(self._partial, self.out)
+        move_finished_file(self._partial, self.out)
         self._count.unlink(missing_ok=True)
 
     def finish_as(self, write: Callable[[Path, BinaryIO], None]) -> None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.artefacts.store.location import in_store, shown_place, url_of
+from gaudi_bert.artefacts.store.location import in_store, shown_location, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
@@ -34,12 +34,12 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
     location = Path(records)
     with explained_os_errors(location, "read"):
         if location.is_dir():
-            paths = [child for child in location.iterdir() if not _is_left_out(child)]
+            paths = [child for child in location.iterdir() if not _is_ignored(child)]
             missing = "the folder holds no record files, names that begin with _ or . aside; check the path"
         elif os.path.lexists(location):
             paths, missing = [location], ""
         else:
-            paths = [path for path in map(Path, glob.glob(os.fspath(records))) if not _is_left_out(path)]
+            paths = [path for path in map(Path, glob.glob(os.fspath(records))) if not _is_ignored(path)]
             missing = "no such folder or file, and no file matches it as a pattern; check the path"
         sizes = {path: _file_bytes(path) for path in sorted(paths, key=lambda path: path.name)}
     if not sizes:
@@ -67,12 +67,12 @@ def find_vocabulary(records: str | Path) -> Path | None:
     return candidate if candidate.is_file() else None
 
 
-def _is_left_out(path: Path) -> bool:
+def _is_ignored(path: Path) -> bool:
     """Whether the rules name this entry: by its name, or because it is a folder."""
-    return is_passed_over(path.name) or path.suffix == ".json" or path.is_dir()
+    return is_ignored_name(path.name) or path.suffix == ".json" or path.is_dir()
 
 
-def is_passed_over(name: str) -> bool:
+def is_ignored_name(name: str) -> bool:
     """Whether a file next to data is not data, by its name: `_SUCCESS`, a dot file, a README."""
     return name.startswith((".", "_", "README"))
 
@@ -133,7 +133,7 @@ def open_inputs(records: str | Path, objects: Objects | None = None) -> Iterator
         vocabulary = root / "vocab.txt"
         if not is_bucket:
             fetch(vocabulary)
-        yield RecordInputs(shown_place(records), folder, sizes, vocabulary if vocabulary.exists() else None)
+        yield RecordInputs(shown_location(records), folder, sizes, vocabulary if vocabulary.exists() else None)
 
 
 def _folder_and_pattern(url: str, objects: Objects) -> tuple[str, str]:
@@ -148,7 +148,7 @@ def _folder_and_pattern(url: str, objects: Objects) -> tuple[str, str]:
 def _stored_files(folder: Path, pattern: str) -> Iterator[tuple[Path, int]]:
     """The record objects in a mirrored folder; the same rules as for files."""
     for name, info in files_in(folder).items():
-        if fnmatch.fnmatchcase(name, pattern) and not (is_passed_over(name) or name.endswith(".json")):
+        if fnmatch.fnmatchcase(name, pattern) and not (is_ignored_name(name) or name.endswith(".json")):
             if info.bytes == 0:
                 raise InputError(f"{folder / name}: the object is empty; remove it, or make it again")
             yield folder / name, info.bytes

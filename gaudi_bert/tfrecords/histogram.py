@@ -23,7 +23,7 @@ from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, FileCounts, HistogramFile, list_histogram
 from gaudi_bert.artefacts.references import VocabularyInfo
 from gaudi_bert.artefacts.results import Made
-from gaudi_bert.artefacts.store.location import shown_place
+from gaudi_bert.artefacts.store.location import shown_location
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import ByteArray, Int32Array
@@ -73,7 +73,7 @@ def histogram(
         )
         path = folder / out.name
         if begin_artefact(path, path, signature, overwrite):
-            reporter.say(f"{shown_place(out)}: already there, nothing to do")
+            reporter.say(f"{shown_location(out)}: already there, nothing to do")
             return Made(HistogramFile.read(path), skipped=True)
         content = _count(sizes, info, reporter, workers)
         content.write(path)

@@ -31,7 +31,7 @@ from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.common.files import explained_os_errors, followed, read_json, write_json
 from gaudi_bert.tfrecords.random_access import FileCache, RecordFiles
 from gaudi_bert.tfrecords.scanning.scan import first_record
-from gaudi_bert.tfrecords.wire.framing import record_place
+from gaudi_bert.tfrecords.wire.framing import record_location
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, check_features, packed_schema_of
 
 _PREDECESSOR_DEPTH = 3
@@ -106,7 +106,7 @@ class _Starts:
         if self.table.given_names:
             return None
         before, packs, size = self.table.packs_before(shard), int(self.table.packs[shard]), int(self.table.bytes[shard])
-        return read_starts(index_path(self.folder, self.table.place(shard)[0]), before, packs, size)
+        return read_starts(index_path(self.folder, self.table.group_and_number(shard)[0]), before, packs, size)
 
 
 def check_shards(folder: Path, table: ShardTable, remedy: str = "write the packed data again") -> None:
@@ -235,7 +235,7 @@ def _schema_of(path: Path) -> PackedSchema:
         schema = packed_schema_of(features)
         check_features(features, schema)
     except RecordError as error:
-        raise InputError(f"{record_place(path, 0, 0)}: {error}") from error
+        raise InputError(f"{record_location(path, 0, 0)}: {error}") from error
     if schema.depth != _PREDECESSOR_DEPTH:
         raise InputError(f"{path}: its packs hold {schema.depth} sequences, the predecessor's hold {_PREDECESSOR_DEPTH}")
     return schema

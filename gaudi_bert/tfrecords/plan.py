@@ -34,7 +34,7 @@ from gaudi_bert.artefacts.plan import (
 )
 from gaudi_bert.artefacts.results import GroupsResult, Made
 from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.location import shown_place
+from gaudi_bert.artefacts.store.location import shown_location
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter, Task
@@ -78,7 +78,7 @@ def plan(
         content = _finish(output, planning)
     if records.files is None:
         reporter.say(
-            f"{shown_place(out)}: the histogram has no counts per file, so this plan cannot be written, only looked at"
+            f"{shown_location(out)}: the histogram has no counts per file, so this plan cannot be written, only looked at"
         )
     return Made(content.totals, seconds=round(time.monotonic() - started, 3))
 
@@ -109,7 +109,7 @@ def plan_shard(
             return Made(Plan.read(output.final).totals, skipped=True)
         planning = _planning(records, settings, output, workers)
         numbers = range(planning.parts)[shard[0] :: shard[1]]
-        made = _make_parts(output, planning, numbers)
+        written = _make_parts(output, planning, numbers)
         if last_finishes and {part_path(output.final, part).name for part in range(planning.parts)}.issubset(
             names_in(output.folder)
         ):
@@ -118,7 +118,7 @@ def plan_shard(
         for _, part in output.each_whole(numbers):
             for group in part.groups:
                 sums.update(groups=1, sequences=group.sequences, packs=group.packs, tokens=group.tokens)
-    return GroupsResult(sums["groups"], made, sums["sequences"], sums["packs"], sums["tokens"])
+    return GroupsResult(sums["groups"], written, sums["sequences"], sums["packs"], sums["tokens"])
 
 
 @contextmanager

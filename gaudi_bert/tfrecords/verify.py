@@ -85,7 +85,7 @@ class _Groups:
 
     def take(self, number: int, sums: SequenceSums) -> None:
         """Add a shard as it was read; of a group that is then complete, a manifest made anew is held to the stored one."""
-        name, (group, _) = self.table.name(number), self.table.place(number)
+        name, (group, _) = self.table.name(number), self.table.group_and_number(number)
         read = self._open.setdefault(group, _OpenGroup({}, np.zeros(self.metadata.max_sequence_length + 1, np.int64)))
         shard = Shard(name=name, packs=sums.record_sizes.size, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
         read.shards[number] = shard, _sizes_on_disk(self.packed / name, sums)
@@ -291,7 +291,7 @@ def _read_files(
 # Only sequences whose hash falls into a class that differs are kept, and only as many classes as fit into a bounded table,
 # so memory stays constant however much is wrong. Counts are then of those classes: "at least".
 
-_MOST_KEPT = 1_000_000
+_MOST_SEARCHED = 1_000_000
 _NAMED = 3
 
 
@@ -330,7 +330,7 @@ def _classes_to_search(unpacked: IntArray, repacked: IntArray) -> tuple[BoolArra
     """bool [CLASSES]: which to search; and whether these are all that differ."""
     differing = np.flatnonzero((unpacked != repacked).any(axis=1))
     sizes = np.cumsum(unpacked[differing, 0] + repacked[differing, 0])
-    count = max(1, int(np.searchsorted(sizes, _MOST_KEPT, side="right")))
+    count = max(1, int(np.searchsorted(sizes, _MOST_SEARCHED, side="right")))
     chosen = np.zeros(unpacked.shape[0], dtype=bool)
     chosen[differing[:count]] = True
     return chosen, count >= differing.size
@@ -361,13 +361,13 @@ def _collect(
     return np.concatenate(parts) if parts else np.zeros((0, 4), np.int64)
 
 
-def _surplus(left: IntArray, right: IntArray) -> IntArray:
-    """The rows of `left` whose hash occurs more often there than in `right` (the later ones of each hash)."""
-    allowed = Counter(right[:, 0].tolist())
+def _surplus(rows: IntArray, others: IntArray) -> IntArray:
+    """Those of `rows` whose hash occurs more often there than in `others` (the later ones of each hash)."""
+    allowed = Counter(others[:, 0].tolist())
     surplus = []
-    for number, value in enumerate(left[:, 0].tolist()):
+    for number, value in enumerate(rows[:, 0].tolist()):
         if not allowed[value]:
             surplus.append(number)
         else:
             allowed[value] -= 1
-    return left[surplus]
+    return rows[surplus]

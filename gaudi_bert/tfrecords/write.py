@@ -26,7 +26,7 @@ from gaudi_bert.artefacts.results import GroupsResult, Made
 from gaudi_bert.artefacts.shard_index import SizeArray, index_path, write_index
 from gaudi_bert.artefacts.shards import Shard, shard_bounds, shard_name
 from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.location import in_store, shown_place, url_of
+from gaudi_bert.artefacts.store.location import in_store, shown_location, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead, release
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import ByteArray, IntArray
@@ -121,7 +121,7 @@ def _check_apart(records: str | Path, out: Path) -> None:
     else:
         same = followed(records_folder(records)) == followed(out)
     if same:
-        raise InputError(f"{shown_place(records)}: the output folder is the folder of the records; choose another one")
+        raise InputError(f"{shown_location(records)}: the output folder is the folder of the records; choose another one")
 
 
 def _write_groups(

@@ -218,8 +218,8 @@ def test_a_histogram_is_read_alike_line_by_line_and_as_a_whole(many: list[Path],
     lines = tmp_path / "lines.json"
     HistogramFile.read(many[0]).write(lines)
     (one, one_masked), (other, other_masked) = list_histogram(many[0]), list_histogram(lines)
-    assert all(file.counts.place is None for file in one.files)
-    assert all(file.counts.kept is None for file in other.files)
+    assert all(file.counts.location is None for file in one.files)
+    assert all(file.counts.in_memory is None for file in other.files)
     assert [file.digested for file in one.files] == [file.digested for file in other.files]
     for file, twin in zip(one.files, other.files, strict=True):
         assert (file.counts.rows == twin.counts.rows).all()

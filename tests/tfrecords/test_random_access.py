@@ -139,7 +139,7 @@ def test_the_index_tells_what_a_walk_finds(tmp_path: Path) -> None:
 def test_sizes_that_are_not_those_of_the_records_are_refused(tmp_path: Path, change) -> None:
     files, shard = indexed_case(tmp_path, change)
     with pytest.raises(
-        InputError, match=r"record [01] at byte .*: is no record of .* bytes, as the index .*; remove"
+        InputError, match=r"record [01] at byte .*: does not match the index of its group .*; remove"
     ) as told:
         read_all(files, shard)
     assert files.paths[shard].name in str(told.value)

@@ -198,8 +198,8 @@ def files_in(folder: Path) -> dict[str, ObjectInfo]:
     if mirror is None:
         visible = (path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file())
         return {path.name: ObjectInfo(path.stat().st_size, "") for path in visible}
-    found = mirror.objects.list(mirror.url_of(folder), only_here=True)
-    files = {name: info for name, info in found.items() if not name.startswith(".")}
+    listed = mirror.objects.list(mirror.url_of(folder), only_here=True)
+    files = {name: info for name, info in listed.items() if not name.startswith(".")}
     mirror.listed.update({folder / name: info for name, info in files.items()})
     return files
 
@@ -279,11 +279,11 @@ _PREFIX = "gaudi-bert-scratch-"
 @contextmanager
 def scratch_folder(parent: str | None) -> Iterator[Path]:
     """An empty folder below `parent` (None: where the system keeps temporary files)."""
-    place = Path(parent or tempfile.gettempdir())
-    with explained_os_errors(place, "make scratch"):
-        place.mkdir(parents=True, exist_ok=True)
-        _remove_what_was_left(place)
-        folder, descriptor = _locked_scratch(place)
+    parent_folder = Path(parent or tempfile.gettempdir())
+    with explained_os_errors(parent_folder, "make scratch"):
+        parent_folder.mkdir(parents=True, exist_ok=True)
+        _remove_stale_scratch(parent_folder)
+        folder, descriptor = _locked_scratch(parent_folder)
     try:
         yield folder
     finally:
@@ -291,10 +291,10 @@ def scratch_folder(parent: str | None) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _locked_scratch(place: Path) -> tuple[Path, int]:
+def _locked_scratch(parent: Path) -> tuple[Path, int]:
     """A new folder, and the descriptor that holds its lock; the next one where somebody removed it before it was locked."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place)).resolve()
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)).resolve()
         with suppress(FileNotFoundError):
             descriptor = os.open(folder, os.O_RDONLY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -303,9 +303,9 @@ def _locked_scratch(place: Path) -> tuple[Path, int]:
             os.close(descriptor)
 
 
-def _remove_what_was_left(place: Path) -> None:
+def _remove_stale_scratch(parent: Path) -> None:
     """Remove the scratch of processes that are gone: nobody holds its lock."""
-    for folder in place.glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{_PREFIX}*"):
         try:
             descriptor = os.open(folder, os.O_RDONLY)
         except OSError:

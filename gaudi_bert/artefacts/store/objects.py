@@ -112,8 +112,8 @@ def look_at(filesystem: Any, url: str) -> dict[str, Any]:
     if not key:
         raise FileNotFoundError(url)
     answer = filesystem.call_s3("head_object", Bucket=bucket, Key=key)
-    kept = {name: answer.get(name) for name in ("ETag", "LastModified")}
-    return {"type": "file", "size": answer["ContentLength"], **kept}
+    headers = {name: answer.get(name) for name in ("ETag", "LastModified")}
+    return {"type": "file", "size": answer["ContentLength"], **headers}
 
 
 def append_object(filesystem: Any, url: str, handle: BinaryIO, version: str) -> None:
@@ -176,10 +176,10 @@ class Objects:
         """What lies at `url`; None where no object does."""
         url = url_of(url)
         try:
-            found = self._attempt("look at", url, lambda filesystem: _look(filesystem, url))
+            entry = self._attempt("look at", url, lambda filesystem: _look(filesystem, url))
         except FileNotFoundError:
             return None
-        return _info(found) if found["type"] == "file" else None
+        return _info(entry) if entry["type"] == "file" else None
 
     def read(self, url: str | Path) -> bytes:
         """A small object, whole."""
@@ -261,10 +261,10 @@ class Objects:
         url = url_of(url)
         verb = "ls" if only_here else "find"
         try:
-            found = self._attempt("list", url, lambda filesystem: getattr(filesystem, verb)(url, detail=True))
+            listing = self._attempt("list", url, lambda filesystem: getattr(filesystem, verb)(url, detail=True))
         except FileNotFoundError:
             return {}
-        entries = found.values() if isinstance(found, dict) else found
+        entries = listing.values() if isinstance(listing, dict) else listing
         start = len(re.sub(r"^[a-z][a-z0-9+.-]*://", "", url)) + 1
         infos = {
             entry["name"].removeprefix(f"{scheme_of(url)}://")[start:]: _info(entry)
@@ -329,8 +329,8 @@ class Objects:
 
 
 def _look(filesystem: Any, url: str) -> dict[str, Any]:
-    found: dict[str, Any] = look_at(filesystem, url) if is_s3(url) else filesystem.info(url)
-    return found
+    entry: dict[str, Any] = look_at(filesystem, url) if is_s3(url) else filesystem.info(url)
+    return entry
 
 
 def _refuse_another(url: str, before: ObjectInfo, after: ObjectInfo) -> None:
@@ -341,10 +341,10 @@ def _refuse_another(url: str, before: ObjectInfo, after: ObjectInfo) -> None:
         )
 
 
-def _info(found: dict[str, Any]) -> ObjectInfo:
-    version = found.get("ETag") or found.get("etag") or found.get("generation") or found.get("mtime") or ""
-    modified = found.get("LastModified") or found.get("last_modified") or found.get("mtime")
-    return ObjectInfo(int(found["size"]), str(version), modified.timestamp() if isinstance(modified, datetime) else None)
+def _info(entry: dict[str, Any]) -> ObjectInfo:
+    version = entry.get("ETag") or entry.get("etag") or entry.get("generation") or entry.get("mtime") or ""
+    modified = entry.get("LastModified") or entry.get("last_modified") or entry.get("mtime")
+    return ObjectInfo(int(entry["size"]), str(version), modified.timestamp() if isinstance(modified, datetime) else None)
 
 
 def _missing(url: str) -> InputError:

@@ -216,17 +216,17 @@ def _skip_numbers(at: int, end: int, number: int, count: int) -> int:
 
 
 @borrowing_kernel
-def _same_bytes(left: int, right: int, size: int) -> bool:
+def _same_bytes(first: int, second: int, size: int) -> bool:
     different = as_word(0)
-    end = left + size
-    while left + 8 <= end:
-        different |= load_word(left) ^ load_word(right)
-        left += 8
-        right += 8
-    while left < end:
-        different |= load_u8(left) ^ load_u8(right)
-        left += 1
-        right += 1
+    end = first + size
+    while first + 8 <= end:
+        different |= load_word(first) ^ load_word(second)
+        first += 8
+        second += 8
+    while first < end:
+        different |= load_u8(first) ^ load_u8(second)
+        first += 1
+        second += 1
     return different == 0
 
 

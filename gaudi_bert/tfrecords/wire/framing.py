@@ -71,8 +71,8 @@ def write_record(handle: BinaryIO, payload: bytes) -> None:
     handle.write(frame(payload))
 
 
-def record_place(path: Path, record: int, offset: int) -> str:
-    """How errors name a place: the record's number counts from 0, the offset is of its first uncompressed byte."""
+def record_location(path: Path, record: int, offset: int) -> str:
+    """How errors name a position: the record's number counts from 0, the offset is of its first uncompressed byte."""
     return f"{path}: record {record} at byte {offset}"
 
 
@@ -149,17 +149,17 @@ def read_records(path: Path | str) -> Iterator[bytes]:
     with RecordStream(path) as stream:
         record, offset = 0, 0
         while header := _read_exactly(stream, 12, record, offset):
-            place = record_place(path, record, offset)
+            location = record_location(path, record, offset)
             length, length_crc = struct.unpack("<QI", header)
             if masked(crc32c(header[:8])) != length_crc:
-                raise InputError(f"{place}: {PROBLEMS[ScanStatus.BAD_LENGTH]}")
+                raise InputError(f"{location}: {PROBLEMS[ScanStatus.BAD_LENGTH]}")
             if length > MAX_RECORD_BYTES:
-                raise InputError(f"{place}: {PROBLEMS[ScanStatus.TOO_LONG]}")
+                raise InputError(f"{location}: {PROBLEMS[ScanStatus.TOO_LONG]}")
             body = _read_exactly(stream, length + 4, record, offset)
             if len(body) < length + 4:
-                raise InputError(f"{place}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
+                raise InputError(f"{location}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
             if masked(crc32c(body[:length])) != struct.unpack("<I", body[length:])[0]:
-                raise InputError(f"{place}: {PROBLEMS[ScanStatus.BAD_BYTES]}")
+                raise InputError(f"{location}: {PROBLEMS[ScanStatus.BAD_BYTES]}")
             yield body[:length]
             record, offset = record + 1, offset + length + FRAME_BYTES
 
@@ -174,7 +174,7 @@ def _read_exactly(stream: RecordStream, count: int, record: int, offset: int) ->
             break
         filled += got
     if 0 < filled < count:
-        raise InputError(f"{record_place(stream.path, record, offset)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
+        raise InputError(f"{record_location(stream.path, record, offset)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
     return bytes(data[:filled])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.store.location import in_store, place_below, shown_place, url_of
+from gaudi_bert.artefacts.store.location import in_store, path_below, shown_location, url_of
 from gaudi_bert.artefacts.store.objects import PART_BYTES, Objects, append_object, look_at, open_filesystem
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.places import StoreSettings
@@ -18,10 +18,10 @@ from tests.builders.s3_server import S3Server, quick
 def test_places_in_a_store_are_paths_too() -> None:
     work = Path("s3://bucket/work")
     assert in_store(work)
-    assert shown_place(work / "demo" / "plan.json") == "s3://bucket/work/demo/plan.json"
+    assert shown_location(work / "demo" / "plan.json") == "s3://bucket/work/demo/plan.json"
     assert url_of("gs://bucket/a/") == "gs://bucket/a"
-    assert place_below(Path("/pipelines"), "s3://bucket/text") == Path("s3://bucket/text")
-    assert place_below(Path("/pipelines"), "text") == Path("/pipelines/text")
+    assert path_below(Path("/pipelines"), "s3://bucket/text") == Path("s3://bucket/text")
+    assert path_below(Path("/pipelines"), "text") == Path("/pipelines/text")
     assert not any(in_store(place) for place in ("work", "/work", "./s3:/x", "c:", "s3:", "s3://"))
 
 
