@@ -17,7 +17,7 @@ from gaudi_bert.artefacts.store.location import in_store, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, names_in, shown
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.locations import StoreSettings
+from gaudi_bert.config.places import StoreSettings
 
 _MAGIC = re.compile(r"[*?[]")
 
