@@ -102,10 +102,10 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
     elif overwrite or not _holds_something(artefact, settings):
         remove_artefact(artefact, final)
     elif difference is not None:
-        raise InputError(f"{artefact} was made {difference}: choose another folder, or pass --overwrite")
+        raise InputError(f"{artefact} was written {difference}: choose another folder, or pass --overwrite")
     else:
         raise InputError(
-            f"{artefact}: exists, but {settings.name} does not say what made it; choose another folder, or pass --overwrite"
+            f"{artefact}: exists, but {settings.name} does not describe it; choose another folder, or pass --overwrite"
         )
     write_json(settings, signature.as_json())
     return False
@@ -179,9 +179,9 @@ def _other_settings(stored: Any, requested: Any) -> str | None:
     if kind == "inputs":
         return f"from other input ({_joined(inner)}: {before} there, {now} now)"
     if kind == "stage":
-        return f"by `{before}`, and you asked for `{now}`"
+        return f"by `{before}`, not by `{now}`"
     name = f"--{inner[0].replace('_', '-')} " if len(inner) == 1 and inner[0] in OPTIONS else f"{_joined(inner)} = "
-    return f"with {name}{before}; you asked for {name}{now}"
+    return f"with {name}{before}, not {name}{now}"
 
 
 def first_difference(stored: Any, right: Any, expected: str) -> str | None:

@@ -70,7 +70,7 @@ def _counts(value: Any) -> FileCounts:
     except (TypeError, ValueError, OverflowError):
         rows = np.zeros(0)
     if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind != "i":
-        raise ValueError("must be rows of whole numbers: [length, masked positions, sequences]")
+        raise ValueError("must be rows of integers: [length, masked positions, sequences]")
     ordered: IntArray = rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
     return FileCounts(ordered)
 

@@ -134,7 +134,7 @@ class Metadata(_PackedTotals, _MetadataHead):
             )
         if not path.exists():
             raise InputError(
-                f"{path}: missing, so the folder is not (or not wholly) packed; run `gaudi-bert write` to its end"
+                f"{path}: missing, so the folder is not packed, or packing did not finish; run `gaudi-bert write` to its end"
             )
         return super().read(path)
 
@@ -283,11 +283,11 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
         path = cls.path_in(path)
         if not path.is_file() and (path.parent.parent / METADATA_NAME).is_file():
             raise InputError(
-                f"{path.parent.parent}: holds packed TFRecords, not a packed table; give the records it was made from"
+                f"{path.parent.parent}: holds packed TFRecords, not a packed table; give the records that were packed"
             )
         if not path.is_file():
             raise InputError(
-                f"{path}: missing, so the folder is not (or not wholly) packed; run `gaudi-bert pack` on its table again"
+                f"{path}: missing, so the folder is not packed, or packing did not finish; run `gaudi-bert pack` again"
             )
         return super().read(path)
 

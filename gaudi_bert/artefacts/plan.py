@@ -72,7 +72,7 @@ class PlanTotals(Artefact):
     def _budgets_descend(self) -> PlanTotals:
         budgets = [self.masked_slots_needed or 0, *(smaller.masked_slots for smaller in self.smaller_masked_slots)]
         if budgets[0] > (self.masked_slots or 0) or budgets != sorted(set(budgets), reverse=True):
-            raise ValueError(f"masked slots {budgets} do not fall from at most {self.masked_slots}")
+            raise ValueError(f"masked slots {budgets} must strictly decrease, at most {self.masked_slots}")
         return self
 
 
@@ -262,7 +262,7 @@ class Plan(Artefact):
         except OSError as error:
             raise InputError(f"{path}: a part of the plan, cannot read: {error.strerror}; {self.remedy}") from error
         if len(data) != listed.bytes or hashlib.sha256(data).hexdigest() != listed.sha256:
-            raise InputError(f"{path}: is not the part that {self.path.name} was made with; {self.remedy}")
+            raise InputError(f"{path}: is not the part that {self.path.name} lists; {self.remedy}")
         part = PlanPart.parse(data, str(path), self.remedy)
         first = number * GROUPS_OF_A_PART
         bytes_of_files = {file.name: file.bytes for file in part.files}
@@ -271,9 +271,9 @@ class Plan(Artefact):
                 _check_group(*group, self.depth, self.max_sequence_length)
             _check_files(part.groups, part.files, first)
             if tuple(group.packs for group in part.groups) != listed.packs:
-                raise ValueError("its groups have other packs than the table of parts says")
+                raise ValueError("its groups do not have the packs of the table of parts")
             if tuple(sum(bytes_of_files[name] for name in group.files) for group in part.groups) != listed.input_bytes:
-                raise ValueError("its files have other sizes than the table of parts says")
+                raise ValueError("its files do not have the sizes of the table of parts")
         except ValueError as error:
             raise InputError(f"{path}: {error}; {self.remedy}") from error
         return part
@@ -294,7 +294,7 @@ class Plan(Artefact):
         def each_group() -> Iterator[PlannedGroup]:
             for group in self.each_group():
                 if not seen.isdisjoint(group.files):
-                    raise ValueError("the groups do not hold every file once")
+                    raise ValueError("each file must be in exactly one group")
                 seen.update(group.files)
                 yield group
 
@@ -334,7 +334,7 @@ class WritablePlan(Plan):
         """Read and check a plan to write by."""
         plan = Plan.read(path)
         if not plan.writable:
-            raise InputError(f"{path}: made from counts without files; plan from what `gaudi-bert histogram RECORDS` wrote")
+            raise InputError(f"{path}: planned from counts without files; plan from `gaudi-bert histogram RECORDS`")
         content = {key: getattr(plan, key) for key in cls.model_fields}
         return cls.parse(content, str(path), cls.remedy).with_path(Path(path))
 
@@ -342,14 +342,15 @@ class WritablePlan(Plan):
 def _check_files(groups: Sequence[PlannedGroup], files: Sequence[InputFile], first: int) -> None:
     """The groups, numbered from `first`, hold each file once, and as many sequences as their files."""
     if sorted(name for group in groups for name in group.files) != sorted(file.name for file in files):
-        raise ValueError("the groups do not hold every file once")
+        raise ValueError("each file must be in exactly one group")
     sequences = {file.name: file.sequences for file in files}
     for file in files:
         if file.sequences > MOST_SEQUENCES_PER_BYTE * file.bytes:
             raise ValueError(f"{file.sequences} sequences in a file of {file.bytes} bytes are more than fit")
     for number, group in enumerate(groups, start=first):
-        if files and group.sequences != sum(sequences[name] for name in group.files):
-            raise ValueError(f"group {number} holds {group.sequences} sequences, its files hold others")
+        in_files = sum(sequences[name] for name in group.files)
+        if files and group.sequences != in_files:
+            raise ValueError(f"group {number} holds {group.sequences} sequences, its files hold {in_files}")
 
 
 def _check_group(number: int, group: PlannedGroup, depth: int, max_sequence_length: int) -> None:

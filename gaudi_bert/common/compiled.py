@@ -42,7 +42,7 @@ _IMPORT = re.compile(rf"^\s*(?:from|import)\s+({_PACKAGE.name}(?:\.\w+)*)", re.M
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__} {numpy.__version__}"
 
 QUIET = "GAUDI_BERT_QUIET"
-"""A variable that, if set, leaves out the word that is said at the first use; so does the level of the logger gaudi_bert."""
+"""A variable that, if set, suppresses the compilation notice; so does the level of the logger gaudi_bert."""
 
 _IMAGE_PROCESSOR = "x86-64-v3"
 # That type of processor, with the carry-less multiplication that images add to it, in the words of /proc/cpuinfo.

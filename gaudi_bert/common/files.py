@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 from gaudi_bert.common.errors import FailedError, InputError, shortened, shown
 
 BAD_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
-"""What the operating system says of a path that is wrong, not of a machine that cannot."""
+"""Errors that mean a wrong path, not a machine that fails."""
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def _possible(path: Path | str) -> Path | str:
             return path
     except UnicodeEncodeError:
         pass
-    raise InputError(f"{shown(text)}: is no path; leave out what no name of a file can hold")
+    raise InputError(f"{shown(text)}: invalid path: it has a NUL or a lone surrogate; correct it")
 
 
 def followed(path: Path) -> Path:
@@ -107,7 +107,7 @@ def check_model(path: Path) -> None:
     if path.exists() or any(path.parent.glob(f"{escape(path.name)}.*")):
         return
     if _HUB_NAME.fullmatch(str(path)) is None:
-        raise InputError(f"{path}: there is no such folder; check the path")
+        raise InputError(f"{path}: no such folder; check the path")
     raise InputError(
         f"{path}: no folder here; download it first: "
         f"`hf download {path} --local-dir {path.name}`, then give {path.name}; or check the path"
@@ -117,7 +117,7 @@ def check_model(path: Path) -> None:
 def check_name(path: Path) -> None:
     """Refuse what cannot be made, locked or removed: what has no name of its own, a device, a link that leads nowhere."""
     if path.name in ("", ".."):
-        raise InputError(f"{str(path)!r}: has no name of its own; give the name of a file or folder to make")
+        raise InputError(f"{str(path)!r}: has no name; give the name of a file or folder to create")
     with explained_os_errors(path, "write"), suppress(FileNotFoundError):
         regular(path)
 

@@ -84,9 +84,7 @@ def _file_bytes(path: Path) -> int:
         raise InputError(
             f"{path}: a symbolic link to {os.readlink(path)}, which leads to no file; fix the link, or remove it"
         )
-    raise InputError(
-        f"{path}: a pipe, socket or device, where record files are wanted; remove it, or give the files by a pattern"
-    )
+    raise InputError(f"{path}: a pipe, socket or device, expected a record file; remove it, or give the files by a pattern")
 
 
 # --- RECORDS where they lie: files of this machine as they are, or objects of a store, which are fetched as they are read

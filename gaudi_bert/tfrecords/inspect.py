@@ -150,7 +150,7 @@ def _payload(path: Path, record: int) -> bytes:
         if count == record:
             return payload
         count += 1
-    raise InputError(f"{path}: has {count} records, so there is no record {record}; the first is --record 0")
+    raise InputError(f"{path}: has {count} records, record {record} does not exist; the first is --record 0")
 
 
 def _size_problems(features: Features, packed: bool) -> list[str]:

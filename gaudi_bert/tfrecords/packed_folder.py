@@ -147,8 +147,8 @@ def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
     packs = sum(sizes)
     if packs != counts.packs:
         raise InputError(
-            f"{folder}: its files hold {packs} packs, {sibling.name} says {counts.packs}: files are missing, or its packer "
-            "lost records; pack the data again, or correct new_number_of_samples to train on what is there"
+            f"{folder}: its files hold {packs} packs, {sibling.name} states {counts.packs}: files are missing, or its "
+            "packer lost records; pack the data again, or correct new_number_of_samples to train on what is there"
         )
     shards = tuple(
         Shard(name=path.name, packs=packs, bytes=path.stat().st_size) for path, packs in zip(paths, sizes, strict=True)

@@ -237,7 +237,7 @@ def _planning(records: CountedRecords, settings: PackingSettings, output: _PlanO
         for file in too_large_files(records.files, *limits):
             output.reporter.say(
                 f"{file.name}: {file.sequences:,} sequences, {file.bytes:,} bytes: larger than a group may be"
-                f" ({limits[0]:,} sequences, {limits[1]:,} bytes), so it is a group of its own"
+                f" ({limits[0]:,} sequences, {limits[1]:,} bytes), so it is a separate group"
             )
         groups = form_groups(records.files, *limits, settings.seed)
     return _Planning(records, groups, settings, output.signature.sha256, workers)

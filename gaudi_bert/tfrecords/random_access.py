@@ -267,7 +267,7 @@ def _walk(path: Path, content: ByteArray, count: int | None) -> IntArray:
     if status != ScanStatus.GOOD:
         raise InputError(f"{record_location(path, records, position)}: {PROBLEMS[ScanStatus(status)]}")
     if records != len(room):
-        raise InputError(f"{path}: holds {records:,} records, the metadata says {len(room):,}; write the data again")
+        raise InputError(f"{path}: holds {records:,} records, {len(room):,} in the metadata; write the data again")
     return np.append(room, content.size)
 
 

@@ -76,7 +76,7 @@ def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress)
         ),
         (lambda content: content[:3] + b"\1" + content[4:], "not a TFRecord"),
         (lambda content: content + b"\0" * 20, "record 7 at byte .*: its length is damaged"),
-        (lambda content: content * 2, "holds 14 records, the metadata says 7"),
+        (lambda content: content * 2, "holds 14 records, 7 in the metadata"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, change, message: str) -> None:

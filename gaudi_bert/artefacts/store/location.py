@@ -24,7 +24,7 @@ def url_of(location: str | Path) -> str:
     """The URL of a place in a store, without a slash at its end."""
     match = _URL.fullmatch(str(location))
     if match is None:
-        raise InputError(f"{location}: is no URL of an object store; write for example s3://bucket/prefix")
+        raise InputError(f"{location}: is not an object-store URL; write for example s3://bucket/prefix")
     scheme, rest = match[1], match[2].rstrip("/")
     if "@" in rest.split("/")[0] and scheme in ("s3", "gs", "http", "https"):
         raise InputError(

@@ -147,7 +147,7 @@ def status_of(error: BaseException) -> int | None:
 
 Answer = TypeVar("Answer")
 PART_BYTES = 16 << 20
-"""Larger objects are put in parts of this size, so that no object has to be in memory whole."""
+"""Larger objects are put in parts of this size, so that no object has to fit into memory."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
@@ -249,7 +249,7 @@ class Objects:
         try:
             return self._attempt("put", url, request)
         except FileNotFoundError as error:
-            raise InputError(f"{url}: cannot put: there is no such bucket; make it, or check the URL") from error
+            raise InputError(f"{url}: cannot put: no such bucket; create it, or check the URL") from error
 
     def list(self, url: str | Path, *, only_here: bool = False) -> dict[str, ObjectInfo]:
         """All objects below `url`, by their names relative to it, sorted; none where there is nothing.
@@ -311,11 +311,11 @@ class Objects:
         number = getattr(error, "errno", None)
         if number in _NO_SPACE:
             raise FailedError(
-                f"{url}: cannot {action}: {_reason(error)}; give scratch more room, or another place (store.scratch)"
+                f"{url}: cannot {action}: {_reason(error)}; free space for scratch, or use another folder (store.scratch)"
             ) from error
         if no_credentials(error):
             raise FailedError(
-                f"{url}: cannot {action}: there are no credentials; give them as the store's own tools take them "
+                f"{url}: cannot {action}: no credentials; give them as the store's own tools take them "
                 "(s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws)"
             ) from error
         if number in _FINAL or isinstance(error, ValueError):

@@ -34,7 +34,7 @@ def match_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePl
             raise InputError(f"{records}: file {planned.name} of the plan is missing; bring it back, or plan again")
         if sizes[path] != planned.bytes:
             raise InputError(
-                f"{path}: {sizes[path]} bytes, the plan was made for {planned.bytes}; make the histogram and the plan again"
+                f"{path}: {sizes[path]} bytes, {planned.bytes} in the plan; make the histogram and the plan again"
             )
     raise InputError(f"{records}: these are the files of the plan, but files_sha256 is of others; make the plan again")
 
@@ -107,6 +107,4 @@ def _check_same(path: Path, file: InputFile, scan: RecordScan) -> None:
         ("sequences", scan.records.records, file.sequences),
     ):
         if actual != planned:
-            raise InputError(
-                f"{path}: {what} {actual}, the plan was made for {planned}; make the histogram and the plan again"
-            )
+            raise InputError(f"{path}: {what} {actual}, {planned} in the plan; make the histogram and the plan again")

@@ -109,7 +109,7 @@ def test_what_is_not_there_is_told(s3: S3Server, tmp_path: Path) -> None:
 
 
 def test_a_put_into_no_bucket_fails(s3: S3Server) -> None:
-    with pytest.raises(InputError, match="s3://no-such-bucket/x: cannot put: there is no such bucket"):
+    with pytest.raises(InputError, match="s3://no-such-bucket/x: cannot put: no such bucket"):
         Objects(quick(s3.endpoint)).write("s3://no-such-bucket/x", b"x")
 
 
@@ -128,7 +128,7 @@ def test_missing_credentials_are_said_at_once(s3: S3Server, monkeypatch: pytest.
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    with pytest.raises(FailedError, match="there are no credentials; give them as the store's own tools"):
+    with pytest.raises(FailedError, match="no credentials; give them as the store's own tools"):
         Objects(quick(s3.endpoint, timeout_seconds=7), sleep=pytest.fail).write("s3://bucket/x", b"x")
 
 
