@@ -2,8 +2,8 @@
 
 Every artefact has a settings file: the stage, its settings and the identity of its inputs. It is written before the
 work starts, so half-done work is only ever resumed with the settings it was begun with; the artefact's final file is written
-last, so its presence means that the artefact is whole. Together: same settings and final file present -> nothing to do;
-same settings, no final file -> resume; other settings -> refuse and say which one differs, unless told to overwrite.
+last, so its presence means that the artefact is complete. Together: same settings and final file present -> nothing to do;
+same settings, no final file -> resume; other settings -> refuse and say which one differs, unless `overwrite` is set.
 This is decided here, for commands and pipelines alike.
 """
 
@@ -81,16 +81,16 @@ def is_finished(artefact: Path, final: Path, signature: Signature) -> bool:
 
 
 def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite: bool = False) -> bool:
-    """Prepare to make `artefact`; say whether it is already finished.
+    """Prepare to create `artefact`; whether it is already finished.
 
     Args:
         artefact: the file or folder that the stage makes.
         final: the file of it that is written last (the artefact itself when it is one file).
-        overwrite: remove what other settings made, and whatever is there without settings.
+        overwrite: remove the result of other settings, and whatever is there without settings.
 
     Returns:
         True when the finished artefact of the same signature is there; False when there is work to do (the settings file
-        has then been written). What is not ours, or was made from something else, is refused without `overwrite`.
+        has then been written). What is not ours, or has another signature, is refused without `overwrite`.
     """
     check_name(artefact)
     settings = settings_path(artefact, final)
@@ -137,7 +137,7 @@ def _others(artefact: Path, settings: Path) -> list[Path]:
 
 
 def _parts_of(artefact: Path) -> list[Path]:
-    """What lies beside a file as a part of it: `x-00000.json` of `x.json`."""
+    """The parts stored next to a file: `x-00000.json` of `x.json`."""
     if not artefact.parent.is_dir():
         return []
     name = re.compile(rf"{re.escape(artefact.stem)}-\d{{5,}}{re.escape(artefact.suffix)}")
@@ -169,7 +169,7 @@ OPTIONS = frozenset(
 
 
 def _other_settings(stored: Any, requested: Any) -> str | None:
-    """How what is there was made, and what is requested instead: the first setting or input in which they differ."""
+    """The first setting or input in which the stored artefact differs from the requested one."""
     difference = _first_difference(stored, requested)
     if difference is None:
         return None

@@ -96,7 +96,7 @@ class CountedFile(InputFile):
     def _adds_up(self) -> CountedFile:
         if (self.counts.rows < 0).any():
             raise ValueError(f"{_short(self.name)} has a negative count; lengths, masked positions and sequences are from 0")
-        rows = self.counts.rows.tolist()  # Python's whole numbers cannot overflow
+        rows = self.counts.rows.tolist()  # Python's integers cannot overflow
         sequences, tokens = sum(row[2] for row in rows), sum(row[0] * row[2] for row in rows)
         if (sequences, tokens) != (self.sequences, self.tokens):
             raise ValueError(
@@ -181,7 +181,7 @@ class HistogramFile(Artefact):
 
 
 def list_histogram(path: Path | str) -> tuple[HistogramFile, IntArray | None]:
-    """Read and check a histogram.json; the counts of its files are left where they lie, if each has a line of its own.
+    """Read and check a histogram.json; the counts of its files stay on disk, if each has a separate line.
 
     Returns:
         The content, and the most masked positions of a sequence of each length, int64 [L]; None where no files are known.
@@ -225,7 +225,7 @@ def _list_lines(path: Path) -> tuple[HistogramFile, IntArray] | None:
                 position += len(line)
             ends_here = b"".join([line, *handle]).split() == [b"]", b"}"]
     except (OSError, ValueError, ValidationError):
-        return None  # whoever reads it as a whole says what is wrong
+        return None  # the reader of the complete file reports what is wrong
     whole = ends_here and most.counts.tolist() == list(content.counts) and len({file.name for file in files}) == len(files)
     return (content.model_copy(update={"files": tuple(files)}), most.max_masked) if whole else None
 

@@ -1,7 +1,7 @@
 """plan.json: which lengths share a pack, how often, group by group, and the prices that prove the bound of each group.
 
-plan.json itself holds settings, totals and a table of parts; `plan-KKKKK.json` beside it are the parts: up to 64 groups
-each, with their files. So who needs some groups reads the parts that hold them.
+plan.json itself holds settings, totals and a table of parts; `plan-KKKKK.json` next to it are the parts: up to 64 groups
+each, with their files. So a reader of some groups reads only the parts that hold them.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class PlanPart(Artefact):
     """plan-KKKKK.json: groups that follow each other, and what the totals need of them.
 
     Attributes:
-        signature_sha256: of the settings and histograms that it was made from.
+        signature_sha256: of its settings and histograms.
         depth: most sequences of a pack.
         masked_slots_needed, smaller_masked_slots: as in the totals, of these groups; by their own fullest pack.
     """
@@ -150,7 +150,7 @@ class PlanPart(Artefact):
 
 
 class ListedPart(Artefact):
-    """What plan.json says of a part: its size and digest, and of each of its groups the packs and the bytes of its files."""
+    """The entry of a part in plan.json: its size and digest, and for each of its groups the packs and the input bytes."""
 
     bytes: Positive
     sha256: Sha256
@@ -159,17 +159,17 @@ class ListedPart(Artefact):
 
 
 def part_path(plan: Path, part: int) -> Path:
-    """Where a part of `plan` lies."""
+    """The path of a part of `plan`."""
     return plan.with_name(f"{plan.stem}-{part:05d}.json")
 
 
 def files_sha256(sizes: Iterable[tuple[str, int]]) -> str:
-    """What names and bytes of files are known by, in whatever order: whoever lists them need not read them."""
+    """The identity of names and sizes of files, in any order: to compute it, files are listed and not read."""
     return hashlib.sha256(json.dumps(sorted(sizes)).encode("utf-8")).hexdigest()
 
 
 class Plan(Artefact):
-    """The content of plan.json; a plan that was made from counts without files can only be looked at."""
+    """The content of plan.json; a plan of counts without files can only be inspected."""
 
     remedy = "make the plan again"
     line_per_entry = ("parts",)
@@ -199,7 +199,7 @@ class Plan(Artefact):
         return super().read(path).with_path(Path(path))
 
     def with_path(self, path: Path) -> Self:
-        """This plan, whose parts are beside `path`."""
+        """This plan, whose parts are next to `path`."""
         self._source = path
         return self
 
@@ -210,7 +210,7 @@ class Plan(Artefact):
 
     @cached_property
     def sha256(self) -> str:
-        """The identity of all that the plan says."""
+        """The identity of the plan's content."""
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode("utf-8")).hexdigest()
 
     @cached_property
@@ -228,7 +228,7 @@ class Plan(Artefact):
         return self.parts[group // GROUPS_OF_A_PART].input_bytes[group % GROUPS_OF_A_PART]
 
     def group(self, number: int) -> PlannedGroup:
-        """A group; the part that holds it is read, and the last two parts that were are kept."""
+        """A group; the part that holds it is read; the last two parts stay in memory."""
         return self._part(number // GROUPS_OF_A_PART).groups[number % GROUPS_OF_A_PART]
 
     def group_files(self, number: int) -> tuple[InputFile, ...]:
@@ -323,7 +323,7 @@ class Plan(Artefact):
 
 
 class WritablePlan(Plan):
-    """A plan made from records: every file is known, and how many masked positions its sequences have."""
+    """A plan of records: every file is known, and how many masked positions its sequences have."""
 
     max_predictions: Length
     masked_slots: Length

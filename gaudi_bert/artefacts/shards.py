@@ -151,8 +151,8 @@ def shard_bounds(packs: int, shards: int, packs_before: int) -> IntArray:
     """int64 [shards + 1]: shard s holds packs bounds[s] .. bounds[s + 1] - 1 of the group.
 
     Shares differ by at most one pack. Where they do, the larger ones continue where the groups before
-    (`packs_before` packs in all) left off, as if all packs of the data set were dealt in turn: so the shares
-    of the ranks, which take every W-th shard, differ by at most one pack over the whole data set and not by
+    (`packs_before` packs in all) ended, as if all packs of the data set were dealt in turn: so the shares
+    of the ranks, which take every W-th shard, differ by at most one pack over the complete data set and not by
     one per group.
     """
     share, larger = divmod(packs, shards)

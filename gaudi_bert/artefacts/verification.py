@@ -16,7 +16,7 @@ from gaudi_bert.config.values import matching
 
 
 class _Verified(Figures):
-    """verification.json: the result of `verify`. It lies in the verified folder, and only where the proof succeeded."""
+    """verification.json: the result of `verify`. It is stored in the verified folder, and only where the proof succeeded."""
 
     file_name = VERIFICATION_NAME
     remedy = "remove it and verify again"

@@ -1,4 +1,4 @@
-"""Where everything lies: the names of files in the folders that stages make, and the folders below `work/<pipeline>/`."""
+"""Paths: the names of files in the folders that stages make, and the folders below `work/<pipeline>/`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def section_path(folder: Path, split: str, number: int) -> Path:
 
 @dataclass(frozen=True)
 class SplitPaths:
-    """The artefacts of one split (`train` or `evaluation`), in the order in which they are made."""
+    """The artefacts of one split (`train` or `evaluation`), in the order in which they are written."""
 
     records: Path
     histogram: Path
@@ -90,7 +90,7 @@ class WorkFolder:
 
     @classmethod
     def existing(cls, root: Path) -> WorkFolder:
-        """A work folder that is there already, whatever its pipeline file says."""
+        """An existing work folder, whatever its pipeline file states."""
         return cls(root, records=None, evaluation_records=None, has_evaluation=True)
 
     @property

@@ -3,10 +3,10 @@
 numba's own cache notices a change of the file that defines a kernel, not of the files that the kernel calls or takes
 constants from, and reads only folders that it may also write. Here a kernel's machine code is stamped with a digest of its
 file, of all files of this package that it imports, directly or not, and of the compiler's version: when the digest changes,
-it is compiled again (a digest of the whole package would compile all kernels again after every edit, which takes minutes).
+it is compiled again (a digest of the package would compile all kernels again after every edit, which takes minutes).
 Kernels are looked for next to their module (where an installation or an image has built them, perhaps read-only), then in
 the user's cache folder, then in the temporary folder; a new one is saved in the first of these that can be written. If none
-can be, each process compiles for itself and says so in one line. `NUMBA_CACHE_DIR`, if set, is the only folder.
+can be, each process compiles for itself and reports it in one line. `NUMBA_CACHE_DIR`, if set, is the only folder.
 
 An image compiles for a named type of processor, so that its kernels serve every machine (`NUMBA_CPU_NAME=x86-64-v3`); on a
 processor that lacks the type's instructions, kernels are compiled for that machine alone.
@@ -89,7 +89,7 @@ def _compiled(function: Function, **options: Any) -> Function:
 
 
 def _call_template(own: Callable[..., Any], types: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """For a kernel that another one calls: a number that is known when it is compiled is no type of its own."""
+    """For a kernel that another one calls: a number that is known when it is compiled has no separate type."""
     return own(tuple(map(numba.types.unliteral, types)), {name: numba.types.unliteral(kind) for name, kind in named.items()})
 
 
@@ -136,7 +136,7 @@ def _shared_folders() -> tuple[Path, ...]:
     user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if os.path.isabs(user_cache):  # a user without a home has none
         folders.append(Path(user_cache, "gaudi-bert", "kernels"))
-    with contextlib.suppress(OSError):  # there is no temporary folder that can be written
+    with contextlib.suppress(OSError):  # without a writable temporary folder
         folders.append(Path(tempfile.gettempdir(), f"gaudi-bert-kernels-{os.getuid()}"))
     return tuple(folder for folder in folders if _is_private(folder))
 
@@ -245,7 +245,7 @@ def _say_once(line: str) -> None:
 
 
 class _Notice(event.Listener):  # type: ignore[misc]
-    """Says once that kernels are being compiled, when that has taken so many seconds in all."""
+    """Reports once that kernels are being compiled, after so many seconds of it."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds_remaining, self._depth, self._began = seconds, 0, 0.0

@@ -1,7 +1,7 @@
 """Which sequences go into which pack: seeded, and a function of the lengths, the strategies and the seed alone.
 
-A plan says how many packs of each strategy there are. Its packs are put into a random order; the sequences of each
-length are put into a random order; then each place of a pack takes the next sequence of its length. Any run of packs is
+A plan states how many packs of each strategy there are. Its packs are put into a random order; the sequences of each
+length are put into a random order; then each slot of a pack takes the next sequence of its length. Any run of packs is
 therefore a fair sample. Sequences find their slots by stable sorts of small numbers, so the work and the memory are a few
 numbers a sequence.
 """

@@ -4,7 +4,7 @@ the machine.
 A folder means its files, not recursive, whatever their ending; sub-folders, `*.json`, `README*` and, as in Spark and
 pyarrow, names that begin with `_` or `.` are passed over. Any other entry that cannot be read as a file, such as a dangling
 symbolic link, is an error: a shard that is silently missing would be data that is silently missing. A file is known by its
-name relative to RECORDS, so artefacts made from the same data elsewhere are the same.
+name relative to RECORDS, so artefacts of the same data elsewhere are the same.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
 
 
 def records_folder(records: str | Path) -> Path:
-    """The folder in which the files of RECORDS lie."""
+    """The folder of the files of RECORDS."""
     location = Path(records)
     return location if location.is_dir() else location.parent
 
 
 def find_vocabulary(records: str | Path) -> Path | None:
-    """`vocab.txt` beside the folder of RECORDS (where `prepare` puts it), or None."""
+    """`vocab.txt` next to the folder of RECORDS (where `prepare` puts it), or None."""
     candidate = followed(records_folder(records)).parent / "vocab.txt"
     return candidate if candidate.is_file() else None
 
@@ -87,7 +87,7 @@ def _file_bytes(path: Path) -> int:
     raise InputError(f"{path}: a pipe, socket or device, expected a record file; remove it, or give the files by a pattern")
 
 
-# --- RECORDS where they lie: files of this machine as they are, or objects of a store, which are fetched as they are read
+# --- RECORDS where they are: files of this machine as they are, or objects of a store, which are fetched as they are read
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class RecordInputs:
 
     Attributes:
         shown: RECORDS, as messages name them.
-        folder: where the files lie, or where their copies go.
+        folder: where the files are, or where their copies go.
         sizes: the bytes of each file, sorted by name; those of a store are there within a batch of `read_ahead`.
-        vocabulary: the vocab.txt beside their folder, on this machine; None without one.
+        vocabulary: the vocab.txt next to their folder, on this machine; None without one.
     """
 
     shown: str
@@ -121,7 +121,7 @@ def open_inputs(records: str | Path, objects: Objects | None = None) -> Iterator
     objects = objects or Objects()
     url, pattern = _folder_and_pattern(url_of(records), objects)
     parent = url.rpartition("/")[0]
-    # The vocabulary lies beside the folder; a bucket's root has nothing beside it.
+    # The vocabulary is next to the folder; nothing is next to a bucket's root.
     is_bucket = parent.endswith(":/")
     with mirrored(Path(url if is_bucket else parent), objects.settings) as root:
         folder = root if is_bucket else root / Path(url).name

@@ -1,7 +1,7 @@
-"""The metadata of a packed folder, whoever packed it: gaudi-bert, or the vendor's script that came before it.
+"""The metadata of a packed folder, by either packer: gaudi-bert, or the vendor's script that came before it.
 
 The predecessor (see `artefacts.packed`) writes one file or more per strategy, named `strategy_<lengths>_part_<n>`, and
-beside the folder `<folder>_metadata.json`, which holds counts but no sizes. The sizes are therefore taken from the first
+next to the folder `<folder>_metadata.json`, which holds counts but no sizes. The sizes are therefore taken from the first
 record, and the packs are counted in the files: its packer could lose records and still report them as written, so the two
 numbers are compared.
 """
@@ -40,7 +40,7 @@ _TOP_STRATEGIES = 8
 
 
 def read_metadata(folder: Path | str) -> Metadata:
-    """The metadata of a packed folder: ours inside it, or the predecessor's beside it (`<folder>_metadata.json`)."""
+    """The metadata of a packed folder: ours inside it, or the predecessor's next to it (`<folder>_metadata.json`)."""
     folder = Path(folder)
     with explained_os_errors(folder, "read"), suppress(FileNotFoundError):
         os.stat(folder)
@@ -51,7 +51,7 @@ def read_metadata(folder: Path | str) -> Metadata:
 
 
 def predecessor_metadata_path(folder: Path) -> Path:
-    """`<folder>_metadata.json` beside `folder`."""
+    """`<folder>_metadata.json` next to `folder`."""
     folder = followed(folder)
     return folder.parent / f"{folder.name}_metadata.json"
 
@@ -66,14 +66,14 @@ def is_packed(folder: Path) -> bool:
 
 
 def open_shards(folder: Path, metadata: Metadata, cache: FileCache | None = None) -> RecordFiles:
-    """The packs of a folder by their shards and numbers, found by the index of their group where there is one."""
+    """The packs of a folder by their shards and numbers, located by the index of their group where there is one."""
     table = metadata.shard_table
     return RecordFiles(ShardPaths(folder, table), PackedSchema.of(metadata), table.packs, _Starts(folder, table), cache)
 
 
 @dataclass(frozen=True)
 class ShardPaths(Sequence[Path]):
-    """The paths of the shards of a folder, made when they are asked for."""
+    """The paths of the shards of a folder, created when they are requested."""
 
     folder: Path
     table: ShardTable
@@ -97,7 +97,7 @@ class ShardPaths(Sequence[Path]):
 
 @dataclass(frozen=True)
 class _Starts:
-    """Where the records of a shard begin, as the index of its group says."""
+    """Where the records of a shard begin, by the index of its group."""
 
     folder: Path
     table: ShardTable
@@ -242,7 +242,7 @@ def _schema_of(path: Path) -> PackedSchema:
 
 
 def write_predecessor_metadata(folder: Path, plan: Path) -> Path:
-    """Write the metadata that the predecessor's trainer looks for beside a folder that we packed by `plan`; its path.
+    """Write the metadata that the predecessor's trainer looks for next to a folder that we packed by `plan`; its path.
 
     `top_8_strategies` are the lengths themselves: the predecessor's numbers point into a list that it does not save.
     """

@@ -1,8 +1,8 @@
 """The flow of `verify`, for packed TFRecords and packed tables, and the proof of every key of their JSON files.
 
-How the sequences of a group are read and compared is told apart in `data.verify` and `tables.verify_table`. From what they
-read they make the manifests and the metadata anew; here the stored ones are held to these. So each key is recomputed from
-the data or, where it cannot be, stands in the code that makes them anew as a copy of what is stored.
+How the sequences of a group are read and compared is in `tfrecords.verify` and `tables.verify`. From what they read they
+rebuild the manifests and the metadata; here the stored ones are held to these. So each key is recomputed from
+the data or, where it cannot be, is in the code that rebuilds them as a copy of what is stored.
 
 The result is stored in the folder itself, so that the same folder is not verified twice. It holds for the files that were
 read: a hidden file next to it identifies them (their inodes and times), so a copied folder, or one with a file that changed,
@@ -52,7 +52,7 @@ Manifest = TypeVar("Manifest", bound=Artefact)
 
 @dataclass(frozen=True)
 class Proof(Generic[Stored]):
-    """What the files of a packed folder must say, by what was read; its manifests were held to that already."""
+    """What the files of a packed folder must state, by what was read; its manifests were held to that already."""
 
     metadata: Metadata | TableMetadata
     verification: Stored
@@ -71,7 +71,7 @@ def verify_folder(
     """Verify a packed folder, unless that was done and nothing has changed since.
 
     Args:
-        inputs: the files that it was made from, with their bytes.
+        inputs: the files that were packed, with their bytes.
         prove: reads both sides and compares their sequences.
     """
     out = kind.path_in(packed)
@@ -103,7 +103,7 @@ def verify_folder(
 
 
 def _files_of(packed: Path, metadata: Metadata | TableMetadata) -> Iterator[Path]:
-    """The shards, and what lies beside those of each group."""
+    """The shards, and the manifest and index of each group."""
     table = metadata.shard_table
     yield from (packed / table.name(number) for number in range(len(table)))
     if isinstance(metadata, Metadata):
@@ -150,7 +150,7 @@ def check_shards(packed: Path, metadata: Metadata | TableMetadata) -> None:
 
 def check_crc32c(packed: Path, stored: Sequence[Shard], present: Sequence[Shard], remedy: str) -> None:
     """The shards of a group are those of its manifest."""
-    for one, other in zip(stored, present, strict=False):  # other names, or fewer, are found where all keys are compared
+    for one, other in zip(stored, present, strict=False):  # other names, or fewer, are reported where all keys are compared
         if one.name == other.name and one.crc32c != other.crc32c:
             raise FailedError(f"{packed / one.name}: its CRC-32C differs from the manifest of its group; {remedy}")
 
@@ -206,7 +206,7 @@ def _check_files(packed: Path, metadata: Metadata | TableMetadata, proof: Proof[
 
 
 def check_same(path: Path, stored: Artefact, right: Artefact) -> None:
-    """A stored file says what the data say."""
+    """A stored file agrees with the data."""
     difference = first_difference(stored.as_json(), right.as_json(), "by the data")
     if difference is not None:
         raise FailedError(f"{path}: {difference}; {stored.remedy}")

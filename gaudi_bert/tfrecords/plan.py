@@ -98,11 +98,11 @@ def plan_shard(
     """Make the parts K, K + N, ... of a plan, for `shard` (K, N); `plan` with `finish` afterwards, once.
 
     Args:
-        histograms: all of them, whichever part is made.
+        histograms: all of them, for every part.
         last_finishes: write plan.json as well if all parts are there then, so that nobody has to `finish`.
 
     Returns:
-        The totals of the groups of these parts, or of the whole plan where it is finished.
+        The totals of the groups of these parts, or of the complete plan where it is finished.
     """
     with _opened(histograms, out, settings, reporter, store) as (output, records):
         if output.begin(overwrite):
@@ -125,7 +125,7 @@ def plan_shard(
 def _opened(
     histograms: Sequence[Path], out: Path, settings: PackingSettings, reporter: Reporter, store: StoreSettings | None
 ) -> Iterator[tuple[_PlanOutput, CountedRecords]]:
-    """Where the plan is made, and what the histograms say."""
+    """Where the plan is written, and the content of the histograms."""
     with ExitStack() as stack:
         records = read_histograms([stack.enter_context(local_copy(path, store)) for path in histograms])
         signature = Signature("plan", settings.model_dump(mode="json"), {"histogram_sha256": records.sha256})
@@ -135,7 +135,7 @@ def _opened(
 
 @dataclass(frozen=True)
 class _PlanOutput(GroupedOutput[int, PlanPart]):
-    """plan.json, which is whole when its parts are."""
+    """plan.json, which is complete when its parts are."""
 
     unit = "part"
 
@@ -257,7 +257,7 @@ def _make_parts(output: _PlanOutput, planning: _Planning, numbers: Sequence[int]
 
 @dataclass
 class _Parts:
-    """What plan.json says of parts that are read one after the other."""
+    """The entries in plan.json of parts that are read one after the other."""
 
     output: _PlanOutput
     listed: list[ListedPart] = field(default_factory=list)
@@ -285,7 +285,7 @@ class _Parts:
             yield from part.groups
 
     def packs_within(self, budget: int) -> int:
-        """Packs in all, by what each part says of this budget, or of the next smaller one that it knows."""
+        """Packs in all, by the figures of each part for this budget, or of the next smaller one that it knows."""
         total = 0
         for listed, needed, costs in zip(self.listed, self.needed, self.costs, strict=True):
             smaller = [cost.packs for cost in costs if cost.masked_slots <= budget < (needed or 0)]

@@ -1,9 +1,10 @@
-"""Records of many files by their numbers, as dense arrays: where they begin, the bytes left to the page cache.
+"""Records of many files by their numbers, as dense arrays: where they begin, the bytes in the page cache.
 
-A file is mapped into memory when it is opened. Where its records begin, the index of its group says (`wire/shard_index.py`),
-and then only the pages of the records that are read are touched; a file without one is walked, from length to length. The
-length of a record, its checksum, and that of its bytes are looked at when it is read. A compressed file is first written out
-to a temporary file without a name. A record in an encoding that the kernels do not take is decoded by the general reader.
+A file is mapped into memory when it is opened. The index of its group states where its records begin
+(`artefacts.shard_index`), and then only the pages of the records that are read are touched; a file without one is walked,
+from length to length. The length of a record, its checksum, and that of its bytes are checked when it is read. A compressed
+file is first written out to a temporary file without a name. A record in an encoding that the kernels do not take is decoded
+by the general reader.
 
 Files are open until they are let go: by `StreamReader`, which also prepares the next ones; or by `keep`. `read` opens those
 that are not open.
@@ -59,7 +60,7 @@ class _Prepared:
 
     Attributes:
         starts: int64 [records + 1], where the frames of its records begin; the last is the end of the file.
-        is_walked: they were found in the file itself, not in an index.
+        is_walked: they were read from the file itself, not in an index.
         content: of a compressed file, its bytes, uncompressed.
     """
 
@@ -73,9 +74,9 @@ class RecordFiles(ShardFiles["_Prepared"]):
 
     Args:
         paths: the files, numbered in this order.
-        counts: records of each file; None where nothing says it.
-        starts_of: where the records of a file begin, as an index says, or None; None where there is no index at all.
-        cache: brings the files here; None where they lie here.
+        counts: records of each file; None where unknown.
+        starts_of: where the records of a file begin, by an index, or None; None without any index.
+        cache: brings the files here; None where they are here.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
 
     @property
     def sizes(self) -> IntArray:
-        """Records of each file, int64, counted where nothing says it."""
+        """Records of each file, int64, counted where unknown."""
         if self._counts is None:
             self._counts = [len(self.prepare(number).starts) - 1 for number in range(len(self.paths))]
         return np.asarray(self._counts, np.int64)
@@ -164,7 +165,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
             raise InputError(self._open[int(files[bad])].problem(int(records[bad])))
         try:
             return decode_columns(payloads, offsets, lengths, self.schema.features, "records")
-        except InputError:  # which, and whether the general reader takes it, is found out one by one
+        except InputError:  # which, and whether the general reader takes it, is tested one by one
             rows = [
                 self._decode(payloads[begin:end].tobytes(), int(file), int(record))
                 for begin, end, file, record in zip(offsets, ends, files, records, strict=True)
@@ -261,7 +262,7 @@ def _mapped_content(path: Path) -> tuple[_Mapped, bool]:
 
 
 def _walk(path: Path, content: ByteArray, count: int | None) -> IntArray:
-    """Where the records of a file begin, and its end; `count` are those that the metadata says, None where nothing does."""
+    """Where the records of a file begin, and its end; `count` is that of the metadata, None where unknown."""
     room = np.empty(count if count is not None else _walk_frames(content, np.empty(0, np.int64))[1], np.int64)
     status, records, position = _walk_frames(content, room)
     if status != ScanStatus.GOOD:

@@ -1,7 +1,7 @@
 """The stage `write`: the packed shards of a plan, group by group, and metadata.json when all groups are there.
 
 See `grouped_output` for groups, kills and several writers. From an object store, the files of a group are fetched while the
-group before it is packed; to one, every shard goes up as soon as it is whole.
+group before it is packed; to one, every shard goes up as soon as it is complete.
 
 A group with fewer packs than shards still has them all, some of them empty files: then every reader may count
 on a multiple of `shard_multiple` shards per group, and rank r of W reads the shards whose index mod W is r.
@@ -88,7 +88,7 @@ def write_shard(
     """Write the groups K, K + N, ... of a plan, for `shard` (K, N); `write` with `finish` afterwards, once.
 
     Returns:
-        The totals of these groups, or of the whole folder where it was finished already.
+        The totals of these groups, or of the complete folder where it was finished already.
     """
     _check_apart(records, out)
     with local_copy(plan, store) as path, mirrored(out, store) as folder:
@@ -244,7 +244,7 @@ def _finish(output: PackedOutput[GroupManifest], plan: WritablePlan) -> Metadata
 
 
 def _prove_group(plan: WritablePlan, number: int) -> None:
-    """Recompute the bound of a group, in whole numbers, from its prices and the lengths that it packs."""
+    """Recompute the bound of a group, in integers, from its prices and the lengths that it packs."""
     group = plan.group(number)
     counts = _counts(group, plan.max_sequence_length)
     claimed = simple_certificate(counts, plan.depth)

@@ -1,7 +1,7 @@
-"""Local copies of objects, for what is read as a whole.
+"""Local copies of objects, for what is read completely.
 
 Text, weights and tables are read by libraries that want files, more than once and in any order. They are fetched before,
-into a mirrored bucket, so that they lie to one another as the objects do.
+into a mirrored bucket, so that their relative paths are those of the objects.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _split_pattern(path: Path) -> tuple[Path, str]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a name is meant; what is fetched too much (`*` also passes a slash here) is left out by who reads."""
+    """Whether a name is meant; what is fetched too much (`*` also passes a slash here) is ignored by the reader."""
     return not pattern or fnmatch.fnmatchcase(name, pattern.replace("**/", "*"))
 
 

@@ -1,7 +1,7 @@
-"""How a place in an object store is written: as its URL, or as the `Path` that `pathlib` makes of it.
+"""How a location in an object store is written: as its URL, or as the `Path` that `pathlib` makes of it.
 
 `Path("s3://bucket/work") / "plan.json"` is `s3:/bucket/work/plan.json`: pathlib drops one slash and keeps the rest, so a
-place in a store has a name, a parent and children as every path has. Its first part, `s3:`, says that it is no place on a
+location in a store has a name, a parent and children as every path has. Its first part, `s3:`, tells it from a path on a
 disk. A folder of this machine whose name ends in a colon is written `./s3:`.
 """
 
@@ -21,7 +21,7 @@ def in_store(location: str | Path) -> bool:
 
 
 def url_of(location: str | Path) -> str:
-    """The URL of a place in a store, without a slash at its end."""
+    """The URL of a location in a store, without a slash at its end."""
     match = _URL.fullmatch(str(location))
     if match is None:
         raise InputError(f"{location}: is not an object-store URL; write for example s3://bucket/prefix")
@@ -39,10 +39,10 @@ def scheme_of(location: str | Path) -> str:
 
 
 def path_below(folder: Path, text: str) -> Path:
-    """`text` as a place: a URL as it is, a relative path from `folder`."""
+    """`text` as a location: a URL as it is, a relative path from `folder`."""
     return Path(text) if in_store(text) else folder / text
 
 
 def shown_location(location: str | Path) -> str:
-    """How messages name a place: a URL, or the path."""
+    """How messages name a location: a URL, or the path."""
     return url_of(location) if in_store(location) else str(location)

@@ -1,10 +1,10 @@
-"""The door to object stores: a local folder that mirrors what lies at a URL.
+"""The door to object stores: a local folder that mirrors a URL.
 
 `mirrored(path)` gives a stage a local folder to work in: the one it was given, or scratch in front of an object store.
-There a file goes up as soon as it is whole (`common.files` tells us), in the order in which files become whole. So the file
-that says that an artefact is finished goes up last, as it is written last on a disk: who finds it finds all that it names.
-Files that grow line by line go up when a stage says `publish`; hidden files stay here.
-What an earlier run left comes down when a stage asks for it. Two writers put equal bytes, so they need no lock.
+There a file goes up as soon as it is complete (`common.files` reports it), in the order in which files are completed. So the
+file that marks an artefact as finished goes up last, as it is written last on a disk: all that it names is there by then.
+Files that grow line by line go up when a stage calls `publish`; hidden files stay here.
+The files of an earlier run come down when a stage requests them. Two writers put equal bytes, so they need no lock.
 
 The functions here take local paths. For a path that is in no mirrored folder they do what is right on a disk, mostly
 nothing.
@@ -36,7 +36,7 @@ class _Mirrored:
     """A mirrored folder.
 
     Attributes:
-        listed: what the store said of files when they were listed: they must still be so when they are fetched.
+        listed: what the store reported when files were listed; it must still hold when they are fetched.
         same: size and time of the local files that are as the store has them.
     """
 
@@ -110,7 +110,7 @@ def mirrored(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
         return
     objects, url = Objects(store), url_of(path)
     with scratch_folder(objects.settings.scratch) as scratch:
-        # A path with an ending is taken for a file, and this is a folder, whatever its name.
+        # A path with an ending is treated as a file, and this is a folder, whatever its name.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
         mirror = _Mirrored(folder, url, objects)
@@ -155,7 +155,7 @@ def fetch(*paths: Path) -> None:
 def publish(*paths: Path) -> None:
     """Put files that grow, and the visible files of folders that hold some, one of `paths` after the other.
 
-    Files that the store has as they are, because they went up when they became whole, are left out.
+    Files that the store has as they are, because they went up when they were complete, are skipped.
     """
     for path in paths:
         mirror = _mirrored_folder_of(path)
@@ -205,7 +205,7 @@ def files_in(folder: Path) -> dict[str, ObjectInfo]:
 
 
 def last_change(path: Path) -> float:
-    """When a file was last changed, in seconds since 1970; infinite where a store does not say it, or was not asked."""
+    """When a file was last changed, in seconds since 1970; infinite where a store does not report it, or was not queried."""
     mirror = _mirrored_folder_of(path)
     if mirror is None:
         return path.stat().st_ctime
@@ -245,7 +245,7 @@ class ReadAhead:
 
     @contextmanager
     def batch(self, number: int) -> Iterator[None]:
-        """The files of batch `number` are there inside the block; each is asked for once, in order or nearly so."""
+        """The files of batch `number` are there inside the block; each is requested once, in order or nearly so."""
         yield
 
 
@@ -271,7 +271,7 @@ class _FetchAhead(ReadAhead):
 
 
 # --- scratch: removed when the command ends; a kernel lock dies with its process, so that the next command also removes what
-# a killed one left behind
+# of a killed one
 
 _PREFIX = "gaudi-bert-scratch-"
 

@@ -47,8 +47,8 @@ def buffer_bytes(paths: Iterable[Path]) -> int:
 def group_buffer(size: int) -> ByteArray:
     """Memory for a group, of ordinary pages.
 
-    numpy asks for huge pages, and where memory is fragmented the kernel then spends longer on making them than the whole
-    reading takes.
+    numpy asks for huge pages, and where memory is fragmented the kernel then spends longer on making them than the
+    reading itself takes.
     """
     return np.frombuffer(mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 

@@ -2,10 +2,10 @@
 
 `RecordScan` joins a stream, a buffer and a *format* (what to do with records: index unpacked ones here, check and hash
 packed ones in `file_contents`). It reads a piece that fits the processor's cache, runs the format's kernel over it,
-and moves what is left of the last record to the front of the buffer. A record that the kernel calls unusual is handed to
+and moves the rest of the last record to the front of the buffer. A record that the kernel calls unusual goes to
 the general reader and put back in canonical encoding, so that it ends where it ended. Where a writer leaves lists of one
-value unpacked, that is up to four bytes longer than what it replaces; they take the place of the CRC before it, which has
-been checked (or of the bytes that are kept free at the front).
+value unpacked, that is up to four bytes longer than what it replaces; they overwrite the CRC before it, which has
+been checked (or of the bytes that are free at the front).
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class UnpackedFormat:
 
 
 class CompactedFormat(UnpackedFormat):
-    """Indexes a whole file, and copies the real values of its sequences to an arena, where they stay (a group).
+    """Indexes a complete file, and copies the real values of its sequences to an arena, where they stay (a group).
 
     Args:
         index: with a row for each record of the file; its buffer is the one that is scanned.
@@ -188,7 +188,7 @@ class RecordScan:
             raise InputError(f"{self._location(position + before)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
 
     def _take(self, position: int, filled: int, before: int) -> int:
-        """Take all whole records up to `filled`; the position of the first that is not whole."""
+        """Take all complete records up to `filled`; the position of the first incomplete one."""
         rewritten, counted = -1, position
         while True:
             status, position = self.records.take(position, filled)

@@ -1,8 +1,8 @@
 """TFRecord framing: length (8 bytes), its masked CRC-32C (4), payload, its masked CRC-32C (4); plain, or
-whole in GZIP or ZLIB.
+compressed with GZIP or ZLIB.
 
-`RecordStream` hands out the uncompressed bytes of a file in pieces and keeps the CRC-32C of the file as it
-lies on the disk; `read_records` is the simple reader on top of it, for few records or where speed does not
+`RecordStream` gives the uncompressed bytes of a file in pieces, and the CRC-32C of the file as it
+is on disk; `read_records` is the simple reader on top of it, for few records or where speed does not
 matter. `next_record` walks through the frames in a buffer, inside kernels.
 """
 
@@ -212,7 +212,7 @@ def next_record(start: int, end: int) -> tuple[int, int]:
     """The record whose frame begins at address `start`, in bytes up to address `end`.
 
     Returns:
-        (status, size of the payload); INCOMPLETE: it is not wholly there; GOOD: it is, and its CRCs are right.
+        (status, size of the payload); INCOMPLETE: it is not completely there; GOOD: it is, and its CRCs are right.
     """
     if end - start < 12:
         return ScanStatus.INCOMPLETE, 0
