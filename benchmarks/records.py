@@ -85,26 +85,27 @@ class Engine:
         from gaudi_bert.common.dealing import deal_sequences
         from gaudi_bert.tfrecords.files import list_record_files
         from gaudi_bert.tfrecords.packed_shards import PackEncoder, output_buffer
-        from gaudi_bert.tfrecords.scanning.group import buffer_bytes, match_files, planned_files, read_group
+        from gaudi_bert.tfrecords.scanning.group import buffer_bytes, match_files, read_group
         from gaudi_bert.tfrecords.scanning.unpacked_index import IndexedSequences, empty_index
         from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
         self.plan = WritablePlan.read(planned)
         self.schema, self.unpacked_schema = PackedSchema.of(self.plan), PackedSchema.of(self.plan).unpacked
         matched = match_files(records, list_record_files(records), self.plan)
-        self.files = planned_files(matched, self.plan, 0)
+        files = self.plan.group_files(0)
+        self.files = [matched[file.name] for file in files]
         self.buffer = np.zeros(buffer_bytes(self.files), np.uint8)
-        self.group = read_group(self.files, self.unpacked_schema, self.buffer, 1, lambda _bytes: None)
+        self.group = read_group(self.files, files, self.unpacked_schema, self.buffer, 1, lambda _bytes: None)
         dealt = deal_sequences(self.group.lengths, self.plan.group(0).strategies, SEED, 0)
         self.assignment = dealt
         self.encoder = PackEncoder(self.schema, self.group, dealt)
         self.out = output_buffer(self.schema)
         self.record_sizes = np.zeros(self.assignment.packs, np.uint32)
         self.raw = [np.fromfile(path, np.uint8) for path in self.files]
-        rows = empty_index(self.buffer, max(file.sequences for file in self.files.values())).rows
+        rows = empty_index(self.buffer, max(file.sequences for file in files)).rows
         self.indexes = [
             IndexedSequences(raw, np.empty(file.sequences, np.int64), rows[: file.sequences])
-            for raw, file in zip(self.raw, self.files.values(), strict=True)
+            for raw, file in zip(self.raw, files, strict=True)
         ]
         self.scan_in_memory()
 
@@ -160,7 +161,7 @@ def passes(folder: Path, rounds: int) -> None:
     """Each pass per core, against the predecessor's, CPU time per record."""
     records, planned = prepared(folder)
     engine = Engine(records, planned)
-    sequences, megabytes = FILES * SEQUENCES_PER_FILE, sum(file.bytes for file in engine.files.values()) / 1e6
+    sequences, megabytes = FILES * SEQUENCES_PER_FILE, sum(map(os.path.getsize, engine.files)) / 1e6
     predecessor = Predecessor(records, folder, engine.some_packs(PREDECESSOR_PACKS))
     ours: dict[str, Callable[[], None]] = {
         "histogram: scan with both CRCs, bytes in memory": engine.scan_in_memory,

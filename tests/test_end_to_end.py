@@ -129,7 +129,7 @@ def test_elsewhere_are_the_same_bytes_and_other_settings_are_refused_until_told_
     assert refused.returncode == 2
     message = refused.stderr.splitlines()[-1]
     assert message.startswith("error: ")
-    assert "made with --depth 5; you asked for --depth 2" in message
+    assert "written with --depth 5, not --depth 2" in message
     assert "--overwrite" in message
     assert contents(tmp_path / "other" / "tiny") == before
     done = gaudi_bert(tmp_path, "run", "tiny.yaml", *stages, "--set", "packing.depth=2", "--overwrite")

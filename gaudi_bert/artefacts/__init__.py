@@ -1,1 +1,1 @@
-"""Every file that outlives a stage: its place, its name, its type, and when it is finished."""
+"""Every file that outlives a stage: its path, its name, its type, and when it is finished."""

@@ -1,6 +1,6 @@
 """What all stored JSON files have in common: a frozen, strictly typed model that reads and writes itself.
 
-A subclass says the file's name (where it has a fixed one) and what to do about a damaged one. Files that others build on
+A subclass states the file's name (where it has a fixed one) and what to do about a damaged one. Files that others build on
 (plan.json, metadata.json, the manifests) refuse unknown keys; files that hold figures to look at (`Figures`) ignore them, so
 that later versions may add some.
 """
@@ -51,7 +51,7 @@ class Artefact(BaseModel):
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """Read and check a file, or the file of this name in a folder. Errors are one line that names the key at fault."""
+        """Read and check a file, or the file of this name in a folder. Errors are one line that names the wrong key."""
         path = cls.path_in(path)
         try:
             data = read_file(path)
@@ -66,7 +66,7 @@ class Artefact(BaseModel):
 
     @classmethod
     def read_lines(cls, path: Path) -> tuple[Self, ...]:
-        """Read and check a file with one object per line; a last line that a killed run cut short is left out."""
+        """Read and check a file with one object per line; a last line that a killed run cut short is omitted."""
         return tuple(
             cls.parse(line, f"{path}: line {number}", f"remove it, or {cls.remedy} with --overwrite")
             for number, line in enumerate(whole_lines(path, cls.remedy), start=1)
@@ -81,7 +81,7 @@ class Artefact(BaseModel):
             raise InputError(f"{source}: {_first_problem(error)}; {remedy}") from error
 
     def write(self, path: Path) -> None:
-        """Write the file, or the file of this name in a folder, whole or not at all."""
+        """Write the file, or the file of this name in a folder, atomically."""
         path = self.path_in(path)
         if self.line_per_entry:
             write_text(path, self._as_lines())
@@ -121,7 +121,7 @@ class Figures(Artefact):
 
 
 def whole_lines(path: Path, remedy: str) -> list[bytes]:
-    """The lines of a file with one object per line; a last one that a killed run cut short is left out."""
+    """The lines of a file with one object per line; a last one that a killed run cut short is omitted."""
     try:
         lines = read_file(path).splitlines()
     except OSError as error:

@@ -2,8 +2,8 @@
 
 Every artefact has a settings file: the stage, its settings and the identity of its inputs. It is written before the
 work starts, so half-done work is only ever resumed with the settings it was begun with; the artefact's final file is written
-last, so its presence means that the artefact is whole. Together: same settings and final file present -> nothing to do;
-same settings, no final file -> resume; other settings -> refuse and say which one differs, unless told to overwrite.
+last, so its presence means that the artefact is complete. Together: same settings and final file present -> nothing to do;
+same settings, no final file -> resume; other settings -> refuse and say which one differs, unless `overwrite` is set.
 This is decided here, for commands and pipelines alike.
 """
 
@@ -81,16 +81,16 @@ def is_finished(artefact: Path, final: Path, signature: Signature) -> bool:
 
 
 def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite: bool = False) -> bool:
-    """Prepare to make `artefact`; say whether it is already finished.
+    """Prepare to create `artefact`; whether it is already finished.
 
     Args:
         artefact: the file or folder that the stage makes.
         final: the file of it that is written last (the artefact itself when it is one file).
-        overwrite: remove what other settings made, and whatever is there without settings.
+        overwrite: remove the result of other settings, and whatever is there without settings.
 
     Returns:
         True when the finished artefact of the same signature is there; False when there is work to do (the settings file
-        has then been written). What is not ours, or was made from something else, is refused without `overwrite`.
+        has then been written). What is not ours, or has another signature, is refused without `overwrite`.
     """
     check_name(artefact)
     settings = settings_path(artefact, final)
@@ -102,10 +102,10 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
     elif overwrite or not _holds_something(artefact, settings):
         remove_artefact(artefact, final)
     elif difference is not None:
-        raise InputError(f"{artefact} was made {difference}: choose another folder, or pass --overwrite")
+        raise InputError(f"{artefact} was written {difference}: choose another folder, or pass --overwrite")
     else:
         raise InputError(
-            f"{artefact}: exists, but {settings.name} does not say what made it; choose another folder, or pass --overwrite"
+            f"{artefact}: exists, but {settings.name} does not describe it; choose another folder, or pass --overwrite"
         )
     write_json(settings, signature.as_json())
     return False
@@ -137,7 +137,7 @@ def _others(artefact: Path, settings: Path) -> list[Path]:
 
 
 def _parts_of(artefact: Path) -> list[Path]:
-    """What lies beside a file as a part of it: `x-00000.json` of `x.json`."""
+    """The parts stored next to a file: `x-00000.json` of `x.json`."""
     if not artefact.parent.is_dir():
         return []
     name = re.compile(rf"{re.escape(artefact.stem)}-\d{{5,}}{re.escape(artefact.suffix)}")
@@ -169,29 +169,29 @@ OPTIONS = frozenset(
 
 
 def _other_settings(stored: Any, requested: Any) -> str | None:
-    """How what is there was made, and what is requested instead: the first setting or input in which they differ."""
-    found = _first_difference(stored, requested)
-    if found is None:
+    """The first setting or input in which the stored artefact differs from the requested one."""
+    difference = _first_difference(stored, requested)
+    if difference is None:
         return None
-    keys, *values = found
+    keys, *values = difference
     kind, *inner = keys or ("settings", "value")
     before, now = ("nothing" if value is _ABSENT else _short(value).strip('"') for value in values)
     if kind == "inputs":
         return f"from other input ({_joined(inner)}: {before} there, {now} now)"
     if kind == "stage":
-        return f"by `{before}`, and you asked for `{now}`"
+        return f"by `{before}`, not by `{now}`"
     name = f"--{inner[0].replace('_', '-')} " if len(inner) == 1 and inner[0] in OPTIONS else f"{_joined(inner)} = "
-    return f"with {name}{before}; you asked for {name}{now}"
+    return f"with {name}{before}, not {name}{now}"
 
 
-def first_difference(stored: Any, right: Any, wanted: str) -> str | None:
-    """The first key in which two JSON values differ, with both values; `wanted` says whose the right one is."""
-    found = _first_difference(stored, right)
-    if found is None:
+def first_difference(stored: Any, right: Any, expected: str) -> str | None:
+    """The first key in which two JSON values differ, with both values; `expected` states where the right one comes from."""
+    difference = _first_difference(stored, right)
+    if difference is None:
         return None
-    keys, *values = found
+    keys, *values = difference
     before, now = ("absent" if value is _ABSENT else _short(value) for value in values)
-    return f"{_joined(keys) or 'value'}: {before} there, {now} {wanted}"
+    return f"{_joined(keys) or 'value'}: {before} there, {now} {expected}"
 
 
 def _joined(keys: Sequence[str]) -> str:
@@ -211,9 +211,9 @@ def _first_difference(stored: Any, right: Any) -> tuple[tuple[str, ...], Any, An
     else:
         return None if stored == right else ((), stored, right)
     for key, one, other in pairs:
-        found = _first_difference(one, other)
-        if found is not None:
-            return (key, *found[0]), *found[1:]
+        difference = _first_difference(one, other)
+        if difference is not None:
+            return (key, *difference[0]), *difference[1:]
     return None
 
 

@@ -1,6 +1,6 @@
-"""examples.json: what a folder of examples holds, whether `prepare` made it from text or `import` from tables.
+"""examples.json: what a folder of examples holds, from text (`prepare`) or from tables (`import`).
 
-It is written last, so a folder that has it is whole. Until then, each finished part of the work has a small file of its own:
+It is written last, so a folder that has it is complete. Until then, each finished part of the work has a small file:
 `sections/<split>-NNNNN.json` of `prepare`, `<table>.json` of `import`.
 """
 
@@ -25,7 +25,7 @@ class PreparedFile(Artefact):
 
 
 class PreparedSection(Figures):
-    """What was made of some of the text, in one section or in a whole split.
+    """What some of the text became, in one section or in a complete split.
 
     Attributes:
         unknown_tokens: tokens of the text that the vocabulary lacks.
@@ -72,7 +72,7 @@ class PreparedExamples(Figures):
 
 
 class ImportedTable(Artefact):
-    """The file beside one imported table: how many sequences became records."""
+    """The file next to one imported table: how many sequences became records."""
 
     remedy = IMPORT_REMEDY
 
@@ -80,7 +80,7 @@ class ImportedTable(Artefact):
 
 
 class ImportedSoFar(Figures):
-    """What an import has made so far, of all its shards."""
+    """The progress of an import, over all its shards."""
 
     sequences: Count
     files: Count

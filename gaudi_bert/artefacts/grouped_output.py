@@ -1,9 +1,9 @@
-"""A folder that is made in groups: begin, skip what is whole, write groups, finish.
+"""A folder that is written in groups: begin, skip complete groups, write the others, finish.
 
-A group is a pure function of its inputs and the settings: whoever makes it writes the same bytes. Its files come first and
-its summary (a manifest) last, all of them whole or absent; the folder's final file comes after all groups. So a killed run
+A group is a pure function of its inputs and the settings: every writer writes the same bytes. Its files come first and
+its summary (a manifest) last, each written atomically; the folder's final file comes after all groups. So a killed run
 is continued by running it again: groups with a summary are skipped. A kernel lock keeps two writers of one group apart; in
-an object store there is no lock, and they put equal bytes.
+an object store locks do not exist, and they put equal bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GroupedOutput(Generic[Group, Summary]):
 
     Args:
         final: the file that is written last.
-        summary_path: where the summary of a group lies.
+        summary_path: path of the summary of a group.
     """
 
     folder: Path
@@ -89,7 +89,7 @@ class GroupedOutput(Generic[Group, Summary]):
                 folder.rmdir()
 
     def whole(self, groups: Sequence[Group]) -> dict[Group, Summary]:
-        """The summaries of those of `groups` that are whole."""
+        """The summaries of those of `groups` that are complete."""
         return dict(self.each_whole(groups))
 
     def each_whole(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
@@ -102,7 +102,7 @@ class GroupedOutput(Generic[Group, Summary]):
             release(*map(self.summary_path, some))
 
     def missing(self, groups: Sequence[Group]) -> list[Group]:
-        """Those of `groups` that are still to be made."""
+        """Those of `groups` that are still to be written."""
         whole = {group for group, _ in self.each_whole(groups)}
         if whole:
             self.reporter.say(f"{shown(self.artefact)}: {len(whole)} of {len(groups)} {self.unit}s are there already")
@@ -123,7 +123,7 @@ class GroupedOutput(Generic[Group, Summary]):
 
     @contextmanager
     def writing(self, group: Group, name: str) -> Iterator[bool]:
-        """Hold the lock of a group; whether it is still to be made: another writer may have ended meanwhile."""
+        """Hold the lock of a group; whether it is still to be written: another writer may have ended meanwhile."""
         with exclusive_lock(self.summary_path(group), name):
             yield is_mirrored(self.folder) or self._read(group) is None
 
@@ -149,7 +149,7 @@ class PackedOutput(GroupedOutput[int, Manifest]):
     """A packed folder: groups of shards.
 
     Args:
-        source_sha256: what its manifests were made from.
+        source_sha256: identity of the source of its manifests.
         command: that writes groups, for errors.
     """
 

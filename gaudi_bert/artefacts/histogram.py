@@ -27,32 +27,32 @@ MAX_TOKENS = 2**62
 
 @dataclass(slots=True)
 class FileCounts:
-    """The counts of a file; of many files they are large, so they may be left where they lie and read again when asked for.
+    """The counts of a file; of many files they are large, so they may stay in the file and be read again when requested.
 
     Attributes:
-        kept: int64 [pairs, 3], in order: length, masked positions, and how many sequences have both.
-        place: of what is not kept, the path of histogram.json, the name of the file, and offset and size of its line.
+        in_memory: int64 [pairs, 3], in order: length, masked positions, and how many sequences have both.
+        location: of rows on disk: the path of histogram.json, the name of the file, offset and size of its line.
     """
 
-    kept: IntArray | None
-    place: tuple[Path, str, int, int] | None = None
+    in_memory: IntArray | None
+    location: tuple[Path, str, int, int] | None = None
 
     @property
     def rows(self) -> IntArray:
-        """As `kept`."""
-        return _numbers(self._stored()) if self.kept is None else self.kept
+        """As `in_memory`, wherever they are."""
+        return _numbers(self._stored()) if self.in_memory is None else self.in_memory
 
     @property
     def text(self) -> str:
         """The same as JSON."""
-        return self._stored().decode() if self.kept is None else json.dumps(self.kept.tolist())
+        return self._stored().decode() if self.in_memory is None else json.dumps(self.in_memory.tolist())
 
-    def leave_at(self, *place: Any) -> None:
-        """Keep the `place` alone."""
-        self.kept, self.place = None, place
+    def offload_to(self, *location: Any) -> None:
+        """Keep only the `location`."""
+        self.in_memory, self.location = None, location
 
     def _stored(self) -> bytes:
-        path, name, offset, size = self.place or (Path(), "", 0, 0)
+        path, name, offset, size = self.location or (Path(), "", 0, 0)
         with open_file(path) as handle:
             handle.seek(offset)
             line = handle.read(size)
@@ -70,7 +70,7 @@ def _counts(value: Any) -> FileCounts:
     except (TypeError, ValueError, OverflowError):
         rows = np.zeros(0)
     if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind != "i":
-        raise ValueError("must be rows of whole numbers: [length, masked positions, sequences]")
+        raise ValueError("must be rows of integers: [length, masked positions, sequences]")
     ordered: IntArray = rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
     return FileCounts(ordered)
 
@@ -96,7 +96,7 @@ class CountedFile(InputFile):
     def _adds_up(self) -> CountedFile:
         if (self.counts.rows < 0).any():
             raise ValueError(f"{_short(self.name)} has a negative count; lengths, masked positions and sequences are from 0")
-        rows = self.counts.rows.tolist()  # Python's whole numbers cannot overflow
+        rows = self.counts.rows.tolist()  # Python's integers cannot overflow
         sequences, tokens = sum(row[2] for row in rows), sum(row[0] * row[2] for row in rows)
         if (sequences, tokens) != (self.sequences, self.tokens):
             raise ValueError(
@@ -181,7 +181,7 @@ class HistogramFile(Artefact):
 
 
 def list_histogram(path: Path | str) -> tuple[HistogramFile, IntArray | None]:
-    """Read and check a histogram.json; the counts of its files are left where they lie, if each has a line of its own.
+    """Read and check a histogram.json; the counts of its files stay on disk, if each has a separate line.
 
     Returns:
         The content, and the most masked positions of a sequence of each length, int64 [L]; None where no files are known.
@@ -220,12 +220,12 @@ def _list_lines(path: Path) -> tuple[HistogramFile, IntArray] | None:
                     break
                 file = _file_of(line)
                 most.add(file.counts.rows)
-                file.counts.leave_at(path, file.name, position, len(line))
+                file.counts.offload_to(path, file.name, position, len(line))
                 files.append(CountedFile.model_construct(fields, **dict(file)))
                 position += len(line)
             ends_here = b"".join([line, *handle]).split() == [b"]", b"}"]
     except (OSError, ValueError, ValidationError):
-        return None  # whoever reads it as a whole says what is wrong
+        return None  # the reader of the complete file reports what is wrong
     whole = ends_here and most.counts.tolist() == list(content.counts) and len({file.name for file in files}) == len(files)
     return (content.model_copy(update={"files": tuple(files)}), most.max_masked) if whole else None
 

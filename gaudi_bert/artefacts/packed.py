@@ -1,8 +1,8 @@
 """The files of a packed folder: metadata.json and a manifest per group; of TFRecords and of tables.
 
-metadata.json is written last, so a folder that has it is whole; the trainer takes every size from it. It holds totals, and
-arrays for each group. A manifest is written after the shards of its group.
-Those of packed tables have the same names, in the folder `__gaudi_bert__`. `records.packed_folder` also reads the folders
+metadata.json is written last, so a folder that has it is complete; the trainer takes every size from it. It holds
+totals, and arrays for each group. A manifest is written after the shards of its group.
+Those of packed tables have the same names, in the folder `__gaudi_bert__`. `tfrecords.packed_folder` also reads the folders
 of the vendor's deleted script (Habana Model-References, up to 1.14.0), which this project calls *the predecessor*.
 """
 
@@ -60,7 +60,7 @@ class _PackedTotals(Artefact):
 
 
 class PackedSums:
-    """What metadata.json says of the groups of a folder, summed up one manifest at a time, in any order."""
+    """The figures of a folder's groups for metadata.json, summed up one manifest at a time, in any order."""
 
     def __init__(self) -> None:
         self.sequences = self.packs = self.tokens = 0
@@ -126,7 +126,7 @@ class Metadata(_PackedTotals, _MetadataHead):
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """The metadata of a packed folder that gaudi-bert wrote (see `records.packed_folder.read_metadata` for any)."""
+        """The metadata of a packed folder that gaudi-bert wrote (see `tfrecords.packed_folder.read_metadata` for any)."""
         path = cls.path_in(path)
         if not path.exists() and TableMetadata.path_in(path.parent).exists():
             raise InputError(
@@ -134,7 +134,7 @@ class Metadata(_PackedTotals, _MetadataHead):
             )
         if not path.exists():
             raise InputError(
-                f"{path}: missing, so the folder is not (or not wholly) packed; run `gaudi-bert write` to its end"
+                f"{path}: missing, so the folder is not packed, or packing did not finish; run `gaudi-bert write` to its end"
             )
         return super().read(path)
 
@@ -171,12 +171,12 @@ class GroupManifest(Artefact):
 
     @property
     def source_sha256(self) -> str:
-        """What it was made from."""
+        """The identity of its source."""
         return self.plan_sha256
 
 
 def of_counts(counts: Sequence[int]) -> dict[str, Any]:
-    """What a manifest says of the sequences of its group; `counts` are those of length 1, 2, ..."""
+    """A manifest's figures for the sequences of its group; `counts` are those of length 1, 2, ..."""
     tokens = sum(length * count for length, count in enumerate(counts, start=1))
     return {"sequences": sum(counts), "tokens": tokens, "counts": tuple(counts)}
 
@@ -191,7 +191,7 @@ class TooLongRows(Artefact):
     """What became of rows longer than a pack.
 
     Attributes:
-        policy: what becomes of them: refused, cut to their first tokens, cut into pieces, or left out.
+        policy: what becomes of them: refused, cut to their first tokens, cut into pieces, or dropped.
         dropped_rows: how many of them are in no pack.
         dropped_tokens: tokens that are in no pack.
         added_sequences: sequences beyond one per row, from splitting.
@@ -208,7 +208,7 @@ class TableGroupManifest(Artefact):
     """One group of a folder of packed tables.
 
     Attributes:
-        signature_sha256: of the settings and inputs that it was made from.
+        signature_sha256: of its settings and inputs.
         counts: sequences of each length; the first entry is length 1.
     """
 
@@ -231,7 +231,7 @@ class TableGroupManifest(Artefact):
 
     @property
     def source_sha256(self) -> str:
-        """What it was made from."""
+        """The identity of its source."""
         return self.signature_sha256
 
 
@@ -260,7 +260,7 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
         depth: most sequences a pack may hold; None for no limit.
         deepest_pack: most sequences that one does hold.
         aligned_columns, scalar_columns: the columns of the table and their types.
-        rows: of the table; `sequences` were made of them.
+        rows: of the table; `sequences` come from them.
     """
 
     file_name = f"{NOTES_NAME}/{METADATA_NAME}"
@@ -283,11 +283,11 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
         path = cls.path_in(path)
         if not path.is_file() and (path.parent.parent / METADATA_NAME).is_file():
             raise InputError(
-                f"{path.parent.parent}: holds packed TFRecords, not a packed table; give the records it was made from"
+                f"{path.parent.parent}: holds packed TFRecords, not a packed table; give the records that were packed"
             )
         if not path.is_file():
             raise InputError(
-                f"{path}: missing, so the folder is not (or not wholly) packed; run `gaudi-bert pack` on its table again"
+                f"{path}: missing, so the folder is not packed, or packing did not finish; run `gaudi-bert pack` again"
             )
         return super().read(path)
 

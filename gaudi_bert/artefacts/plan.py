@@ -1,7 +1,7 @@
 """plan.json: which lengths share a pack, how often, group by group, and the prices that prove the bound of each group.
 
-plan.json itself holds settings, totals and a table of parts; `plan-KKKKK.json` beside it are the parts: up to 64 groups
-each, with their files. So who needs some groups reads the parts that hold them.
+plan.json itself holds settings, totals and a table of parts; `plan-KKKKK.json` next to it are the parts: up to 64 groups
+each, with their files. So a reader of some groups reads only the parts that hold them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PlanTotals(Artefact):
     def _budgets_descend(self) -> PlanTotals:
         budgets = [self.masked_slots_needed or 0, *(smaller.masked_slots for smaller in self.smaller_masked_slots)]
         if budgets[0] > (self.masked_slots or 0) or budgets != sorted(set(budgets), reverse=True):
-            raise ValueError(f"masked slots {budgets} do not fall from at most {self.masked_slots}")
+            raise ValueError(f"masked slots {budgets} must strictly decrease, at most {self.masked_slots}")
         return self
 
 
@@ -130,7 +130,7 @@ class PlanPart(Artefact):
     """plan-KKKKK.json: groups that follow each other, and what the totals need of them.
 
     Attributes:
-        signature_sha256: of the settings and histograms that it was made from.
+        signature_sha256: of its settings and histograms.
         depth: most sequences of a pack.
         masked_slots_needed, smaller_masked_slots: as in the totals, of these groups; by their own fullest pack.
     """
@@ -150,7 +150,7 @@ class PlanPart(Artefact):
 
 
 class ListedPart(Artefact):
-    """What plan.json says of a part: its size and digest, and of each of its groups the packs and the bytes of its files."""
+    """The entry of a part in plan.json: its size and digest, and for each of its groups the packs and the input bytes."""
 
     bytes: Positive
     sha256: Sha256
@@ -159,17 +159,17 @@ class ListedPart(Artefact):
 
 
 def part_path(plan: Path, part: int) -> Path:
-    """Where a part of `plan` lies."""
+    """The path of a part of `plan`."""
     return plan.with_name(f"{plan.stem}-{part:05d}.json")
 
 
 def files_sha256(sizes: Iterable[tuple[str, int]]) -> str:
-    """What names and bytes of files are known by, in whatever order: whoever lists them need not read them."""
+    """The identity of names and sizes of files, in any order: to compute it, files are listed and not read."""
     return hashlib.sha256(json.dumps(sorted(sizes)).encode("utf-8")).hexdigest()
 
 
 class Plan(Artefact):
-    """The content of plan.json; a plan that was made from counts without files can only be looked at."""
+    """The content of plan.json; a plan of counts without files can only be inspected."""
 
     remedy = "make the plan again"
     line_per_entry = ("parts",)
@@ -190,27 +190,27 @@ class Plan(Artefact):
     files_sha256: Sha256
     parts: Annotated[tuple[ListedPart, ...], Field(min_length=1)]
 
-    _place: Path = PrivateAttr(default=Path())
+    _source: Path = PrivateAttr(default=Path())
     _read_parts: dict[int, PlanPart] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
         """Read and check a plan, but not yet its parts."""
-        return super().read(path).lying_at(Path(path))
+        return super().read(path).with_path(Path(path))
 
-    def lying_at(self, path: Path) -> Self:
-        """This plan, whose parts are beside `path`."""
-        self._place = path
+    def with_path(self, path: Path) -> Self:
+        """This plan, whose parts are next to `path`."""
+        self._source = path
         return self
 
     @property
     def path(self) -> Path:
         """Where it was read."""
-        return self._place
+        return self._source
 
     @cached_property
     def sha256(self) -> str:
-        """The identity of all that the plan says."""
+        """The identity of the plan's content."""
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode("utf-8")).hexdigest()
 
     @cached_property
@@ -228,7 +228,7 @@ class Plan(Artefact):
         return self.parts[group // GROUPS_OF_A_PART].input_bytes[group % GROUPS_OF_A_PART]
 
     def group(self, number: int) -> PlannedGroup:
-        """A group; the part that holds it is read, and the last two parts that were are kept."""
+        """A group; the part that holds it is read; the last two parts stay in memory."""
         return self._part(number // GROUPS_OF_A_PART).groups[number % GROUPS_OF_A_PART]
 
     def group_files(self, number: int) -> tuple[InputFile, ...]:
@@ -262,7 +262,7 @@ class Plan(Artefact):
         except OSError as error:
             raise InputError(f"{path}: a part of the plan, cannot read: {error.strerror}; {self.remedy}") from error
         if len(data) != listed.bytes or hashlib.sha256(data).hexdigest() != listed.sha256:
-            raise InputError(f"{path}: is not the part that {self.path.name} was made with; {self.remedy}")
+            raise InputError(f"{path}: is not the part that {self.path.name} lists; {self.remedy}")
         part = PlanPart.parse(data, str(path), self.remedy)
         first = number * GROUPS_OF_A_PART
         bytes_of_files = {file.name: file.bytes for file in part.files}
@@ -271,9 +271,9 @@ class Plan(Artefact):
                 _check_group(*group, self.depth, self.max_sequence_length)
             _check_files(part.groups, part.files, first)
             if tuple(group.packs for group in part.groups) != listed.packs:
-                raise ValueError("its groups have other packs than the table of parts says")
+                raise ValueError("its groups do not have the packs of the table of parts")
             if tuple(sum(bytes_of_files[name] for name in group.files) for group in part.groups) != listed.input_bytes:
-                raise ValueError("its files have other sizes than the table of parts says")
+                raise ValueError("its files do not have the sizes of the table of parts")
         except ValueError as error:
             raise InputError(f"{path}: {error}; {self.remedy}") from error
         return part
@@ -294,7 +294,7 @@ class Plan(Artefact):
         def each_group() -> Iterator[PlannedGroup]:
             for group in self.each_group():
                 if not seen.isdisjoint(group.files):
-                    raise ValueError("the groups do not hold every file once")
+                    raise ValueError("each file must be in exactly one group")
                 seen.update(group.files)
                 yield group
 
@@ -323,7 +323,7 @@ class Plan(Artefact):
 
 
 class WritablePlan(Plan):
-    """A plan made from records: every file is known, and how many masked positions its sequences have."""
+    """A plan of records: every file is known, and how many masked positions its sequences have."""
 
     max_predictions: Length
     masked_slots: Length
@@ -334,22 +334,23 @@ class WritablePlan(Plan):
         """Read and check a plan to write by."""
         plan = Plan.read(path)
         if not plan.writable:
-            raise InputError(f"{path}: made from counts without files; plan from what `gaudi-bert histogram RECORDS` wrote")
+            raise InputError(f"{path}: planned from counts without files; plan from `gaudi-bert histogram RECORDS`")
         content = {key: getattr(plan, key) for key in cls.model_fields}
-        return cls.parse(content, str(path), cls.remedy).lying_at(Path(path))
+        return cls.parse(content, str(path), cls.remedy).with_path(Path(path))
 
 
 def _check_files(groups: Sequence[PlannedGroup], files: Sequence[InputFile], first: int) -> None:
     """The groups, numbered from `first`, hold each file once, and as many sequences as their files."""
     if sorted(name for group in groups for name in group.files) != sorted(file.name for file in files):
-        raise ValueError("the groups do not hold every file once")
+        raise ValueError("each file must be in exactly one group")
     sequences = {file.name: file.sequences for file in files}
     for file in files:
         if file.sequences > MOST_SEQUENCES_PER_BYTE * file.bytes:
             raise ValueError(f"{file.sequences} sequences in a file of {file.bytes} bytes are more than fit")
     for number, group in enumerate(groups, start=first):
-        if files and group.sequences != sum(sequences[name] for name in group.files):
-            raise ValueError(f"group {number} holds {group.sequences} sequences, its files hold others")
+        in_files = sum(sequences[name] for name in group.files)
+        if files and group.sequences != in_files:
+            raise ValueError(f"group {number} holds {group.sequences} sequences, its files hold {in_files}")
 
 
 def _check_group(number: int, group: PlannedGroup, depth: int, max_sequence_length: int) -> None:

@@ -22,7 +22,7 @@ NOTES_NAME = "__gaudi_bert__"
 
 
 def manifest_path(folder: Path, group: int) -> Path:
-    """Where the manifest of `group` lies in a packed folder."""
+    """The path of the manifest of `group` in a packed folder."""
     return folder / f"group-{group:05d}.json"
 
 
@@ -30,12 +30,12 @@ def manifest_path(folder: Path, group: int) -> Path:
 
 
 def histogram_part(histogram: Path, shard: tuple[int, int]) -> Path:
-    """Where part K of N of `histogram` lies: machine K counts the files K, K + N, ..., and `plan` takes all parts."""
+    """The path of part K of N of `histogram`: machine K counts the files K, K + N, ..., and `plan` takes all parts."""
     return histogram.with_name(f"{histogram.stem}-{shard[0]:05d}-of-{shard[1]:05d}.json")
 
 
 def histogram_parts(histogram: Path) -> list[Path]:
-    """The files that make up a histogram: the whole one, or all its parts; empty where it is not complete."""
+    """The files that make up a histogram: the complete one, or all its parts; empty where it is not complete."""
     if histogram.exists():
         return [histogram]
     return complete_parts(histogram, (path.name for path in histogram.parent.glob(f"{histogram.stem}-*-of-*.json")))
@@ -56,12 +56,12 @@ def complete_parts(histogram: Path, names: Iterable[str]) -> list[Path]:
 
 
 class InputFile(Artefact):
-    """An input file, as histogram, plan, manifests and metadata know it; where it lies is no part of it.
+    """An input file, as histogram, plan, manifests and metadata know it, without its folder.
 
     Attributes:
         name: relative to RECORDS.
-        bytes, crc32c: of the file as it lies on the disk.
-        sequences: as the histogram counted them; 0, and left out, in manifests and metadata.
+        bytes, crc32c: of the file on disk.
+        sequences: as the histogram counted them; 0, and omitted, in manifests and metadata.
     """
 
     name: str
@@ -71,7 +71,7 @@ class InputFile(Artefact):
 
     @property
     def identity(self) -> dict[str, int]:
-        """What it is known by beside its name, wherever it lies."""
+        """What identifies it in addition to its name, in any folder."""
         return self.model_dump(include={"bytes", "crc32c"})
 
 

@@ -1,6 +1,6 @@
 """What stages return: frozen and typed. Dictionaries begin where `cli/results.py` prints.
 
-A field with a default is one that is not always known: it is left out of `--json` where it keeps its default.
+A field with a default is one that is not always known: `--json` omits it where it has its default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True)
 class Made(Generic[Content]):
-    """What a stage made.
+    """The result of a stage.
 
     Attributes:
         seconds: that this run took, where they are measured.
@@ -32,14 +32,14 @@ class Made(Generic[Content]):
 
 @dataclass(frozen=True)
 class PreparedShard:
-    """One shard of examples that are not finished: the sections that are left to other shards."""
+    """One shard of examples that are not finished: the sections of other shards."""
 
     missing_sections: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class TokenisedShard:
-    """Tokenised texts that are not finished: how many parts are left to other shards."""
+    """Tokenised texts that are not finished: how many parts belong to other shards."""
 
     parts: int
     missing_parts: int

@@ -1,8 +1,8 @@
 """group-GGGGG.index: the size of every record of a group's shards, so that nobody has to walk a shard to find its records.
 
-The file holds uint32 values, little-endian, one for each record in the order of the shards: the bytes of the whole frame.
+The file holds uint32 values, little-endian, one for each record in the order of the shards: the bytes of its frame.
 A reader takes the part of one shard. It is a hint that every record confirms: a shard whose sizes do not add up to its bytes
-is walked, and a frame that does not begin where the index says is an error.
+is walked, and a frame that does not begin at the indexed position is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SIZE = np.dtype("<u4")
 
 
 def index_path(folder: Path, group: int) -> Path:
-    """Where the index of `group` lies in a packed folder."""
+    """The path of the index of `group` in a packed folder."""
     return folder / f"group-{group:05d}.index"
 
 

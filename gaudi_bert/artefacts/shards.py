@@ -64,7 +64,7 @@ class ShardTable:
     def __len__(self) -> int:
         return len(self.packs)
 
-    def place(self, shard: int) -> tuple[int, int]:
+    def group_and_number(self, shard: int) -> tuple[int, int]:
         """The group of a shard, and its number in this group."""
         group = int(np.searchsorted(self.group_firsts, shard, side="right")) - 1
         return group, shard - int(self.group_firsts[group])
@@ -73,12 +73,12 @@ class ShardTable:
         """Its file in the folder."""
         if self.given_names:
             return self.given_names[shard]
-        group, number = self.place(shard)
+        group, number = self.group_and_number(shard)
         return shard_name(group, number, self.ending)
 
     def packs_before(self, shard: int) -> int:
         """Packs of the earlier shards of its group."""
-        _, number = self.place(shard)
+        _, number = self.group_and_number(shard)
         return int(self.packs[shard - number : shard].sum())
 
     @cached_property
@@ -91,10 +91,12 @@ class ShardTable:
         if self.given_names:
             return self._given_numbers.get(name)
         match = re.fullmatch(r"packed-(\d{5,})-(\d{5,})(\.\w+)", name, re.ASCII)
-        if match is None or int(match[1]) >= len(self.group_firsts) or int(match[2]) >= self.group_sizes[int(match[1])]:
+        if match is None:
             return None
-        number = int(self.group_firsts[int(match[1])]) + int(match[2])
-        return number if self.name(number) == name else None
+        group, shard = int(match[1]), int(match[2])
+        if group >= len(self.group_firsts) or shard >= self.group_sizes[group]:
+            return None
+        return int(self.group_firsts[group]) + shard if shard_name(group, shard, self.ending) == name else None
 
     @cached_property
     def _given_numbers(self) -> dict[str, int]:
@@ -149,8 +151,8 @@ def shard_bounds(packs: int, shards: int, packs_before: int) -> IntArray:
     """int64 [shards + 1]: shard s holds packs bounds[s] .. bounds[s + 1] - 1 of the group.
 
     Shares differ by at most one pack. Where they do, the larger ones continue where the groups before
-    (`packs_before` packs in all) left off, as if all packs of the data set were dealt in turn: so the shares
-    of the ranks, which take every W-th shard, differ by at most one pack over the whole data set and not by
+    (`packs_before` packs in all) ended, as if all packs of the data set were dealt in turn: so the shares
+    of the ranks, which take every W-th shard, differ by at most one pack over the complete data set and not by
     one per group.
     """
     share, larger = divmod(packs, shards)

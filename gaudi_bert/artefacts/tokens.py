@@ -1,4 +1,4 @@
-"""tokens.json: what a folder of tokenised texts holds. It is written last, so a folder that has it is whole.
+"""tokens.json: what a folder of tokenised texts holds. It is written last, so a folder that has it is complete.
 
 Until then, each finished part has a small file next to it, `tokens-KKKKK-of-NNNNN.json`.
 """

@@ -1,5 +1,5 @@
-"""What training and fine-tuning leave besides checkpoints: training.json, evaluation.json, metrics.jsonl; and of fine-tuning
-metrics.json, written last, and best.json beside the best checkpoint."""
+"""Results of training and fine-tuning besides checkpoints: training.json, evaluation.json, metrics.jsonl; of fine-tuning
+also metrics.json, written last, and best.json next to the best checkpoint."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class EvaluationFigures(LossFigures):
 
 
 class TrainingResult(Figures):
-    """training.json: how a run ended. What was not measured is left out of the file.
+    """training.json: how a run ended. The file omits what was not measured.
 
     Attributes:
-        training: figures of the last updates; None where the run had nothing left to do.
+        training: figures of the last updates; None where the run had nothing to do.
         evaluation: the last evaluation, if there was one.
         realized_speedup: packed over unpacked, where it was measured on a machine that was not too busy.
     """
@@ -96,7 +96,7 @@ class _EvaluatedCheckpoint(Figures):
 class EvaluationResult(EvaluationFigures, _EvaluatedCheckpoint):
     """evaluation.json: a checkpoint's figures on held-out data, and those of the same data unpacked.
 
-    What was not measured is left out. The order of the bases is that of the file: the last comes first.
+    It omits what was not measured. The order of the bases is that of the file: the last comes first.
     """
 
     remedy = "evaluate again"

@@ -16,7 +16,7 @@ from gaudi_bert.config.values import matching
 
 
 class _Verified(Figures):
-    """verification.json: the result of `verify`. It lies in the verified folder, and only where the proof succeeded."""
+    """verification.json: the result of `verify`. It is stored in the verified folder, and only where the proof succeeded."""
 
     file_name = VERIFICATION_NAME
     remedy = "remove it and verify again"
@@ -26,8 +26,8 @@ class _Verified(Figures):
     def read_of(cls, path: Path, metadata: Any) -> Self:
         """The verification of a folder with this metadata, which a false one does not go with."""
         stored = cls.read(path)
-        kept = {key: getattr(stored, key) for key in cls.only_read}
-        difference = first_difference(stored.as_json(), cls.of(metadata, **kept).as_json(), "by metadata.json")
+        only_read = {key: getattr(stored, key) for key in cls.only_read}
+        difference = first_difference(stored.as_json(), cls.of(metadata, **only_read).as_json(), "by metadata.json")
         if difference is not None:
             raise InputError(f"{cls.path_in(path)}: {difference}; {cls.remedy}")
         return stored

@@ -1,4 +1,4 @@
-"""Where everything lies: the names of files in the folders that stages make, and the folders below `work/<pipeline>/`."""
+"""Paths: the names of files in the folders that stages make, and the folders below `work/<pipeline>/`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.references import METADATA_NAME, VERIFICATION_NAME, manifest_path
-from gaudi_bert.artefacts.store.location import place_below
+from gaudi_bert.artefacts.store.location import path_below
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 
@@ -24,7 +24,7 @@ def section_path(folder: Path, split: str, number: int) -> Path:
 
 @dataclass(frozen=True)
 class SplitPaths:
-    """The artefacts of one split (`train` or `evaluation`), in the order in which they are made."""
+    """The artefacts of one split (`train` or `evaluation`), in the order in which they are written."""
 
     records: Path
     histogram: Path
@@ -72,10 +72,10 @@ class WorkFolder:
     def of(cls, settings: PipelineSettings, work: Path, pipeline_folder: Path) -> WorkFolder:
         """The work folder below `work`; relative paths in the pipeline file are taken from `pipeline_folder`."""
         prepare = settings.prepare
-        records = place_below(pipeline_folder, prepare.records) if prepare.records else None
+        records = path_below(pipeline_folder, prepare.records) if prepare.records else None
         evaluation_records = None
         if prepare.evaluation_records:
-            evaluation_records = place_below(pipeline_folder, prepare.evaluation_records)
+            evaluation_records = path_below(pipeline_folder, prepare.evaluation_records)
         prepares_evaluation = records is None and prepare.evaluation_fraction > 0
         return cls(
             root=work / settings.name,
@@ -89,8 +89,8 @@ class WorkFolder:
         )
 
     @classmethod
-    def found(cls, root: Path) -> WorkFolder:
-        """A work folder that is there already, whatever its pipeline file says."""
+    def existing(cls, root: Path) -> WorkFolder:
+        """An existing work folder, whatever its pipeline file states."""
         return cls(root, records=None, evaluation_records=None, has_evaluation=True)
 
     @property

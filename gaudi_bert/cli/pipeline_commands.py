@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gaudi_bert.artefacts.store.location import shown_place
+from gaudi_bert.artefacts.store.location import shown_location
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import find_launch, is_first_process
@@ -159,7 +159,7 @@ def _show_dry_run(
     finished = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder)]
     planned: dict[str, Any] = {
         "stages": list(stages),
-        "work": shown_place(folder.root),
+        "work": shown_location(folder.root),
         "made": finished,
         "missing": [] if on == "kubernetes" else missing_paths(settings, stages, pipeline.parent),
         "outlook": previews,

@@ -51,7 +51,7 @@ def permutation(count: int, seed: int, purpose: str, *indices: int) -> IntArray:
     return np.argsort(random_words(count, seed, purpose, *indices), kind="stable")
 
 
-# --- whole numbers as others wrote them
+# --- integers as others wrote them
 
 
 def whole_number(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
@@ -71,9 +71,9 @@ MOST_TOKEN_ID = 2**31 - 1
 
 
 def first_not_whole(values: AnyArray, least: int, most: int) -> int:
-    """Index of the first of `values` (one-dimensional) that is not a whole number of `least` .. `most`; -1 where all are.
+    """Index of the first of `values` (one-dimensional) that is not an integer in `least` .. `most`; -1 where all are.
 
-    Asked before numbers change their type: one that does not fit would wrap, and a truth value would count as 1.
+    Checked before numbers change their type: one that does not fit would wrap, and a truth value would count as 1.
     """
     kind = values.dtype.kind
     if kind == "O":
@@ -89,5 +89,5 @@ def first_not_whole(values: AnyArray, least: int, most: int) -> int:
 
 
 def is_whole(value: Any, least: int, most: int) -> bool:
-    """Whether one value of Python or numpy is a whole number of `least` .. `most`."""
+    """Whether one value of Python or numpy is an integer in `least` .. `most`."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(least <= value <= most)

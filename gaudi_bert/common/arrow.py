@@ -1,6 +1,6 @@
-"""pyarrow, which is optional: found, its errors as one line, and what it has read proven sound before it is used.
+"""pyarrow, which is optional: imported, its errors as one line, and what it has read proven sound before it is used.
 
-An Arrow file is used as it lies on the disk: its offsets are not checked by reading it, and one that leads out of its
+An Arrow file is used as it is on disk: its offsets are not checked by reading it, and one that leads out of its
 buffer is followed into foreign memory. So whatever comes out of a file, of any format, passes `validated` first.
 """
 
@@ -30,9 +30,9 @@ def require_pyarrow() -> Any:
 
 @contextmanager
 def explained_arrow_errors(path: Path) -> Iterator[None]:
-    """Turn what pyarrow says of a file that it cannot read into one line.
+    """Turn pyarrow's errors for a file that it cannot read into one line.
 
-    Of damaged files it also says it with a KeyError, a UnicodeDecodeError (names of columns) and other ValueErrors.
+    For damaged files it also raises a KeyError, a UnicodeDecodeError (names of columns) and other ValueErrors.
     """
     pyarrow = require_pyarrow()
     try:
@@ -54,7 +54,7 @@ def opened_parquet(path: Path, **options: Any) -> Iterator[Any]:
 
 @contextmanager
 def explained_values(path: Path) -> Iterator[None]:
-    """Turn what pyarrow says of values that it can read and not write into one line; `path` is the table."""
+    """Turn pyarrow's errors for values that it can read and not write into one line; `path` is the table."""
     try:
         yield
     except require_pyarrow().ArrowException as error:
@@ -71,7 +71,7 @@ def named(path: Path, schema: Any) -> Any:
 
 
 def validated(path: Path, content: Any) -> Any:
-    """A table, batch or column of the file `path`: every offset lies in its buffer, every text is UTF-8."""
+    """A table, batch or column of the file `path`: every offset is in its buffer, every text is UTF-8."""
     with explained_arrow_errors(path):
         content.validate(full=True)
     return content

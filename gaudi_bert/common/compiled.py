@@ -3,10 +3,10 @@
 numba's own cache notices a change of the file that defines a kernel, not of the files that the kernel calls or takes
 constants from, and reads only folders that it may also write. Here a kernel's machine code is stamped with a digest of its
 file, of all files of this package that it imports, directly or not, and of the compiler's version: when the digest changes,
-it is compiled again (a digest of the whole package would compile all kernels again after every edit, which takes minutes).
+it is compiled again (a digest of the package would compile all kernels again after every edit, which takes minutes).
 Kernels are looked for next to their module (where an installation or an image has built them, perhaps read-only), then in
 the user's cache folder, then in the temporary folder; a new one is saved in the first of these that can be written. If none
-can be, each process compiles for itself and says so in one line. `NUMBA_CACHE_DIR`, if set, is the only folder.
+can be, each process compiles for itself and reports it in one line. `NUMBA_CACHE_DIR`, if set, is the only folder.
 
 An image compiles for a named type of processor, so that its kernels serve every machine (`NUMBA_CPU_NAME=x86-64-v3`); on a
 processor that lacks the type's instructions, kernels are compiled for that machine alone.
@@ -42,7 +42,7 @@ _IMPORT = re.compile(rf"^\s*(?:from|import)\s+({_PACKAGE.name}(?:\.\w+)*)", re.M
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__} {numpy.__version__}"
 
 QUIET = "GAUDI_BERT_QUIET"
-"""A variable that, if set, leaves out the word that is said at the first use; so does the level of the logger gaudi_bert."""
+"""A variable that, if set, suppresses the compilation notice; so does the level of the logger gaudi_bert."""
 
 _IMAGE_PROCESSOR = "x86-64-v3"
 # That type of processor, with the carry-less multiplication that images add to it, in the words of /proc/cpuinfo.
@@ -89,7 +89,7 @@ def _compiled(function: Function, **options: Any) -> Function:
 
 
 def _call_template(own: Callable[..., Any], types: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """For a kernel that another one calls: a number that is known when it is compiled is no type of its own."""
+    """For a kernel that another one calls: a number that is known when it is compiled has no separate type."""
     return own(tuple(map(numba.types.unliteral, types)), {name: numba.types.unliteral(kind) for name, kind in named.items()})
 
 
@@ -136,7 +136,7 @@ def _shared_folders() -> tuple[Path, ...]:
     user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if os.path.isabs(user_cache):  # a user without a home has none
         folders.append(Path(user_cache, "gaudi-bert", "kernels"))
-    with contextlib.suppress(OSError):  # there is no temporary folder that can be written
+    with contextlib.suppress(OSError):  # without a writable temporary folder
         folders.append(Path(tempfile.gettempdir(), f"gaudi-bert-kernels-{os.getuid()}"))
     return tuple(folder for folder in folders if _is_private(folder))
 
@@ -245,19 +245,19 @@ def _say_once(line: str) -> None:
 
 
 class _Notice(event.Listener):  # type: ignore[misc]
-    """Says once that kernels are being compiled, when that has taken so many seconds in all."""
+    """Reports once that kernels are being compiled, after so many seconds of it."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds_left, self._depth, self._began = seconds, 0, 0.0
+        self.seconds_remaining, self._depth, self._began = seconds, 0, 0.0
         self._timer = threading.Timer(seconds, self._say)
 
     def on_start(self, event: Any) -> None:
         """A kernel is being compiled, maybe for one that is being compiled."""
         if _is_ours(event):
             self._depth += 1
-            if self._depth == 1 and self.seconds_left > 0:
+            if self._depth == 1 and self.seconds_remaining > 0:
                 self._began = time.monotonic()
-                self._timer = threading.Timer(self.seconds_left, self._say)
+                self._timer = threading.Timer(self.seconds_remaining, self._say)
                 self._timer.daemon = True
                 self._timer.start()
 
@@ -267,10 +267,10 @@ class _Notice(event.Listener):  # type: ignore[misc]
             self._depth -= 1
             if self._depth == 0:
                 self._timer.cancel()
-                self.seconds_left -= time.monotonic() - self._began
+                self.seconds_remaining -= time.monotonic() - self._began
 
     def _say(self) -> None:
-        self.seconds_left = 0.0
+        self.seconds_remaining = 0.0
         logging.getLogger(_PACKAGE.name).warning(
             "gaudi-bert: compiling for this machine, once: this first use takes some seconds longer than later ones"
         )

@@ -35,7 +35,7 @@ def _has_instructions() -> bool:
     """Whether compiled code may use the CRC-32C and carry-less multiplication instructions of x86."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False
-    if config.CPU_NAME is not None or config.CPU_FEATURES is not None:  # numba is told to compile for another processor
+    if config.CPU_NAME is not None or config.CPU_FEATURES is not None:  # numba compiles for another processor
         return {"+sse4.2", "+pclmul"} <= set((config.CPU_FEATURES or "").split(","))
     features = binding.get_host_cpu_features()
     return bool(features.get("sse4.2")) and bool(features.get("pclmul"))
@@ -83,7 +83,7 @@ def _define_byte_step(typing_context: Any, crc: Any, byte: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-def _define_carryless_product(typing_context: Any, left: Any, right: Any) -> Any:
+def _define_carryless_product(typing_context: Any, first: Any, second: Any) -> Any:
     """The carry-less product of two registers of 32 bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

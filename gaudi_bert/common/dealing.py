@@ -1,8 +1,8 @@
 """Which sequences go into which pack: seeded, and a function of the lengths, the strategies and the seed alone.
 
-A plan says how many packs of each strategy there are. Its packs are put into a random order; the sequences of each
-length are put into a random order; then each place of a pack takes the next sequence of its length. Any run of packs is
-therefore a fair sample. Sequences find their places by stable sorts of small numbers, so the work and the memory are a few
+A plan states how many packs of each strategy there are. Its packs are put into a random order; the sequences of each
+length are put into a random order; then each slot of a pack takes the next sequence of its length. Any run of packs is
+therefore a fair sample. Sequences find their slots by stable sorts of small numbers, so the work and the memory are a few
 numbers a sequence.
 """
 
@@ -57,15 +57,15 @@ def deal_sequences(
     flat = np.fromiter(
         itertools.chain.from_iterable(strategy for strategy, _ in strategies), np.int32, count=int(flat_starts[-1])
     )
-    _check_places(lengths, flat, np.repeat(counts, sizes))
+    _check_slots(lengths, flat, np.repeat(counts, sizes))
     order = permutation(lengths.size, seed, "sequences", group).astype(kind)
     by_length, members = order[_order_of(lengths[order])], np.empty_like(order)
     del order
     kinds = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
     kinds = kinds[permutation(kinds.size, seed, "packs", group)]
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[kinds])])
-    places = np.arange(members.size) + np.repeat(flat_starts[kinds] - starts[:-1], sizes[kinds])
-    members[_order_of(flat[places])] = by_length
+    slots = np.arange(members.size) + np.repeat(flat_starts[kinds] - starts[:-1], sizes[kinds])
+    members[_order_of(flat[slots])] = by_length
     return Assignment(starts, members)
 
 
@@ -74,8 +74,8 @@ def _order_of(lengths: AnyArray) -> IntArray:
     return np.argsort(lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths, kind="stable")
 
 
-def _check_places(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> None:
-    """The plan must have as many places of each length as there are sequences."""
+def _check_slots(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> None:
+    """The plan must have as many slots of each length as there are sequences."""
     most = int(max(lengths.max(initial=0), flat.max(initial=0)))
     counted = np.bincount(lengths, minlength=most + 1)
     planned = np.zeros(most + 1, dtype=np.int64)
@@ -83,6 +83,6 @@ def _check_places(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> Non
     if not np.array_equal(counted, planned):
         length = int(np.flatnonzero(counted != planned)[0])
         raise InputError(
-            f"the plan has places for {planned[length]} sequences of length {length}, the records hold {counted[length]};"
+            f"the plan has slots for {planned[length]} sequences of length {length}, the records hold {counted[length]};"
             " make the histogram and the plan again"
         )

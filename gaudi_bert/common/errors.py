@@ -1,6 +1,6 @@
 """The errors a user can meet, each with the exit code that the command line gives it.
 
-A message is one line that names the value at fault, what is allowed, and the remedy. Anything that is not one of these
+A message is one line that names the wrong value, what is allowed, and the remedy. Anything that is not one of these
 is a defect of ours and keeps its traceback.
 """
 
@@ -43,7 +43,7 @@ class StoppedError(GaudiBertError):
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """`text` on one line, its middle left out where it is longer than `most` characters: for values named in an error."""
+    """`text` on one line, its middle omitted where it is longer than `most` characters: for values named in an error."""
     if len(text) > 4 * most:
         text = f"{text[: 2 * most]} {text[-2 * most :]}"
     line = " ".join(text.split())

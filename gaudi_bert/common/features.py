@@ -1,6 +1,6 @@
 """Names that several rooms know: the features of an example, their types and what each counts; and the texts built in.
 
-A feature's number is its place in the order of the names, which is the order of a deterministic serialisation.
+A feature's number is its position in the order of the names, which is the order of a deterministic serialisation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Feature(IntEnum):
 
     @property
     def kind(self) -> Literal["int64", "float32"]:
-        """The type in a record: weights are floats, all else is whole numbers."""
+        """The type in a record: weights are floats, all else is integers."""
         return "float32" if self.name.endswith("_WEIGHTS") else "int64"
 
     @property
@@ -60,7 +60,7 @@ class PackedFeature(Feature):
     SEGMENT_IDS = 9
 
 
-# --- names that stand for data in place of a file: the documentation that every CPython carries
+# --- names that stand for data instead of a file: the documentation that every CPython carries
 
 # By name, about how many bytes the text has (it differs a little from one Python to the next).
 BUILT_IN_TEXTS = {"python-docs": 470_000, "python-docstrings": 1_400_000}

@@ -1,10 +1,10 @@
-"""Files that are either whole or absent, and locks that die with their process.
+"""Files that are either complete or absent, and locks that die with their process.
 
-A file is written to a hidden temporary name beside its destination, flushed to the disk, and renamed; the folder is flushed
+A file is written to a hidden temporary name next to its destination, flushed to the disk, and renamed; the folder is flushed
 after the rename. A process killed at any moment leaves at most a temporary file, which `atomic_file` replaces next time.
 
-Every file that outlives a stage becomes whole here. So this is the door to object stores: whoever mirrors a
-folder is told of each file there (`whole_files_go_to`), in the order in which files become whole.
+Every file that outlives a stage gets its name here. So this is the door to object stores: the mirror of a folder
+is notified of each file there (`whole_files_go_to`), in the order in which files are completed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 from gaudi_bert.common.errors import FailedError, InputError, shortened, shown
 
 BAD_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
-"""What the operating system says of a path that is wrong, not of a machine that cannot."""
+"""Errors that mean a wrong path, not a machine that fails."""
 
 
 @contextmanager
@@ -54,10 +54,10 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 
 def regular(path: Path | str) -> Path:
-    """`path`, for whoever opens it: a file with an end. A pipe, a device or a socket would be waited for, or never end.
+    """`path`, checked to be a file with an end. A pipe, a device or a socket would be waited for, or never end.
 
-    Whatever is opened for reading passes here. What the operating system says of a path (that there is none) is raised as
-    it is: who reads knows the remedy.
+    Whatever is opened for reading passes here. An operating system error (a missing file) is raised as it
+    is: the reader knows the remedy.
     """
     kind = _KINDS.get(stat.S_IFMT(os.stat(_possible(path)).st_mode))
     if kind is not None:
@@ -90,7 +90,7 @@ def _possible(path: Path | str) -> Path | str:
             return path
     except UnicodeEncodeError:
         pass
-    raise InputError(f"{shown(text)}: is no path; leave out what no name of a file can hold")
+    raise InputError(f"{shown(text)}: invalid path: it has a NUL or a lone surrogate; correct it")
 
 
 def followed(path: Path) -> Path:
@@ -107,7 +107,7 @@ def check_model(path: Path) -> None:
     if path.exists() or any(path.parent.glob(f"{escape(path.name)}.*")):
         return
     if _HUB_NAME.fullmatch(str(path)) is None:
-        raise InputError(f"{path}: there is no such folder; check the path")
+        raise InputError(f"{path}: no such folder; check the path")
     raise InputError(
         f"{path}: no folder here; download it first: "
         f"`hf download {path} --local-dir {path.name}`, then give {path.name}; or check the path"
@@ -115,22 +115,22 @@ def check_model(path: Path) -> None:
 
 
 def check_name(path: Path) -> None:
-    """Refuse what cannot be made, locked or removed: what has no name of its own, a device, a link that leads nowhere."""
+    """Refuse what cannot be created, locked or removed: what has no name, a device, a link that leads nowhere."""
     if path.name in ("", ".."):
-        raise InputError(f"{str(path)!r}: has no name of its own; give the name of a file or folder to make")
+        raise InputError(f"{str(path)!r}: has no name; give the name of a file or folder to create")
     with explained_os_errors(path, "write"), suppress(FileNotFoundError):
         regular(path)
 
 
 def hidden_beside(path: Path, ending: str) -> Path:
-    """`.<name>.<ending>` beside `path`."""
+    """`.<name>.<ending>` next to `path`."""
     check_name(path)
     return path.with_name(f".{path.name}.{ending}")
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open `path` for writing so that it appears whole or not at all.
+    """Open `path` for writing so that it appears complete or not at all.
 
     The temporary name is `.<name>.tmp`, so listings that skip dot files never see it. On an exception it is removed.
     Several processes that write the same file (shards of one job write the same settings) do so one after the other.
@@ -151,7 +151,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     _tell_receiver(path)
 
 
-def put_in_place(temporary: Path, path: Path) -> None:
+def move_finished_file(temporary: Path, path: Path) -> None:
     """Give a finished and flushed file its name."""
     with explained_os_errors(path, "write"):
         os.replace(temporary, path)
@@ -164,7 +164,7 @@ _RECEIVERS: dict[Path, Callable[[Path], None]] = {}
 
 @contextmanager
 def whole_files_go_to(receive: Callable[[Path], None], folder: Path) -> Iterator[None]:
-    """Inside the block, call `receive` with each file below `folder` once it is whole, in the thread that made it."""
+    """Inside the block, call `receive` with each file below `folder` once it is complete, in the thread that wrote it."""
     _RECEIVERS[folder] = receive
     try:
         yield
@@ -202,7 +202,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` (UTF-8) to `path`, whole or not at all."""
+    """Write `text` (UTF-8) to `path`, atomically."""
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -213,7 +213,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` to `path` as JSON with sorted keys off (the order given) and a final newline, whole or not at all."""
+    """Write `value` to `path` as JSON with sorted keys off (the order given) and a final newline, atomically."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -230,7 +230,7 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
-    """Hold a kernel lock on the hidden file `.<name>.lock` beside `path`; it ends with this process, however that ends.
+    """Hold a kernel lock on the hidden file `.<name>.lock` next to `path`; it ends with this process, however that ends.
 
     The file names the process that holds the lock.
 

@@ -1,4 +1,4 @@
-"""Which of several processes or parts this is, as a launcher, a scheduler or `--shard` says; and the signals it handles.
+"""Which of several processes or parts this is, by a launcher, a scheduler or `--shard`; and the signals it handles.
 
 Parts (see docs/many-machines.md):
 
@@ -6,7 +6,7 @@ Parts (see docs/many-machines.md):
     auto     Slurm's array: K counts from SLURM_ARRAY_TASK_MIN, N is SLURM_ARRAY_TASK_COUNT
     auto/N   an Indexed Job of Kubernetes: K is JOB_COMPLETION_INDEX
 
-For parts, the environment is read for the last two only, so that a variable that is left over never changes what a command
+For parts, the environment is read for the last two only, so that a stale variable never changes what a command
 does.
 """
 
@@ -46,7 +46,7 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
-    """What a launcher left in `environment` (default: this process's); None without one."""
+    """What a launcher set in `environment` (default: this process's); None without one."""
     variables = os.environ if environment is None else environment
     for launcher, rank_name, size_name in LAUNCHERS:
         if rank_name not in variables or size_name not in variables:

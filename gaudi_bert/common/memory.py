@@ -143,7 +143,7 @@ def _make_wrapping(operation: str) -> Any:
     """Arithmetic modulo 2**64. Numba's own + and - on int64 let LLVM assume that nothing overflows."""
 
     @intrinsic
-    def compute(typing_context: Any, left: Any, right: Any) -> Any:
+    def compute(typing_context: Any, first: Any, second: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return getattr(builder, operation)(*arguments)
 
@@ -156,7 +156,7 @@ add_words: Callable[[int, int], int] = _make_wrapping("add")
 subtract_words: Callable[[int, int], int] = _make_wrapping("sub")
 
 
-def _multiply_mix(typing_context: Any, left: Any, right: Any) -> Any:
+def _multiply_mix(typing_context: Any, first: Any, second: Any) -> Any:
     """Both halves of the 128-bit product of two unsigned words, exclusive-or'ed: the mixing step of wyhash."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

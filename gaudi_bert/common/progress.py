@@ -1,6 +1,6 @@
 """Progress of long work: a live line on a terminal, plain lines in a log, nothing where a machine reads.
 
-A stage is handed a `Reporter`; it calls `say` for a line of what was done and `task` for work whose size is known.
+A stage gets a `Reporter`; it calls `say` for a line of what was done and `task` for work whose size is known.
 All goes to standard error, so that standard output holds only results.
 """
 
@@ -57,22 +57,22 @@ class TaskProgress:
         share: what is done, in percent.
         rate: units per second; 0 where none is done yet.
         unit: "bytes", "sequences", ...: a plural.
-        seconds_left: at this rate; infinite where nothing is done yet.
-        seconds: so far; said only where nothing is done yet.
+        seconds_remaining: at this rate; infinite where nothing is done yet.
+        seconds: so far; shown only where nothing is done yet.
     """
 
     name: str
     share: float
     rate: float
     unit: str
-    seconds_left: float
+    seconds_remaining: float
     seconds: float = 0.0
 
     def line(self) -> str:
-        """As one line: share done, speed, time left; only the time so far, until there is a speed."""
+        """As one line: share done, speed, time remaining; only the time so far, until there is a speed."""
         if self.rate == 0:
             return f"{self.name}: {self.share:.0f} %, {human_seconds(self.seconds)} so far"
-        return f"{self.name}: {self.share:.0f} %, {self._speed()}, {human_seconds(self.seconds_left)} left"
+        return f"{self.name}: {self.share:.0f} %, {self._speed()}, {human_seconds(self.seconds_remaining)} left"
 
     def _speed(self) -> str:
         if self.unit == "bytes":
@@ -83,7 +83,7 @@ class TaskProgress:
 
     @staticmethod
     def parse(text: str) -> TaskProgress | None:
-        """What such a line says, to the precision that it has; None for any other line."""
+        """The content of such a line, to the precision that it has; None for any other line."""
         if match := re.fullmatch(r"([^:]+): (\d+) %, ([^,]+) so far", text):
             return TaskProgress(match[1], float(match[2]), 0.0, "", float("inf"), _parsed_seconds(match[3]))
         if match := re.fullmatch(r"([^:]+): (\d+) %, ([^,]+) per (\w+), (.+) left", text):
@@ -122,7 +122,7 @@ class Task:
             self._counts_since = time.monotonic()
 
     def line(self, now: float) -> str:
-        """The state of the task as one line: share done, speed, time left."""
+        """The state of the task as one line: share done, speed, time remaining."""
         with self._lock:
             done, new, elapsed = self.done, self.done - self._done_before, max(now - self._counts_since, 1e-9)
         share = 100.0 * done / self.total if self.total else 100.0
@@ -131,7 +131,7 @@ class Task:
 
 
 class Reporter:
-    """Where a stage says what it does; several threads may.
+    """Where a stage reports what it does; several threads may.
 
     Args:
         stream: where the lines go; standard error by default.
@@ -148,7 +148,7 @@ class Reporter:
 
     @property
     def stream(self) -> TextIO:
-        """Where the lines go; standard error is looked up anew each time, because it may be another stream by then."""
+        """Where the lines go; standard error is looked up each time, because it may be another stream by then."""
         return self._stream if self._stream is not None else sys.stderr
 
     def say(self, text: str) -> None:
@@ -200,7 +200,7 @@ class Reporter:
                     self.stream.flush()
 
     def _watch(self, task: Task, ended: threading.Event) -> None:
-        """Show the state of a task: on a terminal all the time, in a log where nothing was said for a while."""
+        """Show the state of a task: on a terminal all the time, in a log where nothing was printed for a while."""
         while not ended.wait(TERMINAL_LINE_EVERY_SECONDS if self.live else 1.0):
             now = time.monotonic()
             silence = min(max(LOG_LINE_EVERY_SECONDS, (now - task.started) / 60), LONGEST_SILENCE_SECONDS)

@@ -23,7 +23,7 @@ ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 def prepare_tensorflow(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set what no user, image or launcher has set; call it before TensorFlow is imported, it has no effect later.
 
-    On a host with the Gaudi software the choice of kernels is left to the vendor's TensorFlow: what oneDNN rewrites in a
+    On a host with the Gaudi software the choice of kernels belongs to the vendor's TensorFlow: what oneDNN rewrites in a
     graph is not for the card.
     """
     has_gaudi = importlib.util.find_spec("habana_frameworks") is not None
@@ -35,7 +35,7 @@ def prepare_tensorflow(environment: MutableMapping[str, str] = os.environ) -> No
 def without_keras() -> Iterator[None]:
     """Inside the block, TensorFlow is imported without Keras, which it would load for others to use, and pandas with it.
 
-    Nothing of ours is made of Keras, and it takes more than a third of the time. TensorFlow does without where there is
+    Nothing of ours uses Keras, and it takes more than a third of the time. TensorFlow does without where there is
     none, and afterwards Keras can be imported as ever.
     """
     if "tensorflow" in sys.modules or "keras" in sys.modules:
@@ -57,7 +57,7 @@ STANDARD_ERROR = 2
 def native_lines_to(log: Path) -> Iterator[None]:
     """Append to `log` what is written to file descriptor 2; what Python prints to `sys.stderr` goes where it went before.
 
-    A stream that was taken from `sys.stderr` before is on descriptor 2, so take it anew inside.
+    A stream that was taken from `sys.stderr` before is on descriptor 2, so take it again inside.
     """
     python_stream = sys.stderr
     with explained_os_errors(log, "write"):

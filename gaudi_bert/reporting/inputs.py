@@ -37,7 +37,7 @@ Mixture = dict[tuple[int, ...], int]
 
 def _paths(workdir: Path) -> dict[str, Path]:
     """The paths of the inputs, by the names of `ReportInputs`."""
-    folder = WorkFolder.found(workdir)
+    folder = WorkFolder.existing(workdir)
     train = folder.split("train")
     return {
         "examples": folder.examples_summary,

@@ -19,7 +19,7 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> ReportResult
         fetch(*(folder / name for name in NAMES.values()))
         inputs = read_inputs(folder)
         page = render_page(inputs)
-        path = WorkFolder.found(folder).report
+        path = WorkFolder.existing(folder).report
         write_text(path, page)
         name = shown(path)
     figures = {card.name: f"{card.figure} ({card.note})" for card in summary_cards(inputs)}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gaudi_bert.artefacts.store.copies import exists
-from gaudi_bert.artefacts.store.location import in_store, shown_place
+from gaudi_bert.artefacts.store.location import in_store, shown_location
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter, human_seconds
@@ -30,7 +30,7 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
     check_stages(run.settings, stages)
     if _TASK_STAGES.intersection(stages) and in_store(run.folder.root):
         raise InputError(
-            f"--work {shown_place(run.folder.root)}: the stages finetune and predict need a work folder on this machine; "
+            f"--work {shown_location(run.folder.root)}: the stages finetune and predict need a work folder on this machine; "
             "give a folder (rows and weights may be URLs)"
         )
     results: dict[str, StageResult] = {}
@@ -38,7 +38,7 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
         run.reporter.say(f"--- {name}")
         for needed in STAGES[name].needs:
             for path in STAGES[needed].missing_products(run.folder):
-                raise InputError(f"{shown_place(path)}: does not exist; run the stage `{needed}` first")
+                raise InputError(f"{shown_location(path)}: does not exist; run the stage `{needed}` first")
         if STAGES[name].trains and "tensorflow" not in sys.modules:
             run.reporter.say(f"{name}: loading TensorFlow")
         results[name] = STAGES[name].call(run)
@@ -82,11 +82,11 @@ def wait_for_inputs(
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         if waited >= timeout_seconds:
             raise FailedError(
-                f"{shown_place(missing[0])}{others}: not there after {human_seconds(waited)}, so {step} cannot start; "
+                f"{shown_location(missing[0])}{others}: not there after {human_seconds(waited)}, so {step} cannot start; "
                 "see why the stage before it did not finish, then run this again"
             )
         if waited == 0 or clock() - last_message >= _SAY_EVERY_SECONDS:
             last_message = clock()
-            reporter.say(f"{step}: waiting for {shown_place(missing[0])}{others}")
+            reporter.say(f"{step}: waiting for {shown_location(missing[0])}{others}")
         sleep(min(POLL_SECONDS, timeout_seconds - waited))
     return clock() - started

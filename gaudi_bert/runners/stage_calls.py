@@ -17,8 +17,8 @@ import yaml
 
 from gaudi_bert.artefacts.references import histogram_part
 from gaudi_bert.artefacts.results import Made
-from gaudi_bert.artefacts.store.copies import found_histograms, local_copy
-from gaudi_bert.artefacts.store.location import in_store, place_below
+from gaudi_bert.artefacts.store.copies import existing_histograms, local_copy
+from gaudi_bert.artefacts.store.location import in_store, path_below
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
@@ -60,7 +60,7 @@ class RunRequest:
 
     def _file(self, key: str, text: str) -> Path:
         """The file or folder that the setting `key` names."""
-        path = place_below(self.pipeline_folder, text)
+        path = path_below(self.pipeline_folder, text)
         if not in_store(path) and not path.exists():
             raise InputError(f"{key} = {path}: no such file or folder; check the path")
         return path
@@ -109,7 +109,7 @@ class RunRequest:
         from gaudi_bert.tfrecords.plan import plan, plan_shard
 
         def make(paths: SplitPaths) -> object:
-            files = found_histograms(paths.histogram, self.settings.store), paths.plan, self.settings.packing
+            files = existing_histograms(paths.histogram, self.settings.store), paths.plan, self.settings.packing
             if self.shard is not None:
                 return plan_shard(*files, self.shard, last_finishes=True, workers=self.workers, **self._common())
             return plan(*files, finish=self.finish, workers=self.workers, **self._common())

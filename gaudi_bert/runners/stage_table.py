@@ -15,8 +15,8 @@ from typing import Literal, get_args
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.plan import Plan
-from gaudi_bert.artefacts.store.copies import exists, found_histograms, local_copy
-from gaudi_bert.artefacts.store.location import in_store, place_below
+from gaudi_bert.artefacts.store.copies import existing_histograms, exists, local_copy
+from gaudi_bert.artefacts.store.location import in_store, path_below
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
@@ -109,7 +109,7 @@ _ROWS = (
         needs=("prepare",),
         shared=True,
         parallel=True,
-        is_finished=lambda path, store: bool(found_histograms(path, store)),
+        is_finished=lambda path, store: bool(existing_histograms(path, store)),
     ),
     Stage(
         "plan",
@@ -242,7 +242,7 @@ def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_fo
     missing = []
     for key, text in named_paths(settings):
         # Weights are relative to the current folder, all else to that of the pipeline file.
-        path = Path(text) if key.endswith("init_checkpoint") else place_below(pipeline_folder, text)
+        path = Path(text) if key.endswith("init_checkpoint") else path_below(pipeline_folder, text)
         if key in read and not in_store(path) and not path.exists() and not glob.glob(f"{path}*"):
             missing.append(f"{key} = {text}: {path} does not exist")
     return missing

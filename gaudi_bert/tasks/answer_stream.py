@@ -28,7 +28,7 @@ from gaudi_bert.common.files import (
     exclusive_lock,
     explained_os_errors,
     hidden_beside,
-    put_in_place,
+    move_finished_file,
 )
 from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter
 from gaudi_bert.rows.reading import windows
@@ -217,7 +217,7 @@ class AnswerFile(AnswerStream):
         self._open().close()
         self._handle = None
         if convert is None:
-            put_in_place(self._partial, self.out)
+            move_finished_file(self._partial, self.out)
         else:
             with atomic_file(self.out) as handle:
                 convert(self._partial, handle)

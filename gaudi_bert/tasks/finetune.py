@@ -16,7 +16,7 @@ from typing import Any, cast
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.results import Made
 from gaudi_bert.artefacts.store.copies import local_copies
-from gaudi_bert.artefacts.store.location import in_store, shown_place
+from gaudi_bert.artefacts.store.location import in_store, shown_location
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
 from gaudi_bert.common.errors import InputError
@@ -82,8 +82,8 @@ def finetune(
     for key, path in (("--out", out), ("task.labels", settings.task.labels)):
         if path is not None and in_store(path):
             raise InputError(
-                f"{key} {shown_place(path)}: fine-tuning needs it on this machine; give a local path, and copy it from or "
-                "to the store"
+                f"{key} {shown_location(path)}: fine-tuning needs it on this machine; give a local path, and copy it "
+                "from or to the store"
             )
     communicator = connect(settings.finetune)
     reporter = reporter if communicator.is_first else Reporter(quiet=True)

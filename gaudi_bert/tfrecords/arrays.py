@@ -112,9 +112,9 @@ class _Packs(NamedTuple):
 
 
 def pack_rows(packs: Mapping[str, AnyArray]) -> _PackRows:
-    """The columns that packed features say, int32 and float32 [B, L], [B, Q] or [B, S] by their names.
+    """The columns of packed features, int32 and float32 [B, L], [B, Q] or [B, S] by their names.
 
-    `position_ids` takes the place of `positions`, which is not to be used any more.
+    `position_ids` replaces `positions`, which is not to be used any more.
     """
     given = _Packs(*(np.ascontiguousarray(packs[name]) for name in _Packs._fields))
     count, length = given.input_mask.shape
@@ -127,7 +127,7 @@ def pack_rows(packs: Mapping[str, AnyArray]) -> _PackRows:
 
 @borrowing_kernel
 def _fill_columns(packs: _Packs, labels: Int32Array, lengths: Int32Array, sequences: Int32Array) -> bool:
-    """Fill the columns, positions in their place; False at the first pack that cannot be."""
+    """Fill the columns, positions in place; False at the first pack that cannot be."""
     slots = packs.input_mask.shape[1]
     for row in range(packs.input_mask.shape[0]):
         mask, positions, row_labels = packs.input_mask[row], packs.positions[row], labels[row]

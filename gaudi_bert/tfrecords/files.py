@@ -4,7 +4,7 @@ the machine.
 A folder means its files, not recursive, whatever their ending; sub-folders, `*.json`, `README*` and, as in Spark and
 pyarrow, names that begin with `_` or `.` are passed over. Any other entry that cannot be read as a file, such as a dangling
 symbolic link, is an error: a shard that is silently missing would be data that is silently missing. A file is known by its
-name relative to RECORDS, so artefacts made from the same data elsewhere are the same.
+name relative to RECORDS, so artefacts of the same data elsewhere are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.artefacts.store.location import in_store, shown_place, url_of
+from gaudi_bert.artefacts.store.location import in_store, shown_location, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
@@ -34,12 +34,12 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
     location = Path(records)
     with explained_os_errors(location, "read"):
         if location.is_dir():
-            paths = [child for child in location.iterdir() if not _is_left_out(child)]
+            paths = [child for child in location.iterdir() if not _is_ignored(child)]
             missing = "the folder holds no record files, names that begin with _ or . aside; check the path"
         elif os.path.lexists(location):
             paths, missing = [location], ""
         else:
-            paths = [path for path in map(Path, glob.glob(os.fspath(records))) if not _is_left_out(path)]
+            paths = [path for path in map(Path, glob.glob(os.fspath(records))) if not _is_ignored(path)]
             missing = "no such folder or file, and no file matches it as a pattern; check the path"
         sizes = {path: _file_bytes(path) for path in sorted(paths, key=lambda path: path.name)}
     if not sizes:
@@ -56,23 +56,23 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
 
 
 def records_folder(records: str | Path) -> Path:
-    """The folder in which the files of RECORDS lie."""
+    """The folder of the files of RECORDS."""
     location = Path(records)
     return location if location.is_dir() else location.parent
 
 
 def find_vocabulary(records: str | Path) -> Path | None:
-    """`vocab.txt` beside the folder of RECORDS (where `prepare` puts it), or None."""
+    """`vocab.txt` next to the folder of RECORDS (where `prepare` puts it), or None."""
     candidate = followed(records_folder(records)).parent / "vocab.txt"
     return candidate if candidate.is_file() else None
 
 
-def _is_left_out(path: Path) -> bool:
+def _is_ignored(path: Path) -> bool:
     """Whether the rules name this entry: by its name, or because it is a folder."""
-    return is_passed_over(path.name) or path.suffix == ".json" or path.is_dir()
+    return is_ignored_name(path.name) or path.suffix == ".json" or path.is_dir()
 
 
-def is_passed_over(name: str) -> bool:
+def is_ignored_name(name: str) -> bool:
     """Whether a file next to data is not data, by its name: `_SUCCESS`, a dot file, a README."""
     return name.startswith((".", "_", "README"))
 
@@ -84,12 +84,10 @@ def _file_bytes(path: Path) -> int:
         raise InputError(
             f"{path}: a symbolic link to {os.readlink(path)}, which leads to no file; fix the link, or remove it"
         )
-    raise InputError(
-        f"{path}: a pipe, socket or device, where record files are wanted; remove it, or give the files by a pattern"
-    )
+    raise InputError(f"{path}: a pipe, socket or device, expected a record file; remove it, or give the files by a pattern")
 
 
-# --- RECORDS where they lie: files of this machine as they are, or objects of a store, which are fetched as they are read
+# --- RECORDS where they are: files of this machine as they are, or objects of a store, which are fetched as they are read
 
 
 @dataclass(frozen=True)
@@ -98,9 +96,9 @@ class RecordInputs:
 
     Attributes:
         shown: RECORDS, as messages name them.
-        folder: where the files lie, or where their copies go.
+        folder: where the files are, or where their copies go.
         sizes: the bytes of each file, sorted by name; those of a store are there within a batch of `read_ahead`.
-        vocabulary: the vocab.txt beside their folder, on this machine; None without one.
+        vocabulary: the vocab.txt next to their folder, on this machine; None without one.
     """
 
     shown: str
@@ -123,7 +121,7 @@ def open_inputs(records: str | Path, objects: Objects | None = None) -> Iterator
     objects = objects or Objects()
     url, pattern = _folder_and_pattern(url_of(records), objects)
     parent = url.rpartition("/")[0]
-    # The vocabulary lies beside the folder; a bucket's root has nothing beside it.
+    # The vocabulary is next to the folder; nothing is next to a bucket's root.
     is_bucket = parent.endswith(":/")
     with mirrored(Path(url if is_bucket else parent), objects.settings) as root:
         folder = root if is_bucket else root / Path(url).name
@@ -133,7 +131,7 @@ def open_inputs(records: str | Path, objects: Objects | None = None) -> Iterator
         vocabulary = root / "vocab.txt"
         if not is_bucket:
             fetch(vocabulary)
-        yield RecordInputs(shown_place(records), folder, sizes, vocabulary if vocabulary.exists() else None)
+        yield RecordInputs(shown_location(records), folder, sizes, vocabulary if vocabulary.exists() else None)
 
 
 def _folder_and_pattern(url: str, objects: Objects) -> tuple[str, str]:
@@ -148,7 +146,7 @@ def _folder_and_pattern(url: str, objects: Objects) -> tuple[str, str]:
 def _stored_files(folder: Path, pattern: str) -> Iterator[tuple[Path, int]]:
     """The record objects in a mirrored folder; the same rules as for files."""
     for name, info in files_in(folder).items():
-        if fnmatch.fnmatchcase(name, pattern) and not (is_passed_over(name) or name.endswith(".json")):
+        if fnmatch.fnmatchcase(name, pattern) and not (is_ignored_name(name) or name.endswith(".json")):
             if info.bytes == 0:
                 raise InputError(f"{folder / name}: the object is empty; remove it, or make it again")
             yield folder / name, info.bytes

@@ -23,7 +23,7 @@ from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, FileCounts, HistogramFile, list_histogram
 from gaudi_bert.artefacts.references import VocabularyInfo
 from gaudi_bert.artefacts.results import Made
-from gaudi_bert.artefacts.store.location import shown_place
+from gaudi_bert.artefacts.store.location import shown_location
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import ByteArray, Int32Array
@@ -36,7 +36,7 @@ from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, map_f
 from gaudi_bert.tfrecords.wire.framing import NO_RECORD
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 
-_MERGE_EVERY = 1 << 16  # sequences whose (length, masked) pairs are kept before they are merged into counts
+_MERGE_EVERY = 1 << 16  # sequences whose (length, masked) pairs wait before they are merged into counts
 
 
 def histogram(
@@ -53,7 +53,7 @@ def histogram(
     """Check RECORDS and count their sequences.
 
     Args:
-        vocabulary: a vocab.txt; by default `vocab.txt` beside the folder of RECORDS, if there is one.
+        vocabulary: a vocab.txt; by default `vocab.txt` next to the folder of RECORDS, if there is one.
     """
     with open_inputs(records, Objects(store)) as inputs, mirrored(out.parent, store) as folder:
         sizes = inputs.sizes
@@ -73,7 +73,7 @@ def histogram(
         )
         path = folder / out.name
         if begin_artefact(path, path, signature, overwrite):
-            reporter.say(f"{shown_place(out)}: already there, nothing to do")
+            reporter.say(f"{shown_location(out)}: already there, nothing to do")
             return Made(HistogramFile.read(path), skipped=True)
         content = _count(sizes, info, reporter, workers)
         content.write(path)
@@ -88,7 +88,7 @@ def _count(
     with (
         reporter.task("histogram", sum(sizes.values()), "bytes") as task,
         read_ahead(files, ahead) as batches,
-        batches.batch(0),  # the first file is there until the end: its first record says what all are held to
+        batches.batch(0),  # the first file is there until the end: its first record has the sizes that all are held to
     ):
         schema = _common_schema(files[0], reporter)
 
@@ -168,7 +168,7 @@ class CountedRecords:
 
     Attributes:
         histogram: all sequences together; with the most masked positions at each length if the files are known.
-        max_predictions: most masked positions of one sequence (P), or None where no file said it.
+        max_predictions: most masked positions of one sequence (P), or None where no file states it.
         files: the input files in the order of their names, or None where only counts are known.
         vocabulary: of the token ids, where it is known.
     """
@@ -211,7 +211,7 @@ def read_histograms(paths: Sequence[Path]) -> CountedRecords:
 def histogram_shard(
     records: str | Path, shard: tuple[int, int], store: StoreSettings | None = None
 ) -> tuple[int, int] | None:
-    """The part (K, N) that machine `shard` counts, N no more than there are files; None where none is left for it."""
+    """The part (K, N) that machine `shard` counts, N at most the number of files; None for a machine without files."""
     number, machines = shard
     with open_inputs(records, Objects(store)) as inputs:
         parts = min(machines, len(inputs.sizes))

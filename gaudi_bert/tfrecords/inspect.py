@@ -91,7 +91,7 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
 
     Args:
         file: a TFRecord file, plain, GZIP or ZLIB, of packed or unpacked examples; of a folder, the first that holds some.
-        vocabulary: a vocab.txt (one token per line); with it, tokens are given beside their ids.
+        vocabulary: a vocab.txt (one token per line); with it, tokens are given next to their ids.
     """
     with local_copies((file, vocabulary)) as (path, words):
         path = path or Path(file)
@@ -150,11 +150,11 @@ def _payload(path: Path, record: int) -> bytes:
         if count == record:
             return payload
         count += 1
-    raise InputError(f"{path}: has {count} records, so there is no record {record}; the first is --record 0")
+    raise InputError(f"{path}: has {count} records, record {record} does not exist; the first is --record 0")
 
 
 def _size_problems(features: Features, packed: bool) -> list[str]:
-    """Lists that must be of one length and are not; nothing further can be said of such a record."""
+    """Lists that must be of one length and are not; such a record is not checked further."""
     kind = PackedFeature if packed else UnpackedFeature
     alike = [[feature.key for feature in kind if feature.axis == axis] for axis in ("tokens", "masked", "sequences")]
     return [
@@ -216,7 +216,7 @@ def _sequence(features: Features, packed: bool, number: int, start: int, end: in
 
 
 def _with_tokens(sequences: list[SequenceView], vocabulary: Path, problems: list[str]) -> list[SequenceView]:
-    """With the tokens beside the ids; an id outside the vocabulary is a problem and shows as its number."""
+    """With the tokens next to the ids; an id outside the vocabulary is a problem and shows as its number."""
     try:
         tokens = read_text(vocabulary).removesuffix("\n").split("\n")
     except OSError as error:

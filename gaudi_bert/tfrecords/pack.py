@@ -1,6 +1,6 @@
 """The stage `pack`: histogram, plan and write in one call, for a folder of records and nothing else.
 
-The histogram and the plan are kept beside the packed folder, in `<out>-plan/`.
+The histogram and the plan are stored next to the packed folder, in `<out>-plan/`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The metadata of a packed folder, whoever packed it: gaudi-bert, or the vendor's script that came before it.
+"""The metadata of a packed folder, by either packer: gaudi-bert, or the vendor's script that came before it.
 
 The predecessor (see `artefacts.packed`) writes one file or more per strategy, named `strategy_<lengths>_part_<n>`, and
-beside the folder `<folder>_metadata.json`, which holds counts but no sizes. The sizes are therefore taken from the first
+next to the folder `<folder>_metadata.json`, which holds counts but no sizes. The sizes are therefore taken from the first
 record, and the packs are counted in the files: its packer could lose records and still report them as written, so the two
 numbers are compared.
 """
@@ -9,7 +9,6 @@ numbers are compared.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,19 +16,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
+
 from gaudi_bert.artefacts.base import LARGEST_COUNT
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.artefacts.shard_index import index_path, read_starts
 from gaudi_bert.artefacts.shards import Shard, ShardTable
+from gaudi_bert.artefacts.store.mirrored_folder import files_in, is_mirrored
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.common.files import explained_os_errors, followed, read_json, write_json
 from gaudi_bert.tfrecords.random_access import FileCache, RecordFiles
 from gaudi_bert.tfrecords.scanning.scan import first_record
-from gaudi_bert.tfrecords.wire.framing import record_place
+from gaudi_bert.tfrecords.wire.framing import record_location
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, check_features, packed_schema_of
 
 _PREDECESSOR_DEPTH = 3
@@ -38,7 +40,7 @@ _TOP_STRATEGIES = 8
 
 
 def read_metadata(folder: Path | str) -> Metadata:
-    """The metadata of a packed folder: ours inside it, or the predecessor's beside it (`<folder>_metadata.json`)."""
+    """The metadata of a packed folder: ours inside it, or the predecessor's next to it (`<folder>_metadata.json`)."""
     folder = Path(folder)
     with explained_os_errors(folder, "read"), suppress(FileNotFoundError):
         os.stat(folder)
@@ -49,7 +51,7 @@ def read_metadata(folder: Path | str) -> Metadata:
 
 
 def predecessor_metadata_path(folder: Path) -> Path:
-    """`<folder>_metadata.json` beside `folder`."""
+    """`<folder>_metadata.json` next to `folder`."""
     folder = followed(folder)
     return folder.parent / f"{folder.name}_metadata.json"
 
@@ -64,14 +66,14 @@ def is_packed(folder: Path) -> bool:
 
 
 def open_shards(folder: Path, metadata: Metadata, cache: FileCache | None = None) -> RecordFiles:
-    """The packs of a folder by their shards and numbers, found by the index of their group where there is one."""
+    """The packs of a folder by their shards and numbers, located by the index of their group where there is one."""
     table = metadata.shard_table
     return RecordFiles(ShardPaths(folder, table), PackedSchema.of(metadata), table.packs, _Starts(folder, table), cache)
 
 
 @dataclass(frozen=True)
 class ShardPaths(Sequence[Path]):
-    """The paths of the shards of a folder, made when they are asked for."""
+    """The paths of the shards of a folder, created when they are requested."""
 
     folder: Path
     table: ShardTable
@@ -95,7 +97,7 @@ class ShardPaths(Sequence[Path]):
 
 @dataclass(frozen=True)
 class _Starts:
-    """Where the records of a shard begin, as the index of its group says."""
+    """Where the records of a shard begin, by the index of its group."""
 
     folder: Path
     table: ShardTable
@@ -104,30 +106,30 @@ class _Starts:
         if self.table.given_names:
             return None
         before, packs, size = self.table.packs_before(shard), int(self.table.packs[shard]), int(self.table.bytes[shard])
-        return read_starts(index_path(self.folder, self.table.place(shard)[0]), before, packs, size)
+        return read_starts(index_path(self.folder, self.table.group_and_number(shard)[0]), before, packs, size)
 
 
-def check_shards(folder: Path, table: ShardTable) -> None:
-    """Refuse a folder in which a shard is missing, or has another size than the metadata say."""
-    for path, size in zip(_names(folder, table), table.bytes.tolist(), strict=True):
-        try:
-            found = os.stat(path)
-        except OSError:
-            found = None
-        if found is None or not stat.S_ISREG(found.st_mode):
-            raise InputError(f"{path}: the shard is missing, the metadata names it; write the packed data again")
-        if found.st_size != size:
-            raise InputError(f"{path}: has {found.st_size:,} bytes, the metadata says {size:,}; write the packed data again")
+def check_shards(folder: Path, table: ShardTable, remedy: str = "write the packed data again") -> None:
+    """Refuse a folder in which a shard is missing, or has another size than the metadata state."""
+    sizes = np.full(len(table), -1, np.int64)
+    for name, size in sizes_in(folder):
+        number = table.number(name)
+        if number is not None:
+            sizes[number] = size
+    if (sizes != table.bytes).any():
+        number = int(np.argmax(sizes != table.bytes))
+        differs = f"has {sizes[number]:,} bytes, but {table.bytes[number]:,} in the metadata"
+        problem = "the shard is missing, the metadata names it" if sizes[number] < 0 else differs
+        raise InputError(f"{folder / table.name(number)}: {problem}; {remedy}")
 
 
-def _names(folder: Path, table: ShardTable) -> Iterator[str]:
-    """The paths of all shards as text, which takes little time."""
-    if table.given_names:
-        yield from (f"{folder}/{name}" for name in table.given_names)
+def sizes_in(folder: Path) -> Iterator[tuple[str, int]]:
+    """The files of a folder and their sizes; of a folder on this machine, no list is stored."""
+    if is_mirrored(folder):
+        yield from ((name, info.bytes) for name, info in files_in(folder).items())
         return
-    for group, (first, end) in enumerate(zip(table.group_firsts, [*table.group_firsts[1:], len(table)], strict=True)):
-        begin = f"{folder}/packed-{group:05d}-"
-        yield from (f"{begin}{number:05d}{table.ending}" for number in range(end - first))
+    with os.scandir(folder) as entries:
+        yield from ((entry.name, entry.stat().st_size) for entry in entries if entry.is_file())
 
 
 def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
@@ -145,8 +147,8 @@ def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
     packs = sum(sizes)
     if packs != counts.packs:
         raise InputError(
-            f"{folder}: its files hold {packs} packs, {sibling.name} says {counts.packs}: files are missing, or its packer "
-            "lost records; pack the data again, or correct new_number_of_samples to train on what is there"
+            f"{folder}: its files hold {packs} packs, {sibling.name} states {counts.packs}: files are missing, or its "
+            "packer lost records; pack the data again, or correct new_number_of_samples to train on what is there"
         )
     shards = tuple(
         Shard(name=path.name, packs=packs, bytes=path.stat().st_size) for path, packs in zip(paths, sizes, strict=True)
@@ -233,14 +235,14 @@ def _schema_of(path: Path) -> PackedSchema:
         schema = packed_schema_of(features)
         check_features(features, schema)
     except RecordError as error:
-        raise InputError(f"{record_place(path, 0, 0)}: {error}") from error
+        raise InputError(f"{record_location(path, 0, 0)}: {error}") from error
     if schema.depth != _PREDECESSOR_DEPTH:
         raise InputError(f"{path}: its packs hold {schema.depth} sequences, the predecessor's hold {_PREDECESSOR_DEPTH}")
     return schema
 
 
 def write_predecessor_metadata(folder: Path, plan: Path) -> Path:
-    """Write the metadata that the predecessor's trainer looks for beside a folder that we packed by `plan`; its path.
+    """Write the metadata that the predecessor's trainer looks for next to a folder that we packed by `plan`; its path.
 
     `top_8_strategies` are the lengths themselves: the predecessor's numbers point into a list that it does not save.
     """

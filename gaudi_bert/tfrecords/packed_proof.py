@@ -1,8 +1,8 @@
 """The flow of `verify`, for packed TFRecords and packed tables, and the proof of every key of their JSON files.
 
-How the sequences of a group are read and compared is told apart in `data.verify` and `tables.verify_table`. From what they
-read they make the manifests and the metadata anew; here the stored ones are held to these. So each key is recomputed from
-the data or, where it cannot be, stands in the code that makes them anew as a copy of what is stored.
+How the sequences of a group are read and compared is in `tfrecords.verify` and `tables.verify`. From what they read they
+rebuild the manifests and the metadata; here the stored ones are held to these. So each key is recomputed from
+the data or, where it cannot be, is in the code that rebuilds them as a copy of what is stored.
 
 The result is stored in the folder itself, so that the same folder is not verified twice. It holds for the files that were
 read: a hidden file next to it identifies them (their inodes and times), so a copied folder, or one with a file that changed,
@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, settings_path
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
@@ -32,7 +30,6 @@ from gaudi_bert.artefacts.shard_index import index_path
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.mirrored_folder import (
     fetch,
-    files_in,
     is_mirrored,
     last_change,
     names_in,
@@ -47,6 +44,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import hidden_beside, read_file, read_text, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packing.certificate import simple_certificate
+from gaudi_bert.tfrecords import packed_folder
 
 Stored = TypeVar("Stored", Verification, TableVerification)
 Manifest = TypeVar("Manifest", bound=Artefact)
@@ -54,7 +52,7 @@ Manifest = TypeVar("Manifest", bound=Artefact)
 
 @dataclass(frozen=True)
 class Proof(Generic[Stored]):
-    """What the files of a packed folder must say, by what was read; its manifests were held to that already."""
+    """What the files of a packed folder must state, by what was read; its manifests were held to that already."""
 
     metadata: Metadata | TableMetadata
     verification: Stored
@@ -73,7 +71,7 @@ def verify_folder(
     """Verify a packed folder, unless that was done and nothing has changed since.
 
     Args:
-        inputs: the files that it was made from, with their bytes.
+        inputs: the files that were packed, with their bytes.
         prove: reads both sides and compares their sequences.
     """
     out = kind.path_in(packed)
@@ -105,7 +103,7 @@ def verify_folder(
 
 
 def _files_of(packed: Path, metadata: Metadata | TableMetadata) -> Iterator[Path]:
-    """The shards, and what lies beside those of each group."""
+    """The shards, and the manifest and index of each group."""
     table = metadata.shard_table
     yield from (packed / table.name(number) for number in range(len(table)))
     if isinstance(metadata, Metadata):
@@ -137,36 +135,22 @@ def _is_of_these(out: Path, seen: Path, identity: str, sources: Iterable[Path]) 
 
 
 def check_shards(packed: Path, metadata: Metadata | TableMetadata) -> None:
-    """The folder holds the shards of the metadata, and no other that a reader might take for its own."""
-    table, foreign = metadata.shard_table, []
-    sizes = np.full(len(table), -1, np.int64)
-    for name, size in _sizes_in(packed):
-        number = table.number(name)
-        if number is not None:
-            sizes[number] = size
-        elif name.startswith("packed-"):
-            foreign.append(name)
-    if (sizes != table.bytes).any():
-        number = int(np.argmax(sizes != table.bytes))
-        found = f"{sizes[number]} bytes, metadata.json says {table.bytes[number]}"
-        problem = "the shard is missing" if sizes[number] < 0 else found
-        raise FailedError(f"{packed / table.name(number)}: {problem}; {metadata.remedy}")
+    """The folder holds the shards of the metadata, and no other that a reader might read as one of them."""
+    table = metadata.shard_table
+    try:
+        packed_folder.check_shards(packed, table, metadata.remedy)
+    except InputError as error:
+        raise FailedError(str(error)) from error
+    foreign = [
+        name for name, _ in packed_folder.sizes_in(packed) if name.startswith("packed-") and table.number(name) is None
+    ]
     if foreign:
         raise FailedError(f"{packed / min(foreign)}: is not in metadata.json; remove it, or {metadata.remedy}")
 
 
-def _sizes_in(packed: Path) -> Iterator[tuple[str, int]]:
-    """The files of a folder and their sizes; of one on this machine, nothing is kept."""
-    if is_mirrored(packed):
-        yield from ((name, info.bytes) for name, info in files_in(packed).items())
-        return
-    with os.scandir(packed) as entries:
-        yield from ((entry.name, entry.stat().st_size) for entry in entries if entry.is_file())
-
-
 def check_crc32c(packed: Path, stored: Sequence[Shard], present: Sequence[Shard], remedy: str) -> None:
     """The shards of a group are those of its manifest."""
-    for one, other in zip(stored, present, strict=False):  # other names, or fewer, are found where all keys are compared
+    for one, other in zip(stored, present, strict=False):  # other names, or fewer, are reported where all keys are compared
         if one.name == other.name and one.crc32c != other.crc32c:
             raise FailedError(f"{packed / one.name}: its CRC-32C differs from the manifest of its group; {remedy}")
 
@@ -222,7 +206,7 @@ def _check_files(packed: Path, metadata: Metadata | TableMetadata, proof: Proof[
 
 
 def check_same(path: Path, stored: Artefact, right: Artefact) -> None:
-    """A stored file says what the data say."""
+    """A stored file agrees with the data."""
     difference = first_difference(stored.as_json(), right.as_json(), "by the data")
     if difference is not None:
         raise FailedError(f"{path}: {difference}; {stored.remedy}")

@@ -83,7 +83,7 @@ class _Measured(NamedTuple):
 
     Attributes:
         sizes: int64 [features]: bytes of the values of each feature.
-        positions: uint8: the masked positions, moved to their places in the pack.
+        positions: uint8: the masked positions, moved to their positions in the pack.
     """
 
     sizes: IntArray
@@ -347,7 +347,7 @@ class PackEncoder:
         return EncodeStatus(status), pack, size
 
 
-# --- shards: packs encoded into a buffer and appended to a file that appears whole or not at all
+# --- shards: packs encoded into a buffer and appended to a file that is written atomically
 
 WRITERS_PER_CORE = 4
 _BUFFER_BYTES = 256 << 10  # larger writes make the kernel look for large pages, which can cost more than the copy

@@ -34,7 +34,7 @@ from gaudi_bert.artefacts.plan import (
 )
 from gaudi_bert.artefacts.results import GroupsResult, Made
 from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.location import shown_place
+from gaudi_bert.artefacts.store.location import shown_location
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter, Task
@@ -78,7 +78,7 @@ def plan(
         content = _finish(output, planning)
     if records.files is None:
         reporter.say(
-            f"{shown_place(out)}: the histogram has no counts per file, so this plan cannot be written, only looked at"
+            f"{shown_location(out)}: the histogram has no counts per file, so this plan cannot be written, only looked at"
         )
     return Made(content.totals, seconds=round(time.monotonic() - started, 3))
 
@@ -98,18 +98,18 @@ def plan_shard(
     """Make the parts K, K + N, ... of a plan, for `shard` (K, N); `plan` with `finish` afterwards, once.
 
     Args:
-        histograms: all of them, whichever part is made.
+        histograms: all of them, for every part.
         last_finishes: write plan.json as well if all parts are there then, so that nobody has to `finish`.
 
     Returns:
-        The totals of the groups of these parts, or of the whole plan where it is finished.
+        The totals of the groups of these parts, or of the complete plan where it is finished.
     """
     with _opened(histograms, out, settings, reporter, store) as (output, records):
         if output.begin(overwrite):
             return Made(Plan.read(output.final).totals, skipped=True)
         planning = _planning(records, settings, output, workers)
         numbers = range(planning.parts)[shard[0] :: shard[1]]
-        made = _make_parts(output, planning, numbers)
+        written = _make_parts(output, planning, numbers)
         if last_finishes and {part_path(output.final, part).name for part in range(planning.parts)}.issubset(
             names_in(output.folder)
         ):
@@ -118,14 +118,14 @@ def plan_shard(
         for _, part in output.each_whole(numbers):
             for group in part.groups:
                 sums.update(groups=1, sequences=group.sequences, packs=group.packs, tokens=group.tokens)
-    return GroupsResult(sums["groups"], made, sums["sequences"], sums["packs"], sums["tokens"])
+    return GroupsResult(sums["groups"], written, sums["sequences"], sums["packs"], sums["tokens"])
 
 
 @contextmanager
 def _opened(
     histograms: Sequence[Path], out: Path, settings: PackingSettings, reporter: Reporter, store: StoreSettings | None
 ) -> Iterator[tuple[_PlanOutput, CountedRecords]]:
-    """Where the plan is made, and what the histograms say."""
+    """Where the plan is written, and the content of the histograms."""
     with ExitStack() as stack:
         records = read_histograms([stack.enter_context(local_copy(path, store)) for path in histograms])
         signature = Signature("plan", settings.model_dump(mode="json"), {"histogram_sha256": records.sha256})
@@ -135,7 +135,7 @@ def _opened(
 
 @dataclass(frozen=True)
 class _PlanOutput(GroupedOutput[int, PlanPart]):
-    """plan.json, which is whole when its parts are."""
+    """plan.json, which is complete when its parts are."""
 
     unit = "part"
 
@@ -237,7 +237,7 @@ def _planning(records: CountedRecords, settings: PackingSettings, output: _PlanO
         for file in too_large_files(records.files, *limits):
             output.reporter.say(
                 f"{file.name}: {file.sequences:,} sequences, {file.bytes:,} bytes: larger than a group may be"
-                f" ({limits[0]:,} sequences, {limits[1]:,} bytes), so it is a group of its own"
+                f" ({limits[0]:,} sequences, {limits[1]:,} bytes), so it is a separate group"
             )
         groups = form_groups(records.files, *limits, settings.seed)
     return _Planning(records, groups, settings, output.signature.sha256, workers)
@@ -257,7 +257,7 @@ def _make_parts(output: _PlanOutput, planning: _Planning, numbers: Sequence[int]
 
 @dataclass
 class _Parts:
-    """What plan.json says of parts that are read one after the other."""
+    """The entries in plan.json of parts that are read one after the other."""
 
     output: _PlanOutput
     listed: list[ListedPart] = field(default_factory=list)
@@ -285,7 +285,7 @@ class _Parts:
             yield from part.groups
 
     def packs_within(self, budget: int) -> int:
-        """Packs in all, by what each part says of this budget, or of the next smaller one that it knows."""
+        """Packs in all, by the figures of each part for this budget, or of the next smaller one that it knows."""
         total = 0
         for listed, needed, costs in zip(self.listed, self.needed, self.costs, strict=True):
             smaller = [cost.packs for cost in costs if cost.masked_slots <= budget < (needed or 0)]

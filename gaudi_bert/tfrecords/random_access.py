@@ -1,9 +1,10 @@
-"""Records of many files by their numbers, as dense arrays: where they begin, the bytes left to the page cache.
+"""Records of many files by their numbers, as dense arrays: where they begin, the bytes in the page cache.
 
-A file is mapped into memory when it is opened. Where its records begin, the index of its group says (`wire/shard_index.py`),
-and then only the pages of the records that are read are touched; a file without one is walked, from length to length. The
-length of a record, its checksum, and that of its bytes are looked at when it is read. A compressed file is first written out
-to a temporary file without a name. A record in an encoding that the kernels do not take is decoded by the general reader.
+A file is mapped into memory when it is opened. The index of its group states where its records begin
+(`artefacts.shard_index`), and then only the pages of the records that are read are touched; a file without one is walked,
+from length to length. The length of a record, its checksum, and that of its bytes are checked when it is read. A compressed
+file is first written out to a temporary file without a name. A record in an encoding that the kernels do not take is decoded
+by the general reader.
 
 Files are open until `close_except` or `StreamReader`, which also prepares the next ones, closes them. `read` opens those
 that are not open.
@@ -29,7 +30,7 @@ from gaudi_bert.common.memory import address_of, copy_bytes, load_u32, load_word
 from gaudi_bert.reading.streams import ShardFiles
 from gaudi_bert.tfrecords.arrays import decode_columns
 from gaudi_bert.tfrecords.wire.example import decode_example
-from gaudi_bert.tfrecords.wire.framing import FRAME_BYTES, PROBLEMS, RecordStream, ScanStatus, record_place
+from gaudi_bert.tfrecords.wire.framing import FRAME_BYTES, PROBLEMS, RecordStream, ScanStatus, record_location
 from gaudi_bert.tfrecords.wire.schema import MAX_RECORD_BYTES, PackedSchema, RecordError, UnpackedSchema, check_features
 
 _LARGEST = 2**31 - 1
@@ -59,7 +60,7 @@ class _Prepared:
 
     Attributes:
         starts: int64 [records + 1], where the frames of its records begin; the last is the end of the file.
-        is_walked: they were found in the file itself, not in an index.
+        is_walked: they were read from the file itself, not in an index.
         content: of a compressed file, its bytes, uncompressed.
     """
 
@@ -73,9 +74,9 @@ class RecordFiles(ShardFiles["_Prepared"]):
 
     Args:
         paths: the files, numbered in this order.
-        counts: records of each file; None where nothing says it.
-        starts_of: where the records of a file begin, as an index says, or None; None where there is no index at all.
-        cache: brings the files here; None where they lie here.
+        counts: records of each file; None where unknown.
+        starts_of: where the records of a file begin, by an index, or None; None without any index.
+        cache: brings the files here; None where they are here.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
         self.threads = 1 if cache is None else cache.threads
         self._open: dict[int, _OpenFile] = {}
         # The addresses of the bytes and of the starts of each file that is open, and how many records it has.
-        self._places = np.zeros((len(paths), 3), np.int64)
+        self._addresses = np.zeros((len(paths), 3), np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process, which maps the files itself."""
@@ -98,7 +99,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
 
     @property
     def sizes(self) -> IntArray:
-        """Records of each file, int64, counted where nothing says it."""
+        """Records of each file, int64, counted where unknown."""
         if self._counts is None:
             self._counts = [len(self.prepare(number).starts) - 1 for number in range(len(self.paths))]
         return np.asarray(self._counts, np.int64)
@@ -119,11 +120,11 @@ class RecordFiles(ShardFiles["_Prepared"]):
     def open(self, number: int, prepared: _Prepared) -> None:
         """Open a file that was prepared."""
         file = self._open[number] = _OpenFile(self.paths[number], prepared)
-        self._places[number] = file.place
+        self._addresses[number] = file.addresses
 
     def close(self, number: int) -> None:
         """Close an open file."""
-        self._places[number] = 0
+        self._addresses[number] = 0
         del self._open[number]
         self.discard(number)
 
@@ -150,21 +151,21 @@ class RecordFiles(ShardFiles["_Prepared"]):
 
         `files`, int64 [n], are the numbers of their files, and `records` their numbers in these.
         """
-        if not self._places[files, 1].all():
-            for number in np.unique(files[self._places[files, 1] == 0]).tolist():
+        if not self._addresses[files, 1].all():
+            for number in np.unique(files[self._addresses[files, 1] == 0]).tolist():
                 self.open(number, self.prepare(number))
         lengths = np.empty(len(files), np.int64)
-        absent = _find_lengths(self._places, files, records, lengths)
+        absent = _find_lengths(self._addresses, files, records, lengths)
         if absent >= 0:
             self._refuse(int(files[absent]), int(records[absent]))
         ends = np.cumsum(lengths)
         offsets, payloads = ends - lengths, np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-        bad = _copy_payloads(self._places, files, records, lengths, payloads, offsets)
+        bad = _copy_payloads(self._addresses, files, records, lengths, payloads, offsets)
         if bad >= 0:
             raise InputError(self._open[int(files[bad])].problem(int(records[bad])))
         try:
             return decode_columns(payloads, offsets, lengths, self.schema.features, "records")
-        except InputError:  # which, and whether the general reader takes it, is found out one by one
+        except InputError:  # which, and whether the general reader takes it, is tested one by one
             rows = [
                 self._decode(payloads[begin:end].tobytes(), int(file), int(record))
                 for begin, end, file, record in zip(offsets, ends, files, records, strict=True)
@@ -172,11 +173,11 @@ class RecordFiles(ShardFiles["_Prepared"]):
             return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
     def _refuse(self, file: int, record: int) -> None:
-        if 0 <= record < self._places[file, 2]:
+        if 0 <= record < self._addresses[file, 2]:
             raise InputError(self._open[file].problem(record))
-        raise IndexError(f"{self.place(file, record)} is requested, but the file does not have it")
+        raise IndexError(f"{self.location(file, record)} is requested, but the file does not have it")
 
-    def place(self, file: int, record: int) -> str:
+    def location(self, file: int, record: int) -> str:
         """What to call a record in an error."""
         return f"{self.paths[file]}: record {record}"
 
@@ -186,7 +187,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
             features = decode_example(payload)
             check_features(features, self.schema)
         except RecordError as error:
-            raise InputError(f"{self.place(file, record)}: {error}; write the records again") from error
+            raise InputError(f"{self.location(file, record)}: {error}; write the records again") from error
         return {
             spec.name: features[spec.name].astype(np.float32)
             if spec.kind == "float32"
@@ -207,7 +208,7 @@ class _OpenFile:
         self.advise(mmap.MADV_RANDOM, 0, len(self._starts) - 1)
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def addresses(self) -> tuple[int, int, int]:
         """The addresses of the bytes and of the starts, and how many records there are."""
         return self._content.bytes.ctypes.data, self._starts.ctypes.data, len(self._starts) - 1
 
@@ -222,12 +223,12 @@ class _OpenFile:
     def problem(self, record: int) -> str:
         """What to say of a record whose length or checksum is wrong."""
         start, end = int(self._starts[record]), int(self._starts[record + 1])
-        place = record_place(self._path, record, start)
+        location = record_location(self._path, record, start)
         status, records, _ = _walk_frames(self._content.bytes[start:end], np.empty(0, np.int64))
         if self._is_walked or (status == ScanStatus.GOOD and records == 1):
-            return f"{place}: {PROBLEMS[ScanStatus.BAD_BYTES]}"
+            return f"{location}: {PROBLEMS[ScanStatus.BAD_BYTES]}"
         return (
-            f"{place}: is no record of {end - start:,} bytes, as the index of its group says; remove that group-*.index, or "
+            f"{location}: does not match the index of its group ({end - start:,} bytes); remove that group-*.index, or "
             "write the packed data again"
         )
 
@@ -261,13 +262,13 @@ def _mapped_content(path: Path) -> tuple[_Mapped, bool]:
 
 
 def _walk(path: Path, content: ByteArray, count: int | None) -> IntArray:
-    """Where the records of a file begin, and its end; `count` are those that the metadata says, None where nothing does."""
+    """Where the records of a file begin, and its end; `count` is that of the metadata, None where unknown."""
     room = np.empty(count if count is not None else _walk_frames(content, np.empty(0, np.int64))[1], np.int64)
     status, records, position = _walk_frames(content, room)
     if status != ScanStatus.GOOD:
-        raise InputError(f"{record_place(path, records, position)}: {PROBLEMS[ScanStatus(status)]}")
+        raise InputError(f"{record_location(path, records, position)}: {PROBLEMS[ScanStatus(status)]}")
     if records != len(room):
-        raise InputError(f"{path}: holds {records:,} records, the metadata says {len(room):,}; write the data again")
+        raise InputError(f"{path}: holds {records:,} records, {len(room):,} in the metadata; write the data again")
     return np.append(room, content.size)
 
 
@@ -298,13 +299,13 @@ def _walk_frames(buffer: ByteArray, starts: IntArray) -> tuple[int, int, int]:
 
 
 @borrowing_kernel
-def _find_lengths(places: IntArray, files: IntArray, records: IntArray, lengths: IntArray) -> int:
+def _find_lengths(addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray) -> int:
     """Set `lengths` to the bytes of the payloads, by where the records begin; which record is none, or -1."""
     for number in range(records.size):
         file, record = files[number], records[number]
-        if record < 0 or record >= places[file, 2]:
+        if record < 0 or record >= addresses[file, 2]:
             return number
-        start = places[file, 1] + 8 * record
+        start = addresses[file, 1] + 8 * record
         lengths[number] = load_word(start + 8) - load_word(start) - FRAME_BYTES
         if lengths[number] < 0:
             return number
@@ -313,12 +314,12 @@ def _find_lengths(places: IntArray, files: IntArray, records: IntArray, lengths:
 
 @borrowing_kernel
 def _copy_payloads(
-    places: IntArray, files: IntArray, records: IntArray, lengths: IntArray, target: ByteArray, offsets: IntArray
+    addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray, target: ByteArray, offsets: IntArray
 ) -> int:
     """Copy payloads of these lengths into `target`, each to its offset; which one has a wrong length or checksum, or -1."""
     for number in range(records.size):
         file, size = files[number], lengths[number]
-        frame = places[file, 0] + load_word(places[file, 1] + 8 * records[number])
+        frame = addresses[file, 0] + load_word(addresses[file, 1] + 8 * records[number])
         if load_word(frame) != size or mask_crc(crc_of_word(size)) != load_u32(frame + 8):
             return number
         payload = frame + 12

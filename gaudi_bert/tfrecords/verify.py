@@ -1,8 +1,8 @@
 """The stage `verify`: proof that the packed folder holds every sequence of RECORDS exactly once, byte for byte.
 
 First pass, at the speed of a scan and in constant memory: every input file and every shard is read, checked (both CRCs of
-every record, every value) and summed into fingerprints (see `records.fingerprint`). When the last shard of a group is read,
-the group's manifest and index are held to it; equal sums, and metadata.json that says the same (`packed_proof`): done.
+every record, every value) and summed into fingerprints (see `scanning.fingerprint`). When the last shard of a group is read,
+the group's manifest and index are held to it; equal sums, and metadata.json that agrees (`packed_proof`): done.
 Second pass, only if the sums differ: the sequences of the classes that differ are compared one by one and named.
 """
 
@@ -55,7 +55,7 @@ def verify(
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> Made[Verification]:
-    """Verify a packed folder against the records that it was made from."""
+    """Verify a packed folder against its records."""
     with mirrored(packed, store) as folder, open_inputs(records, Objects(store)) as inputs:
         fetch(folder / METADATA_NAME)
         metadata = read_metadata(folder)
@@ -71,7 +71,7 @@ def verify(
 class _Groups:
     """The groups of a packed folder, each held to its manifest when its last shard is read, and then forgotten.
 
-    A problem of a manifest is kept until the sequences are compared, for what is missing there is the better message.
+    A problem of a manifest waits until the sequences are compared, for what is missing there is the better message.
     """
 
     def __init__(self, packed: Path, metadata: Metadata) -> None:
@@ -84,8 +84,8 @@ class _Groups:
         self._open: dict[int, _OpenGroup] = {}
 
     def take(self, number: int, sums: SequenceSums) -> None:
-        """Add a shard as it was read; of a group that is then complete, a manifest made anew is held to the stored one."""
-        name, (group, _) = self.table.name(number), self.table.place(number)
+        """Add a shard as it was read; of a group that is then complete, a rebuilt manifest is held to the stored one."""
+        name, (group, _) = self.table.name(number), self.table.group_and_number(number)
         read = self._open.setdefault(group, _OpenGroup({}, np.zeros(self.metadata.max_sequence_length + 1, np.int64)))
         shard = Shard(name=name, packs=sums.record_sizes.size, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
         read.shards[number] = shard, _sizes_on_disk(self.packed / name, sums)
@@ -135,14 +135,14 @@ class _OpenGroup(NamedTuple):
 
 
 def _sizes_on_disk(path: Path, sums: SequenceSums) -> SizeArray:
-    """Of each record; the scan knows the canonical size of those that another program encoded anew."""
+    """Of each record; the scan knows the canonical size of those that another program encoded."""
     if int(sums.record_sizes.sum(dtype=np.int64)) == sums.file_bytes:
         return sums.record_sizes
     return np.array([len(payload) + FRAME_BYTES for payload in read_records(path)], np.uint32)
 
 
 def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> int:
-    """The index of a group says the size of every record; its CRC-32C."""
+    """The index of a group holds the size of every record; its CRC-32C."""
     fetch(path)
     right = np.concatenate(record_sizes).astype("<u4").tobytes()
     stored = read_file(path) if path.exists() else None
@@ -157,7 +157,7 @@ def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> 
 def _prove(
     inputs: RecordInputs, packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None
 ) -> proof.Proof[Verification]:
-    """Compare the sequences of both sides, hold the manifests to what was read, and make the metadata anew from it."""
+    """Compare the sequences of both sides, hold the manifests to what was read, and rebuild the metadata from it."""
     proof.check_numbers(packed, metadata)
     groups = _Groups(packed, metadata)
     contents = _compare(inputs, packed, metadata, reporter, workers, groups)
@@ -220,7 +220,7 @@ def _compare(
     workers: int | None,
     groups: _Groups | None = None,
 ) -> _Contents:
-    """Read both sides; a sequence that is not on both is named. `groups` are told of every shard."""
+    """Read both sides; a sequence that is not on both is named. `groups` gets every shard."""
     packed_schema = PackedSchema.of(metadata)
     schema = packed_schema.unpacked
     unpacked, repacked, table = SequenceSums(), SequenceSums(), metadata.shard_table
@@ -288,10 +288,10 @@ def _read_files(
 
 # --- the second pass: which sequences are missing, doubled or changed
 #
-# Only sequences whose hash falls into a class that differs are kept, and only as many classes as fit into a bounded table,
-# so memory stays constant however much is wrong. Counts are then of those classes: "at least".
+# Only sequences whose hash falls into a class that differs are collected, and only as many classes as fit into a bounded
+# table, so memory stays constant however much is wrong. Counts are then of those classes: "at least".
 
-_MOST_KEPT = 1_000_000
+_MOST_SEARCHED = 1_000_000
 _NAMED = 3
 
 
@@ -330,7 +330,7 @@ def _classes_to_search(unpacked: IntArray, repacked: IntArray) -> tuple[BoolArra
     """bool [CLASSES]: which to search; and whether these are all that differ."""
     differing = np.flatnonzero((unpacked != repacked).any(axis=1))
     sizes = np.cumsum(unpacked[differing, 0] + repacked[differing, 0])
-    count = max(1, int(np.searchsorted(sizes, _MOST_KEPT, side="right")))
+    count = max(1, int(np.searchsorted(sizes, _MOST_SEARCHED, side="right")))
     chosen = np.zeros(unpacked.shape[0], dtype=bool)
     chosen[differing[:count]] = True
     return chosen, count >= differing.size
@@ -361,13 +361,13 @@ def _collect(
     return np.concatenate(parts) if parts else np.zeros((0, 4), np.int64)
 
 
-def _surplus(left: IntArray, right: IntArray) -> IntArray:
-    """The rows of `left` whose hash occurs more often there than in `right` (the later ones of each hash)."""
-    allowed = Counter(right[:, 0].tolist())
+def _surplus(rows: IntArray, others: IntArray) -> IntArray:
+    """Those of `rows` whose hash occurs more often there than in `others` (the later ones of each hash)."""
+    allowed = Counter(others[:, 0].tolist())
     surplus = []
-    for number, value in enumerate(left[:, 0].tolist()):
+    for number, value in enumerate(rows[:, 0].tolist()):
         if not allowed[value]:
             surplus.append(number)
         else:
             allowed[value] -= 1
-    return left[surplus]
+    return rows[surplus]

@@ -1,7 +1,7 @@
 """The stage `write`: the packed shards of a plan, group by group, and metadata.json when all groups are there.
 
 See `grouped_output` for groups, kills and several writers. From an object store, the files of a group are fetched while the
-group before it is packed; to one, every shard goes up as soon as it is whole.
+group before it is packed; to one, every shard goes up as soon as it is complete.
 
 A group with fewer packs than shards still has them all, some of them empty files: then every reader may count
 on a multiple of `shard_multiple` shards per group, and rank r of W reads the shards whose index mod W is r.
@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,12 +21,12 @@ from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.grouped_output import PackedOutput
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_counts
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
-from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
+from gaudi_bert.artefacts.references import METADATA_NAME, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, Made
 from gaudi_bert.artefacts.shard_index import SizeArray, index_path, write_index
 from gaudi_bert.artefacts.shards import Shard, shard_bounds, shard_name
 from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.location import in_store, shown_place, url_of
+from gaudi_bert.artefacts.store.location import in_store, shown_location, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead, release
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import ByteArray, IntArray
@@ -40,7 +39,7 @@ from gaudi_bert.packing.certificate import Certificate, check_certificate, simpl
 from gaudi_bert.tfrecords.files import open_inputs, records_folder
 from gaudi_bert.tfrecords.packed_shards import WRITERS_PER_CORE, PackEncoder, count_group_shards, output_buffer
 from gaudi_bert.tfrecords.packed_shards import write_shard as write_packs
-from gaudi_bert.tfrecords.scanning.group import buffer_bytes, group_buffer, match_files, planned_files, read_group
+from gaudi_bert.tfrecords.scanning.group import buffer_bytes, group_buffer, match_files, read_group
 from gaudi_bert.tfrecords.scanning.scan import map_in_threads, worker_count
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
@@ -70,8 +69,6 @@ def write(
             return Made(Metadata.read(folder), skipped=True)
         content.check_totals()
         if not finish:
-            for number in range(content.group_count):
-                _prove_group(content, number)
             _write_groups(records, output, content, range(content.group_count), workers, store)
         metadata = _finish(output, content)
     return Made(metadata, seconds=round(time.monotonic() - started, 3))
@@ -91,7 +88,7 @@ def write_shard(
     """Write the groups K, K + N, ... of a plan, for `shard` (K, N); `write` with `finish` afterwards, once.
 
     Returns:
-        The totals of these groups, or of the whole folder where it was finished already.
+        The totals of these groups, or of the complete folder where it was finished already.
     """
     _check_apart(records, out)
     with local_copy(plan, store) as path, mirrored(out, store) as folder:
@@ -124,7 +121,7 @@ def _check_apart(records: str | Path, out: Path) -> None:
     else:
         same = followed(records_folder(records)) == followed(out)
     if same:
-        raise InputError(f"{shown_place(records)}: the output folder is the folder of the records; choose another one")
+        raise InputError(f"{shown_location(records)}: the output folder is the folder of the records; choose another one")
 
 
 def _write_groups(
@@ -137,52 +134,40 @@ def _write_groups(
 ) -> int:
     """Write the groups that have no manifest yet; how many that were."""
     with open_inputs(records, Objects(store)) as inputs:
-        paths = match_files(inputs.shown, inputs.sizes, plan)
+        present = match_files(inputs.shown, inputs.sizes, plan)
         if inputs.vocabulary is not None and VocabularyInfo.of(inputs.vocabulary) != plan.vocabulary:
             raise InputError(
                 f"{inputs.vocabulary}: is not the vocabulary of the plan; make the histogram and the plan again"
             )
         pending = output.missing(numbers)
+        paths = []
+        for number in pending:
+            _prove_group(plan, number)
+            paths.append([present[name] for name in plan.group(number).files])
         if pending:
-            _write_pending(output, plan, _GroupFiles(paths, plan, pending), workers)
+            _write_pending(output, plan, pending, paths, workers)
     return len(pending)
 
 
-class _GroupFiles(Sequence[list[Path]]):
-    """Where the files of each of some groups lie; the plan is read for it part by part, when a group's turn comes."""
-
-    def __init__(self, paths: Mapping[str, Path], plan: WritablePlan, groups: Sequence[int]) -> None:
-        self._paths, self._plan, self.groups = paths, plan, groups
-
-    def __len__(self) -> int:
-        return len(self.groups)
-
-    def __getitem__(self, which: Any) -> Any:
-        if isinstance(which, slice):
-            return [self[batch] for batch in range(len(self))[which]]
-        return list(self.of(self.groups[which]))
-
-    def of(self, group: int) -> dict[Path, InputFile]:
-        """The files of a group, by where they are."""
-        return planned_files(self._paths, self._plan, group)
-
-
 def _write_pending(
-    output: PackedOutput[GroupManifest], plan: WritablePlan, members: _GroupFiles, workers: int | None
+    output: PackedOutput[GroupManifest],
+    plan: WritablePlan,
+    pending: Sequence[int],
+    paths: Sequence[Sequence[Path]],
+    workers: int | None,
 ) -> None:
-    """Write one group after the other; where files are fetched, those of the next group meanwhile."""
+    """Write one group after the other, from the files at `paths`; a store's are fetched during the group before."""
     buffer = group_buffer(0)
-    total = sum(map(plan.input_bytes, members.groups))
-    with output.reporter.task("write", total, "bytes") as task, read_ahead(members) as batches:
-        for batch, number in enumerate(members.groups):
+    total = sum(map(plan.input_bytes, pending))
+    with output.reporter.task("write", total, "bytes") as task, read_ahead(paths) as batches:
+        for batch, number in enumerate(pending):
             with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
                 if not needed:
                     continue
-                _prove_group(plan, number)
-                files = members.of(number)
-                if buffer.size < buffer_bytes(files):
-                    buffer = group_buffer(buffer_bytes(files))
-                manifest = _write_group(output.folder, plan, number, files, buffer, task, workers)
+                size = buffer_bytes(paths[batch])
+                if buffer.size < size:
+                    buffer = group_buffer(size)
+                manifest = _write_group(output.folder, plan, number, paths[batch], buffer, task, workers)
                 manifest.write(manifest_path(output.folder, number))
 
 
@@ -190,15 +175,15 @@ def _write_group(
     out: Path,
     plan: WritablePlan,
     number: int,
-    files: Mapping[Path, InputFile],
+    paths: Sequence[Path],
     buffer: ByteArray,
     task: Task,
     workers: int | None,
 ) -> GroupManifest:
     """Read, pack and write one group; half of its bytes count as progress when read, half when packed."""
-    planned = plan.group(number)
+    planned, files = plan.group(number), plan.group_files(number)
     schema = PackedSchema.of(plan)
-    group = read_group(files, schema.unpacked, buffer, workers, lambda count: task.advance(count / 2))
+    group = read_group(paths, files, schema.unpacked, buffer, workers, lambda count: task.advance(count / 2))
     assignment = deal_sequences(group.lengths, planned.strategies, plan.seed, number)
     shards = count_group_shards(schema, group, assignment, plan.shard_multiple, plan.shard_bytes)
     bounds = shard_bounds(planned.packs, shards, sum(plan.group_packs[:number]))
@@ -224,7 +209,7 @@ def _write_group(
         group=number,
         packs=planned.packs,
         **of_counts(np.bincount(group.lengths, minlength=plan.max_sequence_length + 1)[1:].tolist()),
-        inputs=tuple(file.model_copy(update={"sequences": 0}) for file in files.values()),
+        inputs=tuple(file.model_copy(update={"sequences": 0}) for file in files),
         index_crc32c=index_crc32c,
         shards=tuple(shard for shard, _ in written),
     )
@@ -259,7 +244,7 @@ def _finish(output: PackedOutput[GroupManifest], plan: WritablePlan) -> Metadata
 
 
 def _prove_group(plan: WritablePlan, number: int) -> None:
-    """Recompute the bound of a group, in whole numbers, from its prices and the lengths that it packs."""
+    """Recompute the bound of a group, in integers, from its prices and the lengths that it packs."""
     group = plan.group(number)
     counts = _counts(group, plan.max_sequence_length)
     claimed = simple_certificate(counts, plan.depth)

@@ -345,10 +345,10 @@ def test_a_full_standard_output_is_one_line(case: PackingCase, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["histogram", "{records}", "--out", "."], "'.': has no name of its own"),
-        (["histogram", "{records}", "--out", ""], "has no name of its own"),
-        (["plan", "{histogram}", "--out", "."], "has no name of its own"),
-        (["pack", "{records}", "--out", "/"], "has no name of its own"),
+        (["histogram", "{records}", "--out", "."], "'.': has no name"),
+        (["histogram", "{records}", "--out", ""], "has no name"),
+        (["plan", "{histogram}", "--out", "."], "has no name"),
+        (["pack", "{records}", "--out", "/"], "has no name"),
         (["histogram", "{records}", "--out", "x" * 256 + ".json"], "File name too long"),
         (["histogram", "x" * 256, "--out", "a.json"], "File name too long"),
         (["verify", "{records}", "x" * 256], "File name too long"),

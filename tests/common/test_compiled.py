@@ -90,7 +90,7 @@ def test_a_number_that_is_known_in_advance_is_no_type_of_its_own(package: Path) 
 
 NOTICED = """
 from gaudi_bert.common import compiled
-compiled.NOTICE.seconds_left = 1e-6
+compiled.NOTICE.seconds_remaining = 1e-6
 """
 
 

@@ -210,7 +210,7 @@ def test_a_loop_of_links_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800"])
 def test_what_is_no_path_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="is no path"):
+    with pytest.raises(InputError, match="invalid path"):
         read_json(tmp_path / name)
-    with pytest.raises(InputError, match="is no path"):
+    with pytest.raises(InputError, match="invalid path"):
         write_text(tmp_path / name, "x")

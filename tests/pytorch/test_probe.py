@@ -96,7 +96,7 @@ def test_the_command_names_what_is_right_and_refuses_what_leaks(folder: Path) ->
 def test_the_command_refuses_what_cannot_be(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no such"}')
     for arguments, message in [
-        (["--huggingface", str(folder / "nothing")], "there is no such folder"),
+        (["--huggingface", str(folder / "nothing")], "no such folder"),
         (["--huggingface", str(tmp_path)], "transformers cannot open it"),
         (["--huggingface", str(folder), "--target", "flush"], "way of feeding 'flush'"),
         (["--huggingface", str(folder), "--data", "x"], "leave --checkpoint and --data out"),

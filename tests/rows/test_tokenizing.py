@@ -262,7 +262,7 @@ def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(InputError, match="not a tokenizer"):
         open_tokenizer(tmp_path)
-    with pytest.raises(InputError, match=r"nowhere: there is no such folder; check the path"):
+    with pytest.raises(InputError, match=r"nowhere: no such folder; check the path"):
         open_tokenizer(tmp_path / "nowhere")
 
 

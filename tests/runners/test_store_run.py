@@ -123,7 +123,7 @@ def test_a_run_folder_that_is_not_ours_is_refused(s3: S3Server, tmp_path: Path) 
     objects.write("s3://bucket/elses/thesis.txt", b"mine")
     settings = pipeline("s3://bucket/text", objects.settings.model_dump())
     data, out = Path("s3://bucket/work/small/packed/train"), Path("s3://bucket/elses")
-    with pytest.raises(InputError, match=r"s3://bucket/elses: exists, but settings.json does not say what made it"):
+    with pytest.raises(InputError, match=r"s3://bucket/elses: exists, but settings.json does not describe it"):
         train(settings, data, None, out, reporter=QUIET)
     assert contents("s3://bucket/elses", objects) == {"thesis.txt": b"mine"}
     shutil.rmtree(tmp_path)

@@ -66,7 +66,7 @@ def test_overwritten_with_other_settings(folders: dict[str, int], tmp_path: Path
     tokens, out = next(iter(folders)), tmp_path / "out"
     small, large = (TableSettings(max_sequence_length=length, algorithm="lpfhp", group_sequences=9) for length in (5, 13))
     pack_table(tokens, out, small, reporter=QUIET, verified=True)
-    with pytest.raises(InputError, match=r"out was made with --max-sequence-length 5; you asked for"):
+    with pytest.raises(InputError, match=r"out was written with --max-sequence-length 5, not"):
         pack_table(tokens, out, large, reporter=QUIET)
     (out / "packed-00099-00000.parquet").write_bytes(b"stale")
     pack_table(tokens, out, large, reporter=QUIET, overwrite=True)
@@ -75,7 +75,7 @@ def test_overwritten_with_other_settings(folders: dict[str, int], tmp_path: Path
     for path in (out / NOTES_NAME).iterdir():
         path.unlink()
     (out / NOTES_NAME).rmdir()
-    with pytest.raises(InputError, match=r"out: exists, but settings\.json does not say what made it"):
+    with pytest.raises(InputError, match=r"out: exists, but settings\.json does not describe it"):
         pack_table(tokens, out, large, reporter=QUIET)
 
 

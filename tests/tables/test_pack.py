@@ -197,7 +197,7 @@ def test_a_second_run_does_nothing_and_other_settings_are_refused(tmp_path: Path
     before = contents(tmp_path / "out")
     again = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
     assert again == PackResult(Made(first.written.content, skipped=True))
-    with pytest.raises(InputError, match=r"made with --depth max; you asked for --depth 2: .*--overwrite"):
+    with pytest.raises(InputError, match=r"written with --depth max, not --depth 2: .*--overwrite"):
         pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET)
     assert contents(tmp_path / "out") == before
     pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET, overwrite=True)

@@ -204,7 +204,7 @@ def test_a_stored_proof_does_not_hold_for_a_copy(folder: Path) -> None:
 
 def test_a_folder_that_is_not_finished(folder: Path) -> None:
     (folder / NOTES / "metadata.json").unlink()
-    with pytest.raises(InputError, match="not wholly"):
+    with pytest.raises(InputError, match="packing did not finish"):
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
 
 

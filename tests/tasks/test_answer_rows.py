@@ -126,7 +126,7 @@ def test_other_settings_start_anew_or_are_refused(tmp_path: Path) -> None:
     after = Answer()
     run(out, after, setting=2)
     assert after.windows == 5
-    with pytest.raises(InputError, match=r"was made with setting = 2; you asked for setting = 1"):
+    with pytest.raises(InputError, match=r"was written with setting = 2, not setting = 1"):
         run(out, Answer())
     run(out, Answer(), overwrite=True)
     assert out.read_bytes() == EXPECTED

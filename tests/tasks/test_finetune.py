@@ -111,7 +111,7 @@ def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp
     agree(result.metrics["loss"], losses[result.best_update], 1e-12, scale=1.0)
     again = run("classification", data, evaluation, model, tmp_path / "out", finetune=changes)
     assert again.skipped
-    with pytest.raises(InputError, match=r"finetune\.epochs = 3; you asked for finetune\.epochs = 4"):
+    with pytest.raises(InputError, match=r"finetune\.epochs = 3, not finetune\.epochs = 4"):
         run("classification", data, evaluation, model, tmp_path / "out", finetune={**changes, "epochs": 4})
 
 

@@ -106,7 +106,7 @@ def test_ids_outside_the_vocabulary(file: Path) -> None:
 
 
 def test_what_cannot_be_shown(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has 2 records, so there is no record 2"):
+    with pytest.raises(InputError, match="has 2 records, record 2 does not exist"):
         inspect(file, 2)
     with pytest.raises(InputError, match="record -1"):
         inspect(file, -1)

@@ -57,7 +57,7 @@ def test_the_keys_are_those_that_its_trainer_knows(case: PackingCase) -> None:
 def test_lost_records_are_noticed(case: PackingCase, tmp_path: Path) -> None:
     as_predecessor(case, tmp_path / "training")
     next((tmp_path / "training").glob("strategy_*")).unlink()
-    with pytest.raises(InputError, match=r"its files hold .* packs, training_metadata.json says"):
+    with pytest.raises(InputError, match=r"its files hold .* packs, training_metadata.json states"):
         read_metadata(tmp_path / "training")
 
 

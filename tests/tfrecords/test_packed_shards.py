@@ -32,7 +32,7 @@ def index_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> Index
         data += frame(example(sequence, order))
     path.write_bytes(data)
     file = InputFile(name="part", bytes=len(data), crc32c=crc32c(data), sequences=len(sequences))
-    return read_group({path: file}, schema, np.zeros(buffer_bytes([path]), np.uint8), 1, lambda _count: None)
+    return read_group([path], [file], schema, np.zeros(buffer_bytes([path]), np.uint8), 1, lambda _count: None)
 
 
 def singles(count: int) -> Assignment:

@@ -87,7 +87,7 @@ def test_finished_is_skipped_and_other_settings_are_refused(tmp_path: Path) -> N
     again = plan([source], out, settings(), reporter=QUIET)
     assert again.skipped
     assert again.content == first.content
-    with pytest.raises(InputError, match=r"with --depth 3; you asked for --depth 4"):
+    with pytest.raises(InputError, match=r"with --depth 3, not --depth 4"):
         plan([source], out, settings(depth=4), reporter=QUIET)
     assert plan([source], out, settings(depth=4), reporter=QUIET, overwrite=True).content.packs <= first.content.packs
     write(source, histogram(3, 100))
@@ -110,7 +110,7 @@ def test_a_file_larger_than_a_group_is_said(tmp_path: Path) -> None:
     source = write(tmp_path / "histogram.json", histogram(2, 300))
     plan([source], tmp_path / "plan.json", settings(group_sequences=50), reporter=Reporter(heard))
     assert "part-00000.tfrecord" in heard.getvalue()
-    assert "a group of its own" in heard.getvalue()
+    assert "a separate group" in heard.getvalue()
 
 
 def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_parts_that_are_missing_are_named_and_others_refused(many: list[Path], t
     plan_shard(many, out, MANY, (0, 3), reporter=QUIET)
     with pytest.raises(FailedError, match=r"1 of 3 parts are not written, the first is part 1; run `gaudi-bert plan`"):
         plan(many, out, MANY, finish=True, reporter=QUIET)
-    with pytest.raises(InputError, match=r"plan\.json was made with --depth 3; you asked for --depth 4"):
+    with pytest.raises(InputError, match=r"plan\.json was written with --depth 3, not --depth 4"):
         plan_shard(many, out, settings(group_sequences=22, depth=4), (1, 3), reporter=QUIET)
     with pytest.raises(InputError, match=r"made from other input .histogram_sha256"):
         plan_shard(many[:2], out, MANY, (1, 3), reporter=QUIET)
@@ -218,8 +218,8 @@ def test_a_histogram_is_read_alike_line_by_line_and_as_a_whole(many: list[Path],
     lines = tmp_path / "lines.json"
     HistogramFile.read(many[0]).write(lines)
     (one, one_masked), (other, other_masked) = list_histogram(many[0]), list_histogram(lines)
-    assert all(file.counts.place is None for file in one.files)
-    assert all(file.counts.kept is None for file in other.files)
+    assert all(file.counts.location is None for file in one.files)
+    assert all(file.counts.in_memory is None for file in other.files)
     assert [file.digested for file in one.files] == [file.digested for file in other.files]
     for file, twin in zip(one.files, other.files, strict=True):
         assert (file.counts.rows == twin.counts.rows).all()

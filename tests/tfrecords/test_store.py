@@ -87,7 +87,7 @@ def test_other_settings_are_refused_and_overwritten_when_told(case: PackingCase,
     histogram("s3://bucket/records", Path("s3://bucket/other/histogram.json"), reporter=QUIET, store=store)
     counted = [Path("s3://bucket/other/histogram.json")]
     plan(counted, out, PackingSettings(depth=2), reporter=QUIET, store=store)
-    with pytest.raises(InputError, match=r"other/plan.json was made with --depth 2; you asked for --depth 3"):
+    with pytest.raises(InputError, match=r"other/plan.json was written with --depth 2, not --depth 3"):
         plan(counted, out, PackingSettings(depth=3), reporter=QUIET, store=store)
     assert plan(counted, out, PackingSettings(depth=3), reporter=QUIET, overwrite=True, store=store).skipped is False
 
@@ -95,7 +95,7 @@ def test_other_settings_are_refused_and_overwritten_when_told(case: PackingCase,
 def test_a_folder_that_is_not_ours_is_not_touched(case: PackingCase, s3: S3Server) -> None:
     objects = Objects(quick(s3.endpoint))
     objects.write("s3://bucket/foreign/thesis.txt", b"mine")
-    with pytest.raises(InputError, match=r"s3://bucket/foreign: exists, but settings.json does not say what made it"):
+    with pytest.raises(InputError, match=r"s3://bucket/foreign: exists, but settings.json does not describe it"):
         write("s3://bucket/records", case.plan, Path("s3://bucket/foreign"), reporter=QUIET, store=objects.settings)
     assert contents("s3://bucket/foreign", objects) == {"thesis.txt": b"mine"}
 
@@ -129,7 +129,7 @@ def test_a_shard_that_is_missing_doubled_or_damaged_is_found(case: PackingCase, 
     name = "packed-00001-00002.tfrecord"
     whole = objects.read(f"{url}/{name}")
     for content, message in (
-        (whole[:-1], f"{url}/{name}: {len(whole) - 1} bytes, metadata.json says {len(whole)}"),
+        (whole[:-1], f"{url}/{name}: has {len(whole) - 1:,} bytes, but {len(whole):,} in the metadata"),
         (bytes([whole[0] ^ 1]) + whole[1:], f"{url}/{name}: "),
     ):
         objects.write(f"{url}/{name}", content)
@@ -145,7 +145,7 @@ def test_records_that_changed_since_the_plan_are_refused(case: PackingCase, s3: 
     objects = Objects(quick(s3.endpoint))
     upload(case.records, "s3://bucket/changed", objects)
     objects.write("s3://bucket/changed/part-3", (case.records / "part-3").read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"part-3: .* bytes, the plan was made for"):
+    with pytest.raises(InputError, match=r"part-3: .* bytes, .* in the plan"):
         write("s3://bucket/changed", case.plan, Path("s3://bucket/never"), reporter=QUIET, store=objects.settings)
 
 

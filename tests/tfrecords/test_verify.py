@@ -232,7 +232,7 @@ def test_damage_to_files_is_found(case: PackingCase, tmp_path: Path) -> None:
     reordered = data[size:] + data[:size]
     for folder, changed, reason in (
         ("missing", None, "the shard is missing"),
-        ("short", data[:-1], "metadata.json says"),
+        ("short", data[:-1], "in the metadata"),
         ("flipped", data[:40] + bytes([data[40] ^ 1]) + data[41:], "record 0 at byte 0: its bytes are damaged"),
         ("reordered", reordered, "its CRC-32C differs"),
     ):

@@ -1,1 +1,1 @@
-"""Where an artefact lies: in a folder, or in an object store."""
+"""Where an artefact is stored: in a folder, or in an object store."""

@@ -1,7 +1,7 @@
-"""Local copies of objects, for what is read as a whole.
+"""Local copies of objects, for what is read completely.
 
 Text, weights and tables are read by libraries that want files, more than once and in any order. They are fetched before,
-into a mirrored bucket, so that they lie to one another as the objects do.
+into a mirrored bucket, so that their relative paths are those of the objects.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MAGIC = re.compile(r"[*?[]")
 
 
 @contextmanager
-def mirrored_bucket(place: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
+def mirrored_bucket(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
     """The local path that stands for a URL, of which nothing is there yet; a path of this machine as it is."""
-    if not in_store(place):
-        yield Path(place)
+    if not in_store(location):
+        yield Path(location)
         return
-    bucket, key = _bucket_and_key(place)
+    bucket, key = _bucket_and_key(location)
     with mirrored(Path(bucket), store) as folder:
         yield folder / key
 
@@ -47,32 +47,32 @@ def fetch_below(path: Path) -> None:
 
 
 @contextmanager
-def local_copy(place: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
+def local_copy(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
     """A file or folder to read: itself, or a copy of the object or of those below a prefix."""
-    with local_copies([place], store) as (path,):
-        yield path or Path(place)
+    with local_copies([location], store) as (path,):
+        yield path or Path(location)
 
 
 @contextmanager
-def local_copies(places: Sequence[str | Path | None], store: StoreSettings | None = None) -> Iterator[list[Path | None]]:
+def local_copies(locations: Sequence[str | Path | None], store: StoreSettings | None = None) -> Iterator[list[Path | None]]:
     """As `local_copy`, of several. What two of them mean has one copy, so that its path is the same."""
     with ExitStack() as stack:
         buckets: dict[str, Path] = {}
 
-        def copy(place: str | Path) -> Path:
-            if not in_store(place):
-                return Path(place)
-            bucket, key = _bucket_and_key(place)
+        def copy(location: str | Path) -> Path:
+            if not in_store(location):
+                return Path(location)
+            bucket, key = _bucket_and_key(location)
             if bucket not in buckets:
                 buckets[bucket] = stack.enter_context(mirrored(Path(bucket), store))
             fetch_below(buckets[bucket] / key)
             return buckets[bucket] / key
 
-        yield [None if place is None else copy(place) for place in places]
+        yield [None if location is None else copy(location) for location in locations]
 
 
-def _bucket_and_key(place: str | Path) -> tuple[str, str]:
-    scheme, _, rest = url_of(place).partition("://")
+def _bucket_and_key(location: str | Path) -> tuple[str, str]:
+    scheme, _, rest = url_of(location).partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme}://{bucket}", key
 
@@ -87,7 +87,7 @@ def _split_pattern(path: Path) -> tuple[Path, str]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a name is meant; what is fetched too much (`*` also passes a slash here) is left out by who reads."""
+    """Whether a name is meant; what is fetched too much (`*` also passes a slash here) is ignored by the reader."""
     return not pattern or fnmatch.fnmatchcase(name, pattern.replace("**/", "*"))
 
 
@@ -96,7 +96,7 @@ def exists(path: Path, store: StoreSettings | None = None) -> bool:
     return Objects(store).info(path) is not None if in_store(path) else path.exists()
 
 
-def found_histograms(histogram: Path, store: StoreSettings | None = None) -> list[Path]:
+def existing_histograms(histogram: Path, store: StoreSettings | None = None) -> list[Path]:
     """As `histogram_parts`, on a disk or in a store."""
     if not in_store(histogram):
         return histogram_parts(histogram)

@@ -1,7 +1,7 @@
-"""How a place in an object store is written: as its URL, or as the `Path` that `pathlib` makes of it.
+"""How a location in an object store is written: as its URL, or as the `Path` that `pathlib` makes of it.
 
 `Path("s3://bucket/work") / "plan.json"` is `s3:/bucket/work/plan.json`: pathlib drops one slash and keeps the rest, so a
-place in a store has a name, a parent and children as every path has. Its first part, `s3:`, says that it is no place on a
+location in a store has a name, a parent and children as every path has. Its first part, `s3:`, tells it from a path on a
 disk. A folder of this machine whose name ends in a colon is written `./s3:`.
 """
 
@@ -15,16 +15,16 @@ from gaudi_bert.common.errors import InputError
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)
 
 
-def in_store(place: str | Path) -> bool:
-    """Whether `place` lies in an object store."""
-    return _URL.fullmatch(str(place)) is not None
+def in_store(location: str | Path) -> bool:
+    """Whether `location` is in an object store."""
+    return _URL.fullmatch(str(location)) is not None
 
 
-def url_of(place: str | Path) -> str:
-    """The URL of a place in a store, without a slash at its end."""
-    match = _URL.fullmatch(str(place))
+def url_of(location: str | Path) -> str:
+    """The URL of a location in a store, without a slash at its end."""
+    match = _URL.fullmatch(str(location))
     if match is None:
-        raise InputError(f"{place}: is no URL of an object store; write for example s3://bucket/prefix")
+        raise InputError(f"{location}: is not an object-store URL; write for example s3://bucket/prefix")
     scheme, rest = match[1], match[2].rstrip("/")
     if "@" in rest.split("/")[0] and scheme in ("s3", "gs", "http", "https"):
         raise InputError(
@@ -33,16 +33,16 @@ def url_of(place: str | Path) -> str:
     return f"{scheme}://{rest}"
 
 
-def scheme_of(place: str | Path) -> str:
+def scheme_of(location: str | Path) -> str:
     """`s3` of `s3://bucket/prefix`."""
-    return url_of(place).split(":", 1)[0]
+    return url_of(location).split(":", 1)[0]
 
 
-def place_below(folder: Path, text: str) -> Path:
-    """`text` as a place: a URL as it is, a relative path from `folder`."""
+def path_below(folder: Path, text: str) -> Path:
+    """`text` as a location: a URL as it is, a relative path from `folder`."""
     return Path(text) if in_store(text) else folder / text
 
 
-def shown_place(place: str | Path) -> str:
-    """How messages name a place: a URL, or the path."""
-    return url_of(place) if in_store(place) else str(place)
+def shown_location(location: str | Path) -> str:
+    """How messages name a location: a URL, or the path."""
+    return url_of(location) if in_store(location) else str(location)

@@ -1,10 +1,10 @@
-"""The door to object stores: a local folder that mirrors what lies at a URL.
+"""The door to object stores: a local folder that mirrors a URL.
 
 `mirrored(path)` gives a stage a local folder to work in: the one it was given, or scratch in front of an object store.
-There a file goes up as soon as it is whole (`common.files` tells us), in the order in which files become whole. So the file
-that says that an artefact is finished goes up last, as it is written last on a disk: who finds it finds all that it names.
-Files that grow line by line go up when a stage says `publish`; hidden files stay here.
-What an earlier run left comes down when a stage asks for it. Two writers put equal bytes, so they need no lock.
+There a file goes up as soon as it is complete (`common.files` reports it), in the order in which files are completed. So the
+file that marks an artefact as finished goes up last, as it is written last on a disk: all that it names is there by then.
+Files that grow line by line go up when a stage calls `publish`; hidden files stay here.
+The files of an earlier run come down when a stage requests them. Two writers put equal bytes, so they need no lock.
 
 The functions here take local paths. For a path that is in no mirrored folder they do what is right on a disk, mostly
 nothing.
@@ -36,7 +36,7 @@ class _Mirrored:
     """A mirrored folder.
 
     Attributes:
-        listed: what the store said of files when they were listed: they must still be so when they are fetched.
+        listed: what the store reported when files were listed; it must still hold when they are fetched.
         same: size and time of the local files that are as the store has them.
     """
 
@@ -110,7 +110,7 @@ def mirrored(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
         return
     objects, url = Objects(store), url_of(path)
     with scratch_folder(objects.settings.scratch) as scratch:
-        # A path with an ending is taken for a file, and this is a folder, whatever its name.
+        # A path with an ending is treated as a file, and this is a folder, whatever its name.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
         mirror = _Mirrored(folder, url, objects)
@@ -155,7 +155,7 @@ def fetch(*paths: Path) -> None:
 def publish(*paths: Path) -> None:
     """Put files that grow, and the visible files of folders that hold some, one of `paths` after the other.
 
-    Files that the store has as they are, because they went up when they became whole, are left out.
+    Files that the store has as they are, because they went up when they were complete, are skipped.
     """
     for path in paths:
         mirror = _mirrored_folder_of(path)
@@ -198,14 +198,14 @@ def files_in(folder: Path) -> dict[str, ObjectInfo]:
     if mirror is None:
         visible = (path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file())
         return {path.name: ObjectInfo(path.stat().st_size, "") for path in visible}
-    found = mirror.objects.list(mirror.url_of(folder), only_here=True)
-    files = {name: info for name, info in found.items() if not name.startswith(".")}
+    listed = mirror.objects.list(mirror.url_of(folder), only_here=True)
+    files = {name: info for name, info in listed.items() if not name.startswith(".")}
     mirror.listed.update({folder / name: info for name, info in files.items()})
     return files
 
 
 def last_change(path: Path) -> float:
-    """When a file was last changed, in seconds since 1970; infinite where a store does not say it, or was not asked."""
+    """When a file was last changed, in seconds since 1970; infinite where a store does not report it, or was not queried."""
     mirror = _mirrored_folder_of(path)
     if mirror is None:
         return path.stat().st_ctime
@@ -245,7 +245,7 @@ class ReadAhead:
 
     @contextmanager
     def batch(self, number: int) -> Iterator[None]:
-        """The files of batch `number` are there inside the block; each is asked for once, in order or nearly so."""
+        """The files of batch `number` are there inside the block; each is requested once, in order or nearly so."""
         yield
 
 
@@ -271,7 +271,7 @@ class _FetchAhead(ReadAhead):
 
 
 # --- scratch: removed when the command ends; a kernel lock dies with its process, so that the next command also removes what
-# a killed one left behind
+# of a killed one
 
 _PREFIX = "gaudi-bert-scratch-"
 
@@ -279,11 +279,11 @@ _PREFIX = "gaudi-bert-scratch-"
 @contextmanager
 def scratch_folder(parent: str | None) -> Iterator[Path]:
     """An empty folder below `parent` (None: where the system keeps temporary files)."""
-    place = Path(parent or tempfile.gettempdir())
-    with explained_os_errors(place, "make scratch"):
-        place.mkdir(parents=True, exist_ok=True)
-        _remove_what_was_left(place)
-        folder, descriptor = _locked_scratch(place)
+    parent_folder = Path(parent or tempfile.gettempdir())
+    with explained_os_errors(parent_folder, "make scratch"):
+        parent_folder.mkdir(parents=True, exist_ok=True)
+        _remove_stale_scratch(parent_folder)
+        folder, descriptor = _locked_scratch(parent_folder)
     try:
         yield folder
     finally:
@@ -291,10 +291,10 @@ def scratch_folder(parent: str | None) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _locked_scratch(place: Path) -> tuple[Path, int]:
+def _locked_scratch(parent: Path) -> tuple[Path, int]:
     """A new folder, and the descriptor that holds its lock; the next one where somebody removed it before it was locked."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place)).resolve()
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)).resolve()
         with suppress(FileNotFoundError):
             descriptor = os.open(folder, os.O_RDONLY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -303,9 +303,9 @@ def _locked_scratch(place: Path) -> tuple[Path, int]:
             os.close(descriptor)
 
 
-def _remove_what_was_left(place: Path) -> None:
+def _remove_stale_scratch(parent: Path) -> None:
     """Remove the scratch of processes that are gone: nobody holds its lock."""
-    for folder in place.glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{_PREFIX}*"):
         try:
             descriptor = os.open(folder, os.O_RDONLY)
         except OSError:

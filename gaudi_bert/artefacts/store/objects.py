@@ -1,8 +1,8 @@
-"""Objects in a store: few verbs, each of them whole or not at all, tried again with growing pauses.
+"""Objects in a store: few verbs, each atomic, tried again with growing pauses.
 
-A put makes an object appear whole or not at all, so there is no hidden name and no rename. What a server or a network does
+A put is atomic, so it needs neither a hidden name nor a rename. What a server or a network does
 wrong for a moment (500, 503, a reset, a body cut short, silence) costs a pause and another attempt; what will not change
-(no rights, no such bucket, a full disk) is said at once. Every fetched object has the size that the store says, and is the
+(no rights, no such bucket, a full disk) is reported at once. Every fetched object has the reported size, and is the
 version that it was before: one that is replaced while it is read is refused.
 
 The libraries are fsspec's: each takes its credentials as its own tools do. Nothing of them is ever in a message.
@@ -48,7 +48,7 @@ def open_filesystem(scheme: str, settings: StoreSettings) -> Any:
 def _options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
     if EXTRAS.get(scheme) != "s3":
         return {}
-    # The service's own checksums are left out where it does not ask for them: stores of one's own may not know them, and
+    # The service's own checksums are omitted where it does not require them: private stores may not know them, and
     # every size and CRC-32C is checked by us.
     config = {
         "connect_timeout": settings.timeout_seconds,
@@ -90,12 +90,12 @@ def passing_errors(scheme: str) -> tuple[type[Exception], ...]:
 
 
 def no_credentials(error: BaseException) -> bool:
-    """Whether the store's library found nothing to sign requests with."""
+    """Whether the store's library has no credentials to sign requests with."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
 
 
-# --- S3 in as few requests as it takes: each costs some milliseconds of CPU time beside the bytes that it brings. fsspec's
+# --- S3 in as few requests as it takes: each costs some milliseconds of CPU time, in addition to its bytes. fsspec's
 # own verbs look twice where nothing is, and read whatever version is there.
 
 _READ_BYTES = 1 << 20
@@ -107,13 +107,13 @@ def is_s3(url: str) -> bool:
 
 
 def look_at(filesystem: Any, url: str) -> dict[str, Any]:
-    """What fsspec's `info` says of an object."""
+    """What fsspec's `info` returns for an object."""
     bucket, key, _ = filesystem.split_path(url)
     if not key:
         raise FileNotFoundError(url)
     answer = filesystem.call_s3("head_object", Bucket=bucket, Key=key)
-    kept = {name: answer.get(name) for name in ("ETag", "LastModified")}
-    return {"type": "file", "size": answer["ContentLength"], **kept}
+    headers = {name: answer.get(name) for name in ("ETag", "LastModified")}
+    return {"type": "file", "size": answer["ContentLength"], **headers}
 
 
 def append_object(filesystem: Any, url: str, handle: BinaryIO, version: str) -> None:
@@ -147,7 +147,7 @@ def status_of(error: BaseException) -> int | None:
 
 Answer = TypeVar("Answer")
 PART_BYTES = 16 << 20
-"""Larger objects are put in parts of this size, so that no object has to be in memory whole."""
+"""Larger objects are put in parts of this size, so that no object has to fit into memory."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
@@ -155,8 +155,8 @@ _FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a store says of an object: its size, what changes when it is replaced ("" where the store has no such), and when
-    it was made, in seconds since 1970 (None where it does not say)."""
+    """What a store reports of an object: its size, its version ("" where the store has none), and when
+    it was written, in seconds since 1970 (None where unknown)."""
 
     bytes: int
     version: str
@@ -173,16 +173,16 @@ class Objects:
         self._lock = threading.Lock()
 
     def info(self, url: str | Path) -> ObjectInfo | None:
-        """What lies at `url`; None where no object does."""
+        """The object at `url`; None where there is none."""
         url = url_of(url)
         try:
-            found = self._attempt("look at", url, lambda filesystem: _look(filesystem, url))
+            entry = self._attempt("look at", url, lambda filesystem: _look(filesystem, url))
         except FileNotFoundError:
             return None
-        return _info(found) if found["type"] == "file" else None
+        return _info(entry) if entry["type"] == "file" else None
 
     def read(self, url: str | Path) -> bytes:
-        """A small object, whole."""
+        """The content of a small object."""
         url = url_of(url)
         try:
             return bytes(self._attempt("read", url, lambda filesystem: filesystem.cat_file(url)))
@@ -190,12 +190,12 @@ class Objects:
             raise _missing(url) from error
 
     def fetch(self, url: str | Path, path: Path, known: ObjectInfo | None = None) -> None:
-        """Copy an object to the local file `path`, which appears whole or not at all.
+        """Copy an object to the local file `path`, atomically.
 
         Args:
             url: the object.
             path: where it goes.
-            known: what the store said of it earlier; it must still be so.
+            known: what the store reported of it earlier; it must still hold.
         """
         url = url_of(url)
         before = known or self.info(url)
@@ -235,13 +235,13 @@ class Objects:
                 raise
 
     def put(self, path: Path, url: str | Path) -> None:
-        """Copy the local file `path` to the object `url`, whole."""
+        """Copy the local file `path` to the object `url`, atomically."""
         url = url_of(url)
         options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if is_s3(url) else {}
         self._make(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
 
     def write(self, url: str | Path, data: bytes) -> None:
-        """Make a small object, whole; what was there is replaced."""
+        """Write a small object; an existing one is replaced."""
         url = url_of(url)
         self._make(url, lambda filesystem: filesystem.pipe_file(url, data))
 
@@ -249,7 +249,7 @@ class Objects:
         try:
             return self._attempt("put", url, request)
         except FileNotFoundError as error:
-            raise InputError(f"{url}: cannot put: there is no such bucket; make it, or check the URL") from error
+            raise InputError(f"{url}: cannot put: no such bucket; create it, or check the URL") from error
 
     def list(self, url: str | Path, *, only_here: bool = False) -> dict[str, ObjectInfo]:
         """All objects below `url`, by their names relative to it, sorted; none where there is nothing.
@@ -261,10 +261,10 @@ class Objects:
         url = url_of(url)
         verb = "ls" if only_here else "find"
         try:
-            found = self._attempt("list", url, lambda filesystem: getattr(filesystem, verb)(url, detail=True))
+            listing = self._attempt("list", url, lambda filesystem: getattr(filesystem, verb)(url, detail=True))
         except FileNotFoundError:
             return {}
-        entries = found.values() if isinstance(found, dict) else found
+        entries = listing.values() if isinstance(listing, dict) else listing
         start = len(re.sub(r"^[a-z][a-z0-9+.-]*://", "", url)) + 1
         infos = {
             entry["name"].removeprefix(f"{scheme_of(url)}://")[start:]: _info(entry)
@@ -282,7 +282,7 @@ class Objects:
             return
 
     def _attempt(self, action: str, url: str, request: Callable[[Any], Answer]) -> Answer:
-        """The answer to a request, which is made again while what fails may pass."""
+        """The answer to a request, repeated while a failure may be temporary."""
         scheme, settings = scheme_of(url), self.settings
         filesystem, passing = self._filesystem(scheme), passing_errors(scheme)
         pause, attempt = settings.first_pause_seconds, 0
@@ -311,11 +311,11 @@ class Objects:
         number = getattr(error, "errno", None)
         if number in _NO_SPACE:
             raise FailedError(
-                f"{url}: cannot {action}: {_reason(error)}; give scratch more room, or another place (store.scratch)"
+                f"{url}: cannot {action}: {_reason(error)}; free space for scratch, or use another folder (store.scratch)"
             ) from error
         if no_credentials(error):
             raise FailedError(
-                f"{url}: cannot {action}: there are no credentials; give them as the store's own tools take them "
+                f"{url}: cannot {action}: no credentials; give them as the store's own tools take them "
                 "(s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws)"
             ) from error
         if number in _FINAL or isinstance(error, ValueError):
@@ -329,8 +329,8 @@ class Objects:
 
 
 def _look(filesystem: Any, url: str) -> dict[str, Any]:
-    found: dict[str, Any] = look_at(filesystem, url) if is_s3(url) else filesystem.info(url)
-    return found
+    entry: dict[str, Any] = look_at(filesystem, url) if is_s3(url) else filesystem.info(url)
+    return entry
 
 
 def _refuse_another(url: str, before: ObjectInfo, after: ObjectInfo) -> None:
@@ -341,10 +341,10 @@ def _refuse_another(url: str, before: ObjectInfo, after: ObjectInfo) -> None:
         )
 
 
-def _info(found: dict[str, Any]) -> ObjectInfo:
-    version = found.get("ETag") or found.get("etag") or found.get("generation") or found.get("mtime") or ""
-    modified = found.get("LastModified") or found.get("last_modified") or found.get("mtime")
-    return ObjectInfo(int(found["size"]), str(version), modified.timestamp() if isinstance(modified, datetime) else None)
+def _info(entry: dict[str, Any]) -> ObjectInfo:
+    version = entry.get("ETag") or entry.get("etag") or entry.get("generation") or entry.get("mtime") or ""
+    modified = entry.get("LastModified") or entry.get("last_modified") or entry.get("mtime")
+    return ObjectInfo(int(entry["size"]), str(version), modified.timestamp() if isinstance(modified, datetime) else None)
 
 
 def _missing(url: str) -> InputError:

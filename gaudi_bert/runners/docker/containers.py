@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gaudi_bert.artefacts.store.location import in_store, scheme_of, shown_place
+from gaudi_bert.artefacts.store.location import in_store, scheme_of, shown_location
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodResources, StoreSettings
@@ -211,7 +211,7 @@ class DockerRun:
     @property
     def parent(self) -> str:
         """The value of that label for `work`."""
-        return shown_place(self.work) if in_store(self.work) else os.path.abspath(self.work)
+        return shown_location(self.work) if in_store(self.work) else os.path.abspath(self.work)
 
     @property
     def root(self) -> Path:
@@ -226,7 +226,7 @@ class DockerRun:
     @property
     def labels(self) -> dict[str, str]:
         """What all containers of this run carry."""
-        return {WORK_LABEL: shown_place(self.root), "gaudi-bert.run": self.token}
+        return {WORK_LABEL: shown_location(self.root), "gaudi-bert.run": self.token}
 
     def access(self, stage: str) -> StoreAccess:
         """What the containers of a stage need for object stores."""

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from gaudi_bert.artefacts.store.location import in_store, shown_place
+from gaudi_bert.artefacts.store.location import in_store, shown_location
 from gaudi_bert.artefacts.store.mirrored_folder import scratch_folder
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, write_text
@@ -124,7 +124,7 @@ def _clear_leftovers(engine: Engine, run: DockerRun) -> None:
     for container in engine.containers_in(str(run.root)):
         if container.status in ("running", "paused", "restarting"):
             raise FailedError(
-                f"{shown_place(run.root)}: container {container.name} of an earlier run still works in it; "
+                f"{shown_location(run.root)}: container {container.name} of an earlier run still works in it; "
                 f"wait for its end, or remove it: docker rm --force {container.name}"
             )
         engine.remove(container)

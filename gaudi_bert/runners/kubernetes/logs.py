@@ -115,7 +115,7 @@ def _together(tasks: Sequence[TaskProgress], pods: int) -> str:
         share=sum(task.share for task in same) / len(same),
         rate=sum(task.rate for task in same) / len(same) * pods,
         unit=max(task.unit for task in same),
-        seconds_left=max(task.seconds_left for task in same),
+        seconds_remaining=max(task.seconds_remaining for task in same),
         seconds=max(task.seconds for task in same),
     ).line()
 

@@ -3,11 +3,11 @@
 Each sequence has a 64-bit hash of all that it is: tokens, segments, masked positions (relative to its start),
 masked ids, label, length. A multiset of sequences has, for each of 4096 classes of hashes, the count and the
 sum (modulo 2**64) of its hashes, which depend neither on the order nor on the file layout. Two different
-multisets have the same sums with probability about 2**-64; where the sums differ, the classes that differ say
-which sequences to look at in a second pass.
+multisets have the same sums with probability about 2**-64; where the sums differ, the classes that differ are
+those whose sequences a second pass looks at.
 
 The hash runs over the canonical bytes of the values, sixteen at a time, with the multiply-and-fold step of wyhash (Wang
-Yi, 2019). It is computed alike from an unpacked record (by its index row) and from a packed one, whose whole layout is
+Yi, 2019). It is computed alike from an unpacked record (by its index row) and from a packed one, whose complete layout is
 checked on the way: numbers, positions, starts, weights and padding must be exactly what packing makes.
 """
 
@@ -66,7 +66,7 @@ def _hash_bytes(at: int, size: int, state: int) -> int:
 
 @inlined_kernel
 def _hash_together(length: int, masked: int, label: int, ids: int, segments: int, masked_ids: int, positions: int) -> int:
-    """The hash of a sequence from those of its parts, each of which has its own place in the chain."""
+    """The hash of a sequence from those of its parts, each of which has its own position in the chain."""
     state = multiply_mix((length | (masked << 16) | (label << 32)) ^ _SECOND_KEY, ids ^ _THIRD_KEY)
     state = multiply_mix(state ^ _FIRST_KEY, segments ^ _SECOND_KEY)
     state = multiply_mix(state ^ _SECOND_KEY, masked_ids ^ _THIRD_KEY)
@@ -121,7 +121,7 @@ def add_hashes(hashes: IntArray, count: int, sums: IntArray) -> None:
         sums[_class_of(value), 1] = add_words(sums[_class_of(value), 1], mixed)
 
 
-# --- the scan of packed records: framing, both CRCs, the whole layout, and a hash of every sequence
+# --- the scan of packed records: framing, both CRCs, the complete layout, and a hash of every sequence
 
 _HIGH = as_word(-0x7F7F7F7F7F7F7F80)
 _ONE_FLOAT = as_word(0x3F800000)
@@ -137,7 +137,7 @@ class PackSizes(NamedTuple):
 
 
 class ScannedPacks(NamedTuple):
-    """What a scan has found so far; all arrays are appended to.
+    """The results of a scan so far; all arrays are appended to.
 
     Attributes:
         hashes: int64, of each sequence.
@@ -216,17 +216,17 @@ def _skip_numbers(at: int, end: int, number: int, count: int) -> int:
 
 
 @borrowing_kernel
-def _same_bytes(left: int, right: int, size: int) -> bool:
+def _same_bytes(first: int, second: int, size: int) -> bool:
     different = as_word(0)
-    end = left + size
-    while left + 8 <= end:
-        different |= load_word(left) ^ load_word(right)
-        left += 8
-        right += 8
-    while left < end:
-        different |= load_u8(left) ^ load_u8(right)
-        left += 1
-        right += 1
+    end = first + size
+    while first + 8 <= end:
+        different |= load_word(first) ^ load_word(second)
+        first += 8
+        second += 8
+    while first < end:
+        different |= load_u8(first) ^ load_u8(second)
+        first += 1
+        second += 1
     return different == 0
 
 
@@ -265,7 +265,7 @@ def _read_starts(spans: RowArray, depth: int, count: int, tokens: int, starts: I
 
 @borrowing_kernel
 def _real_tokens(spans: RowArray, length: int) -> int:
-    """The number of tokens: numbers of sequences are varints of one byte below 128, so it is found from the back."""
+    """The number of tokens: numbers of sequences are varints of one byte below 128, so it is counted from the back."""
     span = spans[PackedFeature.INPUT_MASK]
     at, size = span.start, span.bytes
     values = size
@@ -308,7 +308,7 @@ def _is_padded(spans: RowArray, sizes: PackSizes, count: int, end: _Cursor) -> b
 
 @borrowing_kernel
 def _skip_positions(at: int, end: int, count: int, first: int, last: int) -> int:
-    """The address after `count` masked positions; -1 unless each lies in first .. last - 1."""
+    """The address after `count` masked positions; -1 unless each is in first .. last - 1."""
     for _ in range(count):
         value, at = _read_small(at, end)
         if value < first or value >= last:
@@ -411,7 +411,7 @@ def scan_packed(
         sizes: what every pack must have.
         table: as in `locate_features`.
         position_varints: from `position_table`.
-        scanned: what is found is appended.
+        scanned: the results are appended.
 
     Returns:
         Why it stopped, and the position of the record at which it stopped.

@@ -6,7 +6,7 @@ A group is read once, from front to back, checked, indexed and stripped of its p
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,16 +34,9 @@ def match_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePl
             raise InputError(f"{records}: file {planned.name} of the plan is missing; bring it back, or plan again")
         if sizes[path] != planned.bytes:
             raise InputError(
-                f"{path}: {sizes[path]} bytes, the plan was made for {planned.bytes}; make the histogram and the plan again"
+                f"{path}: {sizes[path]} bytes, {planned.bytes} in the plan; make the histogram and the plan again"
             )
-    if plan.files_sha256 is not None:
-        raise InputError(f"{records}: these are the files of the plan, but files_sha256 is of others; make the plan again")
-    return paths
-
-
-def planned_files(paths: Mapping[str, Path], plan: WritablePlan, group: int) -> dict[Path, InputFile]:
-    """The files of a group, in their order, by where they are now (of `match_files`)."""
-    return {paths[file.name]: file for file in plan.group_files(group)}
+    raise InputError(f"{records}: these are the files of the plan, but files_sha256 is of others; make the plan again")
 
 
 def buffer_bytes(paths: Iterable[Path]) -> int:
@@ -54,8 +47,8 @@ def buffer_bytes(paths: Iterable[Path]) -> int:
 def group_buffer(size: int) -> ByteArray:
     """Memory for a group, of ordinary pages.
 
-    numpy asks for huge pages, and where memory is fragmented the kernel then spends longer on making them than the whole
-    reading takes.
+    numpy asks for huge pages, and where memory is fragmented the kernel then spends longer on making them than the
+    reading itself takes.
     """
     return np.frombuffer(mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
@@ -72,7 +65,8 @@ def uncompressed_bytes(path: Path) -> int:
 
 
 def read_group(
-    files: Mapping[Path, InputFile],
+    paths: Sequence[Path],
+    files: Sequence[InputFile],
     schema: UnpackedSchema,
     buffer: ByteArray,
     workers: int | None,
@@ -81,25 +75,26 @@ def read_group(
     """Read the files of a group, index them, and keep their real values in `buffer`.
 
     Args:
-        files: as planned, by where they are, in the order in which they lie in the buffer.
-        buffer: uint8, at least `buffer_bytes(files)`.
+        paths: of the files, in the order of the buffer.
+        files: what the plan states of each.
+        buffer: uint8, at least `buffer_bytes(paths)`.
         workers: threads, each with one file at a time; None for all cores.
         progress: called with the bytes that were read.
     """
-    group = empty_index(buffer, sum(file.sequences for file in files.values()))
+    group = empty_index(buffer, sum(file.sequences for file in files))
     tasks, start, row = [], 0, 0
-    for path, file in files.items():
+    for path, file in zip(paths, files, strict=True):
         size = uncompressed_bytes(path)
-        tasks.append((path, (start, start + size), slice(row, row + file.sequences)))
+        tasks.append((path, file, (start, start + size), slice(row, row + file.sequences)))
         start, row = start + size, row + file.sequences
 
-    def read(task: tuple[Path, tuple[int, int], slice], pieces: ByteArray) -> None:
-        path, region, rows = task
+    def read(task: tuple[Path, InputFile, tuple[int, int], slice], pieces: ByteArray) -> None:
+        path, file, region, rows = task
         records = CompactedFormat(schema, IndexedSequences(pieces, group.offsets[rows], group.rows[rows]), buffer, *region)
         scan = RecordScan(path, records, pieces, progress)
         for _piece in scan.pieces():
             pass
-        _check_same(path, files[path], scan)
+        _check_same(path, file, scan)
 
     map_files(read, tasks, workers)
     return group
@@ -112,6 +107,4 @@ def _check_same(path: Path, file: InputFile, scan: RecordScan) -> None:
         ("sequences", scan.records.records, file.sequences),
     ):
         if actual != planned:
-            raise InputError(
-                f"{path}: {what} {actual}, the plan was made for {planned}; make the histogram and the plan again"
-            )
+            raise InputError(f"{path}: {what} {actual}, {planned} in the plan; make the histogram and the plan again")

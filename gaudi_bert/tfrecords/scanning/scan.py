@@ -2,10 +2,10 @@
 
 `RecordScan` joins a stream, a buffer and a *format* (what to do with records: index unpacked ones here, check and hash
 packed ones in `file_contents`). It reads a piece that fits the processor's cache, runs the format's kernel over it,
-and moves what is left of the last record to the front of the buffer. A record that the kernel calls unusual is handed to
+and moves the rest of the last record to the front of the buffer. A record that the kernel calls unusual goes to
 the general reader and put back in canonical encoding, so that it ends where it ended. Where a writer leaves lists of one
-value unpacked, that is up to four bytes longer than what it replaces; they take the place of the CRC before it, which has
-been checked (or of the bytes that are kept free at the front).
+value unpacked, that is up to four bytes longer than what it replaces; they overwrite the CRC before it, which has
+been checked (or of the bytes that are free at the front).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gaudi_bert.tfrecords.wire.framing import (
     append_frames,
     frame,
     read_records,
-    record_place,
+    record_location,
 )
 from gaudi_bert.tfrecords.wire.schema import (
     MAX_RECORD_BYTES,
@@ -112,7 +112,7 @@ class UnpackedFormat:
 
 
 class CompactedFormat(UnpackedFormat):
-    """Indexes a whole file, and copies the real values of its sequences to an arena, where they stay (a group).
+    """Indexes a complete file, and copies the real values of its sequences to an arena, where they stay (a group).
 
     Args:
         index: with a row for each record of the file; its buffer is the one that is scanned.
@@ -185,20 +185,20 @@ class RecordScan:
                 self.file_crc32c = stream.file_crc32c if stream.compression else self._records_crc32c
                 yield
         if position < filled:
-            raise InputError(f"{self._place(position + before)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
+            raise InputError(f"{self._location(position + before)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
 
     def _take(self, position: int, filled: int, before: int) -> int:
-        """Take all whole records up to `filled`; the position of the first that is not whole."""
-        made_usual, counted = -1, position
+        """Take all complete records up to `filled`; the position of the first incomplete one."""
+        rewritten, counted = -1, position
         while True:
             status, position = self.records.take(position, filled)
             counted = self._count_bytes(counted, position)
             if status == ScanStatus.INCOMPLETE:
                 return position
-            if status != ScanStatus.UNUSUAL or position == made_usual:
-                raise InputError(f"{self._place(position + before)}: {PROBLEMS[status]}")
+            if status != ScanStatus.UNUSUAL or position == rewritten:
+                raise InputError(f"{self._location(position + before)}: {PROBLEMS[status]}")
             counted = self._count_bytes(position, position + self._frame_bytes(position))
-            position = made_usual = self._make_usual(position, before)
+            position = rewritten = self._make_usual(position, before)
 
     def _count_bytes(self, start: int, end: int) -> int:
         """Add the good records in buffer[start:end], as they lie on the disk, to the file's CRC; the later of the two."""
@@ -215,14 +215,14 @@ class RecordScan:
         try:
             canonical = frame(canonical_example(self.buffer[position + 12 : end - 4].tobytes(), self.records.schema))
         except RecordError as error:
-            raise InputError(f"{self._place(position + before)}: {error}") from error
+            raise InputError(f"{self._location(position + before)}: {error}") from error
         if len(canonical) > end - position + _MOST_GROWTH:
-            raise InputError(f"{self._place(position + before)}: {PROBLEMS[ScanStatus.UNUSUAL]}")
+            raise InputError(f"{self._location(position + before)}: {PROBLEMS[ScanStatus.UNUSUAL]}")
         self.buffer[end - len(canonical) : end] = np.frombuffer(canonical, np.uint8)
         return end - len(canonical)
 
-    def _place(self, offset: int) -> str:
-        return record_place(self.path, self.records.records, offset)
+    def _location(self, offset: int) -> str:
+        return record_location(self.path, self.records.records, offset)
 
 
 def first_record(path: Path) -> dict[str, AnyArray]:
@@ -233,7 +233,7 @@ def first_record(path: Path) -> dict[str, AnyArray]:
             raise InputError(f"{path}: {NO_RECORD}")
         return decode_example(payload)
     except RecordError as error:
-        raise InputError(f"{record_place(path, 0, 0)}: {error}") from error
+        raise InputError(f"{record_location(path, 0, 0)}: {error}") from error
 
 
 def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
@@ -243,7 +243,7 @@ def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
         schema = unpacked_schema_of(features)
         check_features(features, schema)
     except (RecordError, InputError) as error:
-        raise InputError(f"{record_place(path, 0, 0)}: {error}") from error
+        raise InputError(f"{record_location(path, 0, 0)}: {error}") from error
     known = {spec.name for spec in schema.features}
     return schema, sorted(set(features) - known)
 

@@ -1,6 +1,6 @@
 """The scan of unpacked records: framing, both CRCs, every value checked, and an index of what is where (numba kernels).
 
-One row of the index says all that packing and proving need, so no record is parsed twice. Offsets are relative to the
+One row of the index holds all that packing and proving need, so no record is parsed twice. Offsets are relative to the
 record's payload, sizes count the bytes of real values, without padding.
 """
 

@@ -145,7 +145,7 @@ def _value_span(data: memoryview, at: int, wire: int) -> tuple[int, int]:
 
 
 def _end_of_group(data: memoryview, at: int) -> int:
-    """Where the group ends whose start tag lies before `at`: behind its end tag, with all groups inside it."""
+    """Where the group ends whose start tag is before `at`: behind its end tag, with all groups inside it."""
     depth = 1
     while depth:
         tag, at = _read_varint(data, at)
@@ -216,8 +216,8 @@ def _decode_integers(data: memoryview) -> AnyArray:
 # --- writing framed records in place (numba kernels)
 #
 # A map entry is `0A n (0A n key) (12 n (kind n (0A n values)))`: with the size of the values known, all lengths
-# are, so each byte is written once and in order. Words are stored whole, so up to 24 bytes after a key are touched before
-# they get their value: an output buffer needs `SLACK_BYTES` more than its records.
+# are, so each byte is written once and in order. Words are stored completely, so up to 24 bytes after a key are touched
+# before they get their value: an output buffer needs `SLACK_BYTES` more than its records.
 
 SLACK_BYTES = 64
 

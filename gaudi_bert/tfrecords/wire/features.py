@@ -3,7 +3,7 @@
 A record is `0A n (0A n (0A n key) (12 n (kind n (0A n values))))*`: lengths nest, so each length must end
 exactly where its parent ends. Map entries may come in any order. Entries with unknown keys are skipped if they are as
 writers write them: an ASCII key, and one well-formed list. Anything else that protobuf allows (unpacked values,
-repeated keys, split messages) is not taken here but by the general reader: the kernels say "unusual", and never guess.
+repeated keys, split messages) is not taken here but by the general reader: the kernels report "unusual", and never guess.
 What takes arrays and runs for every entry is inlined: to pass an array takes as long as to compare a key.
 
 A key is compared by its length and three words of eight bytes (its first, its second or last, its last),
@@ -49,7 +49,7 @@ _SPAN_ROW = np.dtype([("start", np.int64), ("bytes", np.int64)])
 
 
 class FeatureTable(NamedTuple):
-    """What `locate_features` knows of each feature, and where it found it. One per thread.
+    """What `locate_features` knows of each feature, and where it is. One per thread.
 
     Attributes:
         keys: [features] rows: the key by its length and three words, the tag of the list that the feature must hold; and,
@@ -144,7 +144,7 @@ def _feature_of_key(at: int, size: int, keys: RowArray, guess: int) -> int:
 
 @inlined_kernel
 def _has_usual_head(at: int, end: int, keys: RowArray, feature: int) -> bool:
-    """Whether the map entry at `at` has the usual head of `feature`, and lies wholly before `end`."""
+    """Whether the map entry at `at` has the usual head of `feature`, and is completely before `end`."""
     usual = keys[feature]
     size = usual.head_bytes
     if size == 0 or size + usual.values_bytes > end - at:
@@ -167,7 +167,7 @@ def _is_ascii(at: int, size: int) -> bool:
 
 @borrowing_kernel
 def _are_varints(at: int, end: int) -> bool:
-    """Whether [at, end) is a sequence of whole varints of 64 bits."""
+    """Whether [at, end) is a sequence of complete varints of 64 bits."""
     size = 0
     while at < end:
         size = size + 1 if load_u8(at) >= 128 else 0

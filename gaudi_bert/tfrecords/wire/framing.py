@@ -1,8 +1,8 @@
 """TFRecord framing: length (8 bytes), its masked CRC-32C (4), payload, its masked CRC-32C (4); plain, or
-whole in GZIP or ZLIB.
+compressed with GZIP or ZLIB.
 
-`RecordStream` hands out the uncompressed bytes of a file in pieces and keeps the CRC-32C of the file as it
-lies on the disk; `read_records` is the simple reader on top of it, for few records or where speed does not
+`RecordStream` gives the uncompressed bytes of a file in pieces, and the CRC-32C of the file as it
+is on disk; `read_records` is the simple reader on top of it, for few records or where speed does not
 matter. `next_record` walks through the frames in a buffer, inside kernels.
 """
 
@@ -71,8 +71,8 @@ def write_record(handle: BinaryIO, payload: bytes) -> None:
     handle.write(frame(payload))
 
 
-def record_place(path: Path, record: int, offset: int) -> str:
-    """How errors name a place: the record's number counts from 0, the offset is of its first uncompressed byte."""
+def record_location(path: Path, record: int, offset: int) -> str:
+    """How errors name a position: the record's number counts from 0, the offset is of its first uncompressed byte."""
     return f"{path}: record {record} at byte {offset}"
 
 
@@ -149,17 +149,17 @@ def read_records(path: Path | str) -> Iterator[bytes]:
     with RecordStream(path) as stream:
         record, offset = 0, 0
         while header := _read_exactly(stream, 12, record, offset):
-            place = record_place(path, record, offset)
+            location = record_location(path, record, offset)
             length, length_crc = struct.unpack("<QI", header)
             if masked(crc32c(header[:8])) != length_crc:
-                raise InputError(f"{place}: {PROBLEMS[ScanStatus.BAD_LENGTH]}")
+                raise InputError(f"{location}: {PROBLEMS[ScanStatus.BAD_LENGTH]}")
             if length > MAX_RECORD_BYTES:
-                raise InputError(f"{place}: {PROBLEMS[ScanStatus.TOO_LONG]}")
+                raise InputError(f"{location}: {PROBLEMS[ScanStatus.TOO_LONG]}")
             body = _read_exactly(stream, length + 4, record, offset)
             if len(body) < length + 4:
-                raise InputError(f"{place}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
+                raise InputError(f"{location}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
             if masked(crc32c(body[:length])) != struct.unpack("<I", body[length:])[0]:
-                raise InputError(f"{place}: {PROBLEMS[ScanStatus.BAD_BYTES]}")
+                raise InputError(f"{location}: {PROBLEMS[ScanStatus.BAD_BYTES]}")
             yield body[:length]
             record, offset = record + 1, offset + length + FRAME_BYTES
 
@@ -174,7 +174,7 @@ def _read_exactly(stream: RecordStream, count: int, record: int, offset: int) ->
             break
         filled += got
     if 0 < filled < count:
-        raise InputError(f"{record_place(stream.path, record, offset)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
+        raise InputError(f"{record_location(stream.path, record, offset)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
     return bytes(data[:filled])
 
 
@@ -212,7 +212,7 @@ def next_record(start: int, end: int) -> tuple[int, int]:
     """The record whose frame begins at address `start`, in bytes up to address `end`.
 
     Returns:
-        (status, size of the payload); INCOMPLETE: it is not wholly there; GOOD: it is, and its CRCs are right.
+        (status, size of the payload); INCOMPLETE: it is not completely there; GOOD: it is, and its CRCs are right.
     """
     if end - start < 12:
         return ScanStatus.INCOMPLETE, 0

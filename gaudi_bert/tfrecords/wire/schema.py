@@ -102,7 +102,7 @@ class PackedSchema:
 def unpacked_schema_of(features: Mapping[str, AnyArray]) -> UnpackedSchema:
     """The schema that a decoded unpacked example has; a `RecordError` where it is not one."""
     if "positions" in features and "next_sentence_positions" in features:
-        raise RecordError("this is a packed example; give the unpacked records that it was made from")
+        raise RecordError("this is a packed example; give the unpacked records")
     return UnpackedSchema(_length_of(features, "input_ids"), _length_of(features, "masked_lm_positions"))
 
 

@@ -37,7 +37,7 @@ class SequenceArrays(NamedTuple):
 
     Attributes:
         lengths: [sequences], tokens.
-        ids: token ids of all of them, and what else lies between.
+        ids: token ids of all of them, and what else is between.
         id_starts: [sequences], where those of each begin in `ids`.
         segments, segment_starts: the same of segment ids; no segments at all mean 0.
         masked: [sequences], masked positions.
@@ -60,7 +60,7 @@ class SequenceArrays(NamedTuple):
 
 
 class UnpackedEncoder:
-    """Encodes sequences as records of a schema into a buffer of its own."""
+    """Encodes sequences as records of a schema into its own buffer."""
 
     def __init__(self, schema: UnpackedSchema) -> None:
         self._schema = schema

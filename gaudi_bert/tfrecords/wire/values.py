@@ -1,4 +1,4 @@
-"""The values of a feature where they lie, checked or decoded eight bytes at a time (numba kernels).
+"""The values of a feature in the record, checked or decoded eight bytes at a time (numba kernels).
 
 Values are varints: seven bits a byte, the high bit set on all bytes but the last. Padding is one zero byte a
 value, so a list of `values` of which the first `real` are not padding takes `size - (values - real)` bytes
@@ -7,7 +7,7 @@ byte (`_HIGH`) tell continuation bytes apart; `(w & 0x7F..) + 0x7F..` sets bit 7
 zero, without carries between bytes.
 
 Preconditions: a field is preceded by at least eight bytes of the same record (its headers and key), so the
-word that ends with a field's last byte lies in the record.
+word that ends with a field's last byte is in the record.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _wrong_positions(word: int, before: int, length: int) -> int:
 
 @borrowing_kernel
 def scan_positions(at: int, size: int, values: int, real: int, length: int) -> int:
-    """Bytes of the first `real` of `values` positions; -1 unless each lies in 0 .. length - 1 and the rest is zero."""
+    """Bytes of the first `real` of `values` positions; -1 unless each is in 0 .. length - 1 and the rest is zero."""
     prefix = size - (values - real)
     if prefix < real or not is_zero(at + prefix, values - real):
         return -1
@@ -212,7 +212,7 @@ def decode_varints(at: int, end: int, values: Int32Array) -> bool:
         else:
             first = second = _bits_below(ends)
             if first <= _LONGEST_QUICK:
-                # Shifts fill the top with copies of bit 63, behind the five bytes or more that are left.
+                # Shifts fill the top with copies of bit 63, behind the five bytes or more that remain.
                 rest, rest_ends = word >> (first + 1), ends >> (first + 1)
                 second = _bits_below(rest_ends)
                 if second <= _LONGEST_QUICK:

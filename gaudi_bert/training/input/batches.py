@@ -127,7 +127,7 @@ def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: 
         with tf.device("/CPU:0"):
             tensors = {name: tf.constant(value) for name, value in batch.items()}
             batch = {name: value.numpy() for name, value in as_packed(tensors).items()}
-    check_values(batch, limits, lambda row: files.place(int(shards[row]), int(records[row])))
+    check_values(batch, limits, lambda row: files.location(int(shards[row]), int(records[row])))
     return batch
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.store.location import in_store, place_below, shown_place, url_of
+from gaudi_bert.artefacts.store.location import in_store, path_below, shown_location, url_of
 from gaudi_bert.artefacts.store.objects import PART_BYTES, Objects, append_object, look_at, open_filesystem
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.places import StoreSettings
@@ -18,10 +18,10 @@ from tests.builders.s3_server import S3Server, quick
 def test_places_in_a_store_are_paths_too() -> None:
     work = Path("s3://bucket/work")
     assert in_store(work)
-    assert shown_place(work / "demo" / "plan.json") == "s3://bucket/work/demo/plan.json"
+    assert shown_location(work / "demo" / "plan.json") == "s3://bucket/work/demo/plan.json"
     assert url_of("gs://bucket/a/") == "gs://bucket/a"
-    assert place_below(Path("/pipelines"), "s3://bucket/text") == Path("s3://bucket/text")
-    assert place_below(Path("/pipelines"), "text") == Path("/pipelines/text")
+    assert path_below(Path("/pipelines"), "s3://bucket/text") == Path("s3://bucket/text")
+    assert path_below(Path("/pipelines"), "text") == Path("/pipelines/text")
     assert not any(in_store(place) for place in ("work", "/work", "./s3:/x", "c:", "s3:", "s3://"))
 
 
@@ -109,7 +109,7 @@ def test_what_is_not_there_is_told(s3: S3Server, tmp_path: Path) -> None:
 
 
 def test_a_put_into_no_bucket_fails(s3: S3Server) -> None:
-    with pytest.raises(InputError, match="s3://no-such-bucket/x: cannot put: there is no such bucket"):
+    with pytest.raises(InputError, match="s3://no-such-bucket/x: cannot put: no such bucket"):
         Objects(quick(s3.endpoint)).write("s3://no-such-bucket/x", b"x")
 
 
@@ -128,7 +128,7 @@ def test_missing_credentials_are_said_at_once(s3: S3Server, monkeypatch: pytest.
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    with pytest.raises(FailedError, match="there are no credentials; give them as the store's own tools"):
+    with pytest.raises(FailedError, match="no credentials; give them as the store's own tools"):
         Objects(quick(s3.endpoint, timeout_seconds=7), sleep=pytest.fail).write("s3://bucket/x", b"x")
 
 

@@ -191,7 +191,7 @@ def test_damage_is_one_line_with_its_remedy(tmp_path) -> None:
     write_google_checkpoint(google / "second.ckpt", values_of(model))
     with pytest.raises(InputError, match="holds 2 TF1 checkpoints; name one"):
         read_weights(google)
-    with pytest.raises(InputError, match="there is no such folder"):
+    with pytest.raises(InputError, match="no such folder"):
         read_weights(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no checkpoint there"):
