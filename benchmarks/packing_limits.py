@@ -83,5 +83,5 @@ def _row(name: str, counts: np.ndarray, algorithm: str, depth: int | str) -> Seq
     solved = solve(counts, algorithm, most, work=work)
     bound = (solved.certificate or prove_bound(counts, most)).bound
     seconds, packs = time.process_time() - started, packs_of(solved.mixture)
-    above, used = 100 * (packs - bound) / bound, 100 * (1 - max(work.left, 0) / limit)
+    above, used = 100 * (packs - bound) / bound, 100 * (1 - max(work.remaining, 0) / limit)
     return name, algorithm, depth, f"{packs:,}", f"{bound:,}", f"{above:.4f}", f"{seconds:.1f}", f"{used:.0f}"

@@ -1,11 +1,11 @@
-"""A proof that no packing can do with fewer packs, made of integers and checkable by hand.
+"""A proof in integers, checkable by hand, that no packing can do with fewer packs.
 
 Give every length a non-negative integer price. If no pack of at most `depth` sequences can hold more than M
-worth of sequences, then packs >= (worth of all sequences) / M, whoever packs and however. The best prices are
+worth of sequences, then packs >= (worth of all sequences) / M, whatever the algorithm. The best prices are
 the dual solution of the cutting stock linear program, but any prices prove a bound, so nothing has to be
 believed of the solver that found them. The simplest are the lengths themselves, and 1 for every sequence.
 
-`check_certificate` is the whole proof: it needs the prices, the histogram and the depth, uses integers only,
+`check_certificate` is the complete proof: it needs the prices, the histogram and the depth, uses integers only,
 and shares no code with the solvers. `bounds` makes better certificates than the simple ones.
 
 What the best pack is worth takes L^2 steps. For packs of more than `LONGEST_EXACT` tokens it is computed where there are few
@@ -136,7 +136,7 @@ def _limit_of_worth(prices: IntArray, best: IntArray, rises: IntArray, depth: in
 
 def worth_of_listed(prices: IntArray, lengths: IntArray, size: int, depth: int) -> int | None:
     """The most that a pack of at most `depth` sequences of these lengths is worth: each way to fill it is looked at, the
-    shortest length last, which takes what room is left. None if there are more than `MOST_LISTED`.
+    shortest length last, which takes the remaining room. None if there are more than `MOST_LISTED`.
     """
     room, slots, worth = np.array([size]), np.array([depth]), np.array([0])
     for length, price in zip(lengths[:0:-1].tolist(), prices[:0:-1].tolist(), strict=True):
@@ -151,7 +151,7 @@ def worth_of_listed(prices: IntArray, lengths: IntArray, size: int, depth: int) 
 
 def limit_by_longest(prices: IntArray, lengths: IntArray, size: int, depth: int) -> int:
     """No pack of sequences of these lengths (ascending, as are their prices) is worth more: the longest of them, and a limit
-    of what at most depth - 1 that are no longer can be worth in the room that remains. Fractions are rounded up.
+    of what at most depth - 1 of its length or less can be worth in the remaining room. Fractions are rounded up.
     """
     per_token = np.nextafter(np.nextafter(prices.astype(np.float64), np.inf) / lengths, np.inf)
     per_token = np.concatenate(([0.0], np.maximum.accumulate(per_token)))

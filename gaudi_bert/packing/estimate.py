@@ -27,11 +27,11 @@ class Estimate:
 
     Attributes:
         algorithm: a key of `ALGORITHMS`, `greedy+1` and `greedy+2` (separator tokens), or `sort`.
-        algorithm_used: what made it, where `algorithm` chooses.
+        algorithm_used: what packed, where `algorithm` chooses.
         packs: for `sort`, the padded tokens in units of a pack, rounded up.
         efficiency: real tokens / slots, 0..1.
         lower_bound, gap: None for `sort`, which has no packs.
-        depth_used: sequences of the fullest pack; None where no mixture is made.
+        depth_used: sequences of the fullest pack; None without a mixture.
         strategies_used: different strategies; None likewise.
         memory_bytes: on top of what was in use before; None where the operating system does not tell.
     """
@@ -108,7 +108,7 @@ def estimate_packing(
 
 
 def _pack(histogram: Histogram, algorithm: str, depth: int, seed: int, work: Work | None) -> tuple[int, Solved | None]:
-    """The slots that are used, and the mixture where one is made."""
+    """The slots that are used, and the mixture, if there is one."""
     if algorithm == "sort":
         return count_sorted_tokens(histogram.counts, SORTED_BATCH_SEQUENCES), None
     solved = None
@@ -123,7 +123,7 @@ def _pack(histogram: Histogram, algorithm: str, depth: int, seed: int, work: Wor
 def scan_lengths(histogram: Histogram, depth: int | str) -> list[LengthEstimate]:
     """Pack the same sequences by LPFHP into packs of the data's own length and of others, up to twice that (paper Q).
 
-    A pack may be longer than the longest sequence: that costs attention (quadratic in the length of a pack, if the whole
+    A pack may be longer than the longest sequence: that costs attention (quadratic in the length of a pack, if the complete
     square is computed) and saves padding.
     """
     own = histogram.max_sequence_length
@@ -187,7 +187,7 @@ def fit_one_device() -> Gumbel:
 def unpadding_speed_up(one_device: Gumbel, accelerators: int) -> float:
     """Expected speed-up of un-padding on so many accelerators: that of the slowest."""
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
-    # The slowest of n lies below s with probability 1 - (1 - P(s))^n; expm1 and log1p keep the small tail exact.
+    # The slowest of n is below s with probability 1 - (1 - P(s))^n; expm1 and log1p keep the small tail exact.
     slowest = -np.expm1(np.log1p(-shares) / accelerators)
     return float(one_device.quantile(slowest).mean())
 

@@ -2,7 +2,7 @@
 
 Memory is bounded by a group and not by the data set, and groups need nothing from each other, so any worker can take any
 group. Files are dealt by a seeded permutation of their sorted names, so that a group mixes all regions of a corpus; from
-100,000 sequences on a group packs as well as the whole, to about 0.0002 in efficiency.
+100,000 sequences on a group packs as well as all the data, to about 0.0002 in efficiency.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ File = TypeVar("File", bound=_SizedFile)
 
 
 def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, seed: int) -> list[list[File]]:
-    """Deal whole files to groups of nearly equal size within the limits.
+    """Deal files to groups of nearly equal size within the limits.
 
-    A file that is larger than a limit is a group of its own (`too_large_files` names those).
+    A file that is larger than a limit is a group alone (`too_large_files` names those).
 
     Args:
         files: of different names, in any order, on which nothing depends.

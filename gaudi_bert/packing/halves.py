@@ -1,9 +1,9 @@
-"""Fewer packs by cutting all of them in two and matching the parts anew.
+"""Fewer packs by cutting all of them in two and matching the parts again.
 
 Every pack is cut, at random, into two parts of at most half the depth each. Then the parts are matched, the largest first,
 each with the largest part that still fits. Where a pack holds at most two parts, that gives as few packs as these parts
 allow: if a best matching gives the largest part x another partner w than the largest one that fits, y, then x and y may
-change partners, because whoever fits y fits w. So no round needs more packs than the one before it. And it packs tightly:
+change partners, because what fits y fits w. So no round needs more packs than the one before it. And it packs tightly:
 what room there is gathers with the smallest parts, until two of them that stood alone share a pack.
 
 This ends where swaps do not (`long_packs`): with thousands of packs that have to be exactly full, such as those of two
@@ -65,17 +65,17 @@ def _rematch(lengths: IntArray, starts: IntArray, words: IntArray, max_length: i
         words: int64 [sequences], random and not negative.
         half: most sequences of a part.
     """
-    made_lengths, made_starts = np.empty_like(lengths), np.zeros(2 * starts.size, dtype=np.int64)
+    result_lengths, result_starts = np.empty_like(lengths), np.zeros(2 * starts.size, dtype=np.int64)
     bounds, tokens = np.empty((2 * starts.size, 2), dtype=np.int64), np.zeros(2 * starts.size, dtype=np.int64)
-    made = filled = parts = 0
+    packs = filled = parts = 0
     for pack in range(starts.size - 1):
         first, end = starts[pack], starts[pack + 1]
         if end - first > 2 * half:  # of an odd depth, and full: it stays
             for index in range(first, end):
-                made_lengths[filled] = lengths[index]
+                result_lengths[filled] = lengths[index]
                 filled += 1
-            made += 1
-            made_starts[made] = filled
+            packs += 1
+            result_starts[packs] = filled
             continue
         for index in range(end - 1, first, -1):
             other = first + words[index] % (index - first + 1)
@@ -110,24 +110,24 @@ def _rematch(lengths: IntArray, starts: IntArray, words: IntArray, max_length: i
         for chosen in (index, mate) if mate != index else (index, index):
             one, two = bounds[order[chosen]]
             for held in range(one, two):
-                made_lengths[filled] = lengths[held]
+                result_lengths[filled] = lengths[held]
                 filled += 1
             if mate == index:
                 break
-        made += 1
-        made_starts[made] = filled
-    return made_lengths, made_starts[: made + 1]
+        packs += 1
+        result_starts[packs] = filled
+    return result_lengths, result_starts[: packs + 1]
 
 
 @kernel
 def _rising(values: IntArray, most: int) -> IntArray:
     """The order that sorts `values` of 0 .. `most`, equal ones as they come, by counting them."""
-    places = np.zeros(most + 2, dtype=np.int64)
+    positions = np.zeros(most + 2, dtype=np.int64)
     for value in values:
-        places[value + 1] += 1
-    places = np.cumsum(places)
+        positions[value + 1] += 1
+    positions = np.cumsum(positions)
     order = np.empty(values.size, dtype=np.int64)
     for number, value in enumerate(values):
-        order[places[value]] = number
-        places[value] += 1
+        order[positions[value]] = number
+        positions[value] += 1
     return order

@@ -1,6 +1,6 @@
 """The heuristics on a histogram: SPFHP, LPFHP and best fit, FFD, GREEDY, SORT, and no packing at all.
 
-SPFHP, LPFHP and FFD never look at single sequences: they move whole counts of equal packs, so their cost depends on the
+SPFHP, LPFHP and FFD never look at single sequences: they move all equal packs at once, so their cost depends on the
 maximum length and not on the size of the data. Counts are int64 [L], the sequences of length 1 .. L; a depth is the most
 sequences per pack, from 1, and L or more means no limit.
 """
@@ -38,22 +38,24 @@ class OpenPacks:
 
     Args:
         depth: most sequences per pack; a pack that has them is closed, and so is a full one.
+        most_listed: sequences that all strategies may list together; None for `MOST_LISTED`.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, most_listed: float | None = None) -> None:
         self.depth = depth
+        self._most_listed = MOST_LISTED if most_listed is None else most_listed
         self._listed = 0
         self._closed: Mixture = {}
         self._stacks: dict[int, list[tuple[int, Strategy]]] = {}
         self._rooms: list[int] = []
 
     def put(self, pack: Strategy, count: int, room: int) -> None:
-        """Add `count` packs that have `room` tokens left."""
+        """Add `count` packs with room for `room` more tokens."""
         self._listed += len(pack)
-        if self._listed > MOST_LISTED:
+        if self._listed > self._most_listed:
             raise InputError(
-                f"the strategies of this plan would list more than {MOST_LISTED:,} sequences; give a smaller depth (8, say)"
-                " or a smaller max_sequence_length"
+                f"the strategies of this plan would list more than {self._most_listed:,} sequences; give a smaller depth"
+                " (8, say) or a smaller max_sequence_length"
             )
         if room == 0 or len(pack) == self.depth:
             add_packs(self._closed, pack, count)
@@ -142,7 +144,7 @@ def pack_longest_first(counts: IntArray, depth: int, packs: OpenPacks | None = N
 
 
 def fill_open_packs(packs: OpenPacks, length: int, waiting: int) -> int:
-    """Put sequences of `length` into open packs, tightest first; returns how many are left."""
+    """Put sequences of `length` into open packs, tightest first; returns how many remain."""
     while waiting:
         room = packs.least_room(length)
         if room is None:
@@ -157,7 +159,7 @@ def fill_open_packs(packs: OpenPacks, length: int, waiting: int) -> int:
 
 
 def best_fit_into(mixture: Mixture, counts: IntArray, depth: int) -> Mixture:
-    """Best fit decreasing for what another algorithm has left over: add the sequences of `counts` to the packs of `mixture`.
+    """Best fit decreasing for what another algorithm did not pack: add the sequences of `counts` to the packs of `mixture`.
 
     Each sequence, longest first, goes to the pack with the least room that still holds it, or into a new one. That is LPFHP
     on packs that exist already, so it costs the same for one sequence as for a million.
@@ -170,8 +172,8 @@ def best_fit_into(mixture: Mixture, counts: IntArray, depth: int) -> Mixture:
 
 # --- FFD, first-fit decreasing: the classical heuristic that the paper compares its own with (4.1, F.2)
 #
-# Packs that were treated alike so far are kept as one run (count, room, sequences left), in order of opening; a length
-# changes a run as a whole, and splits at most one. So the result is that of the sequence-by-sequence algorithm, which took
+# Packs that were treated alike so far are one run (count, room, free slots), in order of opening; a length
+# changes a complete run, and splits at most one. So the result is that of the sequence-by-sequence algorithm, which took
 # the paper 87 to 120 s.
 
 END = -1
@@ -182,8 +184,8 @@ class _Runs(NamedTuple):
     """Runs of equal packs, a linked list in order of opening, in arrays int64 [R]; run 0 is the head and holds none."""
 
     packs: IntArray  # how many
-    room: IntArray  # tokens left in each
-    depth_left: IntArray  # sequences that each may still take
+    room: IntArray  # tokens still free in each
+    depth_remaining: IntArray  # sequences that each may still take
     addition: IntArray  # what was added last; END for nothing
     following: IntArray  # the next run; END for none
 
@@ -217,11 +219,11 @@ def _lengths(additions: _Additions, top: int) -> Strategy:
 
 
 @kernel
-def _append(runs: _Runs, used: IntArray, before: int, count: int, room: int, depth_left: int, addition: int) -> int:
+def _append(runs: _Runs, used: IntArray, before: int, count: int, room: int, depth_remaining: int, addition: int) -> int:
     """Insert a run after `before`; returns its index."""
     run: int = used[0]
     used[0] += 1
-    runs.packs[run], runs.room[run], runs.depth_left[run], runs.addition[run] = count, room, depth_left, addition
+    runs.packs[run], runs.room[run], runs.depth_remaining[run], runs.addition[run] = count, room, depth_remaining, addition
     runs.following[run] = runs.following[before]
     runs.following[before] = run
     return run
@@ -232,7 +234,7 @@ def _split(runs: _Runs, used: IntArray, run: int, staying: int) -> None:
     """Leave `staying` packs in `run` and move the others to a run of their own behind it."""
     moved = runs.packs[run] - staying
     if moved > 0:
-        _append(runs, used, run, moved, runs.room[run], runs.depth_left[run], runs.addition[run])
+        _append(runs, used, run, moved, runs.room[run], runs.depth_remaining[run], runs.addition[run])
         runs.packs[run] = staying
 
 
@@ -244,7 +246,7 @@ def _put(runs: _Runs, additions: _Additions, used: IntArray, run: int, length: i
     additions.below[top], additions.length[top], additions.copies[top] = runs.addition[run], length, copies
     runs.addition[run] = top
     runs.room[run] -= copies * length
-    runs.depth_left[run] -= copies
+    runs.depth_remaining[run] -= copies
 
 
 @kernel
@@ -275,7 +277,7 @@ def _first_fit(counts: IntArray, depth: int, runs: _Runs) -> tuple[int, _Additio
         before = HEAD
         while waiting > 0 and runs.following[before] != END:
             before = runs.following[before]
-            copies = min(runs.room[before] // length, runs.depth_left[before], waiting)
+            copies = min(runs.room[before] // length, runs.depth_remaining[before], waiting)
             if copies > 0:
                 filled = min(waiting // copies, runs.packs[before])
                 _split(runs, used, before, filled)
@@ -299,7 +301,7 @@ MOST_SEQUENCES = 200_000_000  # a list of sequences is needed, so this one algor
 
 
 def count_greedy_packs(counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> int:
-    """Number of packs of GREEDY, without the mixture: nearly every pack is a strategy of its own.
+    """Number of packs of GREEDY, without the mixture: nearly every pack is a separate strategy.
 
     Args:
         counts: int64 [L].

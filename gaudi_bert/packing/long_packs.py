@@ -2,14 +2,14 @@
 
 With thousands of lengths the linear program itself is the cost. So the lengths are split among some hundred bins (a coarse
 grid), and that problem is solved; its prices, interpolated to the real lengths, prove a bound that is nearly as good as its
-own. Its plan says which bins share a pack, and has as many slots as there are sequences. The shortest sequence gets the
+own. Its plan states which bins share a pack, and has as many slots as there are sequences. The shortest sequence gets the
 shortest slot, and so on; among the slots of one bin, the pack that is fullest so far gets the shortest sequence, so that
 errors cancel while packs fill up. What then sticks out of a pack goes by swaps: a sequence of the pack against one that is
 shorter by just the excess, in a pack that has this much room. Swaps change no number of sequences, so no limit of depth is
 touched, and they waste nothing: excess and room fall by the same amount. With thousands of lengths there are nearly always
 such pairs, down to the last token, which is why packs come out exactly full (the multi-way partitioning by differences of
 Karmarkar and Karp, 1982, with exchanges as a finish). Where swaps end before all packs fit, an empty pack is opened; its
-empty slots are swapped like sequences of length 0. Packs that are still not near the bound are matched anew (`halves`).
+empty slots are swapped like sequences of length 0. Packs that are still not near the bound are matched again (`halves`).
 
 Of more sequences than can be dealt one by one, a part is planned (`pack_thinned`).
 """
@@ -38,7 +38,7 @@ NEAR = 10_000  # within one pack in so many of the bound a plan is good enough t
 LAST_PACK_SHARE = 0.1  # of the work, to find out whether the last pack can be saved
 MATCHING_WORK = 2e9  # for matching in the end, besides the limit of work: two seconds, mostly for the last pack or two
 
-MOST_DEALT = 2_000_000  # more sequences would take gigabytes and minutes if each had a slot of its own
+MOST_DEALT = 2_000_000  # more sequences would take gigabytes and minutes if each had a separate slot
 THINNED = 500_000  # of more sequences so many are planned: what that wastes is a fiftieth of a thousandth of the packs
 MOST_LENGTHS = (
     1 << 17
@@ -317,7 +317,7 @@ def split_counts(counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
 
     Bin c stands for c * L / bins tokens. Number and tokens of all sequences stay as they are, to within one bin, except that
     sequences shorter than one bin lie in the first. With `slack` each sequence counts as so many tokens more, which leaves
-    room to whoever fills the bins with real lengths.
+    room for those that fill the bins with real lengths.
     """
     max_length = len(counts)
     result = [0] * (bins + 2)

@@ -18,7 +18,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, coverage, packs_of
 
-COST_STEPS = 4  # smaller budgets of which a plan says the cost
+COST_STEPS = 4  # smaller budgets whose cost a plan states
 
 
 def needed_masked_slots(mixture: Mapping[Strategy, int], histogram: Histogram) -> int | None:
@@ -113,7 +113,7 @@ def _best_fit_in_both(counts: IntArray, histogram: Histogram, depth: int, masked
 
 
 def _add_copies(open_packs: dict[Strategy, int], pack: Strategy, length: int, copies: int, waiting: int) -> int:
-    """Put `copies` sequences of `length` on each open pack like `pack`, or on new ones for (); returns how many are left."""
+    """Put `copies` sequences of `length` on each open pack like `pack`, or on new ones for (); returns how many remain."""
     available = open_packs[pack] if pack else waiting
     while waiting and available:
         copies = min(copies, waiting)

@@ -1,6 +1,6 @@
 """Strategies and mixtures: what every packing algorithm returns, and the check that it is a packing at all.
 
-A strategy is a sorted tuple of lengths that share a pack, e.g. (67, 216, 229); a mixture says how often each strategy is
+A strategy is a sorted tuple of lengths that share a pack, e.g. (67, 216, 229); a mixture states how often each strategy is
 used (paper F.3). Mixtures here are exact: every sequence of the histogram has its slot, and there is no slot for a sequence
 that does not exist. Algorithms that over-subscribe short lengths (the "padding sequences" of the NNLS methods) give up
 those slots through `trim_to_exact`; the tokens of such a slot are padding either way.
@@ -85,7 +85,7 @@ def check_mixture(
 
 
 def trim_to_exact(mixture: Mapping[Strategy, int], counts: IntArray, *, whole_packs: bool = True) -> Mixture:
-    """Give up the slots that no sequence fills, so that the coverage is exact; a pack left empty is dropped.
+    """Give up the slots that no sequence fills, so that the coverage is exact; an empty pack is dropped.
 
     Whole packs are given up first (fewer packs), then single slots, in the order of the strategies.
 
@@ -112,7 +112,7 @@ def trim_to_exact(mixture: Mapping[Strategy, int], counts: IntArray, *, whole_pa
 
 
 def _drop_whole_packs(mixture: Mixture, excess: dict[int, int]) -> Mixture:
-    """Drop packs all of whose slots are surplus, the longest strategies first; `left` is what remains surplus."""
+    """Drop packs all of whose slots are surplus, the longest strategies first; `excess` is reduced."""
     result = dict(mixture)
     for strategy in sorted(mixture, key=lambda strategy: (-len(strategy), strategy)):
         if not all(excess.get(length) for length in strategy):
@@ -152,8 +152,8 @@ _Share = list[int]  # [length of the sequence (0: none), slots]
 def fill_slots(mixture: Mapping[Strategy, int], counts: IntArray) -> Mixture:
     """The mixture whose slots are exactly the sequences of `counts`.
 
-    From the longest length to the shortest, a sequence takes a slot of its own length, or else the shortest of the longer
-    slots that are free. What no sequence needs is given up, and a pack left empty is dropped.
+    From the longest length to the shortest, a sequence takes a slot of its length, or else the shortest of the longer
+    slots that are free. What no sequence needs is given up, and an empty pack is dropped.
 
     Args:
         mixture: at every length, at least as many slots of this length or more as there are sequences of this length or
@@ -178,7 +178,7 @@ def fill_slots(mixture: Mapping[Strategy, int], counts: IntArray) -> Mixture:
 
 
 def _share_slots(slots: IntArray, counts: IntArray) -> dict[int, list[_Share]]:
-    """For each slot length, which sequences its slots hold; the last share is handed out first."""
+    """For each slot length, which sequences its slots hold; the last share is used first."""
     shares: dict[int, list[_Share]] = {}
     free: list[_Share] = []  # [slot length, slots], the shortest last
     for length in (np.flatnonzero((slots > 0) | (counts > 0))[::-1] + 1).tolist():
@@ -234,7 +234,7 @@ def flatten_packs(mixture: Mapping[Strategy, int]) -> tuple[IntArray, IntArray]:
 
 
 def mixture_of_packs(lengths: Int32Array | IntArray, starts: IntArray) -> Mixture:
-    """The mixture of the packs in these arrays; lengths of 0 are left out, and so are packs of nothing else."""
+    """The mixture of the packs in these arrays; lengths of 0 are omitted, and so are packs of nothing else."""
     sizes = np.diff(starts)
     mixture: Mixture = {}
     for size in np.unique(sizes).tolist():

@@ -39,7 +39,7 @@ def pack_nnlshp(counts: IntArray, depth: int, weights: FloatArray | None = None)
     """NNLSHP with residual weights (float64 [L], positive); None for those of the paper.
 
     x is rounded to the nearest integers; where b - A x is negative, that is padding, and a sequence where it is positive
-    becomes a pack of its own, padded up. The paper solves this with 22,102 columns at depth 3 and length 512, and runs out
+    becomes a pack alone, padded up. The paper solves this with 22,102 columns at depth 3 and length 512, and runs out
     of memory beyond. Least squares is not the number of packs: this is 0.14 % above the optimum there.
     """
     weights = paper_weights(len(counts)) if weights is None else weights
@@ -54,7 +54,7 @@ def complete_by_complements(mixture: Mixture, counts: IntArray, depth: int) -> M
     """Give each sequence without a slot a pack (length, L - length), and give up the slots that no sequence fills.
 
     The complement of such a pack stands for padding, unless a sequence of that length lacks a slot as well. A sequence of
-    full length, for which the published listing looks up a strategy with a length of 0, is a pack of its own.
+    full length, for which the published listing looks up a strategy with a length of 0, is a pack alone.
 
     Args:
         mixture: strategies with too many slots for some lengths and too few for others.
@@ -177,15 +177,15 @@ def _between(start: Mapping[Strategy, float], end: Mapping[Strategy, float], sha
 
 # --- the iterative loop with padding feedback, as Habana Labs published it ("Data Packing Process for MLPERF BERT")
 #
-# Solve the weighted NNLS for the sequences that are left; round the usages down (those below 2 to the nearest integer);
-# where that makes more slots than there are sequences, the surplus is padding; go on with what is not covered, until fewer
-# than 100 sequences are left or 20 rounds are over. Lengths 1 to 8 get the residual weight sqrt(8 / (2 L)), because their
+# Solve the weighted NNLS for the remaining sequences; round the usages down (those below 2 to the nearest integer);
+# where that makes more slots than there are sequences, the surplus is padding; repeat with what is not covered, until fewer
+# than 100 sequences remain or 20 rounds are over. Lengths 1 to 8 get the residual weight sqrt(8 / (2 L)), because their
 # surplus is cheap padding.
 #
-# What is left is packed by `leftovers`. "complement" is the published way: a pack (length, L - length) for each sequence,
+# What remains is packed by `leftovers`. "complement" is the published way: a pack (length, L - length) for each sequence,
 # after the last round. "best-fit" puts it into the room that the trimmed surplus slots leave, then into new packs; and
 # because each round pays for its exact fills with padding, it does so after every round and keeps the last round that
-# gained. The published listing fails on a leftover of full length (it asks for a sequence of length 0) and may go on for
+# gained. The published listing fails on a leftover of full length (it asks for a sequence of length 0) and may loop for
 # ever without progress; neither happens here.
 
 MAX_ROUNDS = 20
@@ -197,7 +197,7 @@ LONG = 1280
 
 LATER_ROUNDS = 0.5
 """For packs of more than `LONG` tokens, what the rounds after the first may do together, as a share of what that one did:
-they have few sequences left to place, and cost as much. The published way goes on to its end."""
+they have few sequences to pack, and cost as much. The published way has no such limit."""
 
 ROUNDS_PER_LENGTH = 0.5
 """Rounds of pricing that one solution for such packs may take, for each length. The last rounds only make small residuals
@@ -283,7 +283,7 @@ def _is_near(mixture: Mixture, counts: IntArray, depth: int) -> bool:
 
 
 def _pack_coarsely(counts: IntArray, depth: int, leftovers: Leftovers, work: Work) -> Mixture:
-    """The loop on a coarse grid, into whose slots the sequences are dealt; what is left over is packed by best fit."""
+    """The loop on a coarse grid, into whose slots the sequences are dealt; what remains is packed by best fit."""
     if counts.sum() > MOST_DEALT:
         return pack_thinned(counts, depth, lambda part: _pack_coarsely(part, depth, leftovers, work))
     coarse = iterative_nnls(split_counts(counts, BINS), depth, leftovers, work=work.share(0.5))
@@ -306,11 +306,11 @@ def _rounds(counts: IntArray, depth: int, work: Work, leftovers: Leftovers) -> I
         before = int(remaining.sum())
         if before == 0 or work.exhausted:
             break
-        start = work.left
+        start = work.remaining
         most_rounds = int(ROUNDS_PER_LENGTH * np.count_nonzero(remaining)) + 1 if is_long else None
         packs = _rounded_packs(remaining, weights, depth, allowed, most_rounds)
         if is_long and allowed is work:
-            allowed = work.share(LATER_ROUNDS * (start - work.left) / max(work.left, 1.0))
+            allowed = work.share(LATER_ROUNDS * (start - work.remaining) / max(work.remaining, 1.0))
         for strategy, count in packs.items():
             add_packs(mixture, strategy, count)
         remaining = np.maximum(remaining - coverage(packs, len(counts)), 0)

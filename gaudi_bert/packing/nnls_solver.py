@@ -9,7 +9,7 @@ chapter 23), using the structure of A:
   knapsack (`pricing`) and the matrix, whose columns number s^2 / 12 at depth 3 and explode beyond, is never
   built;
 - a product of two columns needs their few lengths only;
-- the normal equations of the passive columns are kept as a Cholesky factor that is updated and downdated;
+- the normal equations of the passive columns are a Cholesky factor that is updated and downdated;
 - several columns with disjoint lengths enter in one round, which saves rounds.
 
 Objective and residual are unique; x is not, because columns are linearly dependent.
@@ -38,7 +38,7 @@ OPERATIONS_PER_PRODUCT = 0.2
 """Of a max-plus product, for each pair of totals."""
 
 STALLED_ROUNDS = 20
-"""Rounds without any gain after which only rounding errors can be left."""
+"""Rounds without any gain after which only rounding errors can remain."""
 
 DEEPER = 1
 """Sequences by which packs may be deeper than the mean; deeper ones are hardly ever needed, and cost time."""
@@ -110,7 +110,7 @@ def solve_nnls(
     state = _empty_set(max_length, depth)
     chain = power_chain(depth - 1, max_length)
     most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
-    size, rounds, residual = _run(counts, squared_weights, chain, state, additions, most_rounds, max(work.left, 0.0))
+    size, rounds, residual = _run(counts, squared_weights, chain, state, additions, most_rounds, max(work.remaining, 0.0))
     work.spend(float(state.operations[0]))
     strategies = [_strategy(state, column) for column in range(size)]
     objective = scale * float(np.sqrt(np.sum(squared_weights * residual**2)))
@@ -326,7 +326,7 @@ def _update_residual(
 #
 # Appending a column costs one forward substitution; removing one shifts the later columns and restores the triangle with
 # Givens rotations (Golub and Van Loan, Matrix Computations, section 6.5). All loops run along rows of R, which are
-# contiguous. The right-hand side is kept as `projected` = R^-T g, so that the solution of G x = g is always one back
+# contiguous. The right-hand side is stored as `projected` = R^-T g, so that the solution of G x = g is always one back
 # substitution away. Innermost loops are kernels of their own on slices: the compiler then sees plain arrays, and vectorises
 # three times better.
 

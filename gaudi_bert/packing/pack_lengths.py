@@ -90,7 +90,7 @@ class Packs(_PackList, PackingFigures):
 
     Attributes:
         max_sequence_length: slots of a pack.
-        algorithm: what made them.
+        algorithm: the one that was used.
     """
 
     max_sequence_length: int
@@ -121,7 +121,7 @@ class _PackedHistogram(PackingFigures):
         strategies: sorted tuples of lengths that share a pack.
         counts: int64 [strategies], how many packs there are of each; read-only.
         max_sequence_length: slots of a pack.
-        algorithm: what made it.
+        algorithm: the one that was used.
     """
 
     strategies: tuple[tuple[int, ...], ...]
@@ -145,14 +145,14 @@ def pack_lengths(
 
     Args:
         lengths: whole numbers from 1 to `max_sequence_length`, one per sequence: an array, a list, any iterable; of none,
-            there are no packs.
+            the result is empty.
         max_sequence_length: slots of a pack, in tokens.
         depth: most sequences per pack, or "max" for no limit.
         algorithm: `optimal`, `nnls`, `lpfhp`, `spfhp`, `ffd`, `nnlshp`, `ennlshp`, `greedy`, `none`.
         seed: which sequences of a length go where, and the order of the packs.
 
     Raises:
-        ArgumentError: a ValueError, which names the index and the value at fault.
+        ArgumentError: a ValueError, which names the index and the wrong value.
     """
     seed = whole_number(seed, "seed", 0)
     checked = checked_lengths(lengths, max_sequence_length)
@@ -185,7 +185,7 @@ def pack_histogram(
         seed: of `greedy`, the only algorithm that draws.
 
     Raises:
-        ArgumentError: a ValueError, which names the length and the value at fault.
+        ArgumentError: a ValueError, which names the length and the wrong value.
     """
     seed = whole_number(seed, "seed", 0)
     try:
@@ -231,14 +231,14 @@ def _depth_picture(sizes: IntArray) -> str:
         return ""
     counts = np.bincount(np.minimum(sizes, _BARS))[1:]
     parts = []
-    for place, count in enumerate(counts.tolist()):
-        height, left = max(_BAR_HEIGHT * count / counts.max(), 1.0 if count else 0.0), place * _BAR_WIDTH
-        label = f"{place + 1}+" if place + 1 == _BARS else f"{place + 1}"
+    for index, count in enumerate(counts.tolist()):
+        height, x = max(_BAR_HEIGHT * count / counts.max(), 1.0 if count else 0.0), index * _BAR_WIDTH
+        label = f"{index + 1}+" if index + 1 == _BARS else f"{index + 1}"
         parts.append(
-            f"<rect x='{left + 2}' y='{_BAR_HEIGHT - height:.1f}' width='{_BAR_WIDTH - 4}' "
+            f"<rect x='{x + 2}' y='{_BAR_HEIGHT - height:.1f}' width='{_BAR_WIDTH - 4}' "
             f"height='{height:.1f}' opacity='0.6'>"
             f"<title>{count:,} packs of {label} sequences</title></rect>"
-            f"<text x='{left + _BAR_WIDTH // 2}' y='{_BAR_HEIGHT + 13}' font-size='11' text-anchor='middle'>{label}</text>"
+            f"<text x='{x + _BAR_WIDTH // 2}' y='{_BAR_HEIGHT + 13}' font-size='11' text-anchor='middle'>{label}</text>"
         )
     width = len(counts) * _BAR_WIDTH
     return (

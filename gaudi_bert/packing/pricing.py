@@ -10,7 +10,7 @@ so the best strategy of at most `depth` sequences that holds a sequence of lengt
 on depth one pass is enough, because the limit U of the powers satisfies U[t] = max(price[t], max over a of U[a]
 + U[t - a]).
 
-The kernels work on integers as on floating point numbers. Only values are kept: where a maximum came from is
+The kernels work on integers as on floating point numbers. Only values are stored: where a maximum came from is
 searched again for the few strategies that are unwound. If the prices never fall with length (those of the
 linear program), "exactly t" is the same as "at most t". This is the Gilmore-Gomory pricing of the cutting
 stock problem (1961) with a limit on the number of pieces; the enumeration it replaces is the paper's listing 2.
@@ -134,8 +134,8 @@ def _max_plus_product(left: Worths, right: Worths, result: Worths) -> None:
 def close_over(values: Worths, items: IntArray, result: Worths) -> None:
     """result[t] = the best worth of any number of `items` (lengths, ascending) that add up to t.
 
-    Item by item, each in runs of its own length, in which an entry depends only on entries before the run. An item that is
-    worth less than shorter ones of the same total is left out. Where values never fall with length, those lengths are
+    Item by item, each in runs of its length, in which an entry depends only on entries before the run. An item that is
+    worth less than shorter ones of the same total is omitted. Where values never fall with length, those lengths are
     enough at which they rise: any other is worth as much as the next shorter one of these.
     """
     size = values.size

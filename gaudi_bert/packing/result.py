@@ -20,7 +20,7 @@ class Packing(PackingFigures):
     Attributes:
         depth: most sequences per pack that was allowed.
         algorithm: as requested.
-        algorithm_used: what made the mixture, where `algorithm` chooses between several.
+        algorithm_used: what returned the mixture, where `algorithm` chooses between several.
         mixture: strategies and how often each is used.
         certificate: integer prices that prove the bound.
         masked_slots: most masked positions per pack (Q), or None if unknown.
@@ -60,7 +60,7 @@ Leftovers = Literal["best-fit", "complement"]
 
 @dataclass(frozen=True)
 class Solved:
-    """What an algorithm returns: the mixture, the name of what made it, and the proof of its bound if it made one."""
+    """What an algorithm returns: the mixture, the algorithm that was used, and the proof of its bound if it has one."""
 
     mixture: Mixture
     algorithm_used: str
@@ -69,7 +69,7 @@ class Solved:
 
 # --- how much a solver may do, in elementary operations: known beforehand and the same on every machine, unlike seconds
 #
-# Every loop that could go on for long tells a `Work` what it does and stops where nothing is left; then it returns what it
+# Every loop that could take long reports to a `Work` what it does and stops where nothing remains; then it returns what it
 # has, with the bound that is proven by then. An operation is about a nanosecond of one core. The published histograms stay
 # far below every limit, so a limit changes none of their plans.
 
@@ -88,7 +88,7 @@ may do what a plan may, so that it equals the plan."""
 
 
 class Work:
-    """Operations that are left.
+    """The remaining operations.
 
     Args:
         operations: how many; infinite for no limit.
@@ -96,26 +96,26 @@ class Work:
     """
 
     def __init__(self, operations: float = float("inf"), whole: Work | None = None) -> None:
-        self.left = operations
+        self.remaining = operations
         self._whole = whole
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing is left."""
-        return self.left <= 0
+        """Whether nothing remains."""
+        return self.remaining <= 0
 
     def spend(self, operations: float) -> None:
         """Count what was done, or is done next."""
-        self.left -= operations
+        self.remaining -= operations
         if self._whole is not None:
             self._whole.spend(operations)
 
     def share(self, part: float) -> Work:
-        """A limit of this part (0..1) of what is left, for one phase."""
-        return Work(max(self.left, 0.0) * part, self)
+        """A limit of this part (0..1) of what remains, for one phase."""
+        return Work(max(self.remaining, 0.0) * part, self)
 
 
 def estimate_limit(max_sequence_length: int) -> Work | None:
-    """What all rows of an estimate may do together; None where each has the limit of its own algorithm."""
+    """What all rows of an estimate may do together; None where each has its algorithm's limit."""
     operations = next(operations for longest, operations in ESTIMATE_WORK if max_sequence_length <= longest)
     return None if operations == float("inf") else Work(operations)

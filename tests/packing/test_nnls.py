@@ -149,7 +149,7 @@ def test_long_packs_as_few_as_the_tokens_need_take_no_least_squares() -> None:
     assert solved.algorithm_used == "lpfhp"
     least = Histogram(1283, counts).token_bound
     assert packs_of(solved.mixture) <= least * 1.0001
-    assert work.left == 1e9
+    assert work.remaining == 1e9
 
 
 def test_the_least_squares_of_long_packs_cost_no_more_at_any_depth_than_a_little_above_the_mean() -> None:
@@ -160,4 +160,4 @@ def test_the_least_squares_of_long_packs_cost_no_more_at_any_depth_than_a_little
     iterative_nnls(counts, 8, work=shallow)
     mixture = iterative_nnls(counts, 1283, work=deep)
     check_mixture(mixture, Histogram(1283, counts), 1283)
-    assert 0 < 25e9 - deep.left <= 25e9 - shallow.left
+    assert 0 < 25e9 - deep.remaining <= 25e9 - shallow.remaining

@@ -124,12 +124,12 @@ def test_a_share_is_spent_from_the_whole() -> None:
     whole = Work(100.0)
     part = whole.share(0.25)
     part.spend(30.0)
-    assert (part.left, part.exhausted, whole.left, whole.exhausted) == (-5.0, True, 70.0, False)
+    assert (part.remaining, part.exhausted, whole.remaining, whole.exhausted) == (-5.0, True, 70.0, False)
 
 
 def test_rows_of_an_estimate_share_a_limit_where_packs_are_long() -> None:
     limits = [estimate_limit(length) for length in (512, 1024, 1025, 2048, 4097, 32_768)]
-    assert [limit and limit.left for limit in limits] == [None, None, 180e9, 180e9, 40e9, 40e9]
+    assert [limit and limit.remaining for limit in limits] == [None, None, 180e9, 180e9, 40e9, 40e9]
 
 
 @pytest.mark.parametrize("operations", ALLOWED)

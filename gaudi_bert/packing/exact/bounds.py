@@ -2,7 +2,7 @@
 
 Prices come from the token bound (length), the count bound (1 each), the linear program without a depth limit,
 and the one with it. The last starts from the strategies of LPFHP and stops after a number of simplex
-iterations; its prices prove a bound at any time. Whatever the prices, they are made integers and the worth of
+iterations; its prices prove a bound at any time. Whatever the prices, they are rounded to integers and the worth of
 the best pack is computed exactly, so floating point has no part in the proof.
 """
 

@@ -7,10 +7,10 @@ with one row for each length that occurs, over the strategies that are known so 
 longer length hold a sequence of length i, so the dual prices never fall with length, and far fewer strategies are needed
 than with equality (valid dual inequalities, Valerio de Carvalho 2005).
 
-Solved by stabilised column generation (Gilmore and Gomory 1961): solve the program over the known strategies (kept warm in
-HiGHS), price, add for every length its best strategy, repeat. The prices are taken between the program's and the
+Solved by stabilised column generation (Gilmore and Gomory 1961): solve the program over the known strategies (HiGHS,
+started warm), price, add for every length its best strategy, repeat. The prices are taken between the program's and the
 best proven ones (Wentges 1997), which start at length / L, the prices of the token bound; each pricing gives a new lower
-bound (worth of the sequences) / (worth of the best pack), so the loop may stop as soon as no whole pack lies between bound
+bound (worth of the sequences) / (worth of the best pack), so the loop may stop as soon as no whole pack is between bound
 and objective.
 """
 
@@ -26,7 +26,7 @@ from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.certificate import LONGEST_EXACT
 from gaudi_bert.packing.exact.listed import LONGEST_TABLE, ListedPricer, list_strategies
-from gaudi_bert.packing.heuristics import pack_longest_first
+from gaudi_bert.packing.heuristics import OpenPacks, pack_longest_first
 from gaudi_bert.packing.long_packs import MANY_LENGTHS
 from gaudi_bert.packing.mixture import Strategy
 from gaudi_bert.packing.pricing import close_over, completion_values, power_chain, unwind
@@ -44,7 +44,7 @@ LARGEST_DEMAND = 1e7
 
 
 class _Master:
-    """The program over the strategies that are known so far, kept warm in HiGHS.
+    """The program over the strategies that are known so far, warm-started in HiGHS.
 
     `iterations` counts the simplex iterations: unlike seconds, they are the same on every machine.
 
@@ -136,7 +136,7 @@ class _Master:
             dual: use the dual simplex (after a change of demand) instead of the primal one (after new strategies).
         """
         size = len(self.lengths) + self._exchanges + len(self.strategies)
-        affordable = (self.work.left / size - OPERATIONS_PER_SOLVE) / OPERATIONS_PER_ITERATION
+        affordable = (self.work.remaining / size - OPERATIONS_PER_SOLVE) / OPERATIONS_PER_ITERATION
         self._solver.setOptionValue("simplex_strategy", 1 if dual else 4)
         self._solver.setOptionValue("simplex_iteration_limit", int(min(max(affordable, 0), MOST_ITERATIONS)))
         self._solver.run()
@@ -145,7 +145,7 @@ class _Master:
         self.iterations += iterations
         self.work.spend(size * (OPERATIONS_PER_ITERATION * iterations + OPERATIONS_PER_SOLVE))
         if status == self._highs.HighsModelStatus.kIterationLimit:
-            self.work.spend(max(self.work.left, 0.0))
+            self.work.spend(max(self.work.remaining, 0.0))
             if information.primal_solution_status != self._highs.SolutionStatus.kSolutionStatusFeasible:
                 return float("inf")
         elif status != self._highs.HighsModelStatus.kOptimal:
@@ -153,7 +153,7 @@ class _Master:
         return float(information.objective_function_value) * self._unit
 
     def prices(self) -> FloatArray:
-        """Dual prices per row, made non-negative and non-decreasing: float64 [rows]."""
+        """Dual prices per row, non-negative and non-decreasing: float64 [rows]."""
         duals = np.array(self._solver.getSolution().row_dual)
         return np.maximum.accumulate(np.maximum(duals, 0.0))
 
@@ -194,7 +194,7 @@ class TablePricer:
         self.depth = depth
         deepest = max_length // int(lengths[0])
         self._closes = depth >= deepest  # without a limit of depth only the lengths that occur have to be tried
-        # Without a limit of depth the smallest part of a split is found first, so that a pack is looked at once or twice.
+        # Without a limit of depth the smallest part of a split comes first, so that a pack is looked at once or twice.
         # (Up to LONGEST_TABLE tokens that is counted as with a limit, so that plans stay as they are.)
         self._is_short_work = self._closes and max_length > LONGEST_TABLE
         self._unwinding = (2 if self._is_short_work else min(depth, deepest)) * max_length
@@ -218,7 +218,7 @@ class TablePricer:
     def strategies(self, rows: IntArray, prices: FloatArray, least: float) -> list[Strategy]:
         """The strategies behind the last `price`, for these rows, that are worth more than `least` at `prices`."""
         # Where packs are deep the longest lengths have to do.
-        affordable = max(1, int(min(max(self.work.left, 0.0) / 4, UNWINDING_WORK) // self._unwinding))
+        affordable = max(1, int(min(max(self.work.remaining, 0.0) / 4, UNWINDING_WORK) // self._unwinding))
         rows = rows[-affordable:]
         self.work.spend(len(rows) * self._unwinding)
         items, ends, worths = _unwind_rows(self.chain, self._table, self.lengths, self._row_below, rows, prices)
@@ -295,7 +295,7 @@ class Relaxation:
 
     @property
     def closed(self) -> bool:
-        """Whether no whole number lies between bound and objective, allowing for rounding errors."""
+        """Whether no whole number is between bound and objective, allowing for rounding errors."""
         small = max(1e-6, 1e-13 * self.objective)
         return bool(self.objective - self.bound < small or np.ceil(self.bound - small) >= np.ceil(self.objective - small))
 
@@ -316,7 +316,7 @@ def generate_columns(
         pricer: of the same lengths.
         demand: float64 [rows], sequences of each length; the master's demand.
         known: an earlier relaxation whose prices are the first centre; None: the token bound.
-        enough: stop as soon as the objective is no more than this, or is proven to be more.
+        enough: stop as soon as the objective is at most this, or is proven to be more.
         max_iterations: stop when the simplex has taken more iterations than this.
     """
     last = master.iterations + max_iterations
@@ -384,7 +384,7 @@ class LinearProgram:
     def limited(cls, counts: IntArray, depth: int, work: Work | None = None) -> LinearProgram:
         """With the strategies of LPFHP at this depth, which cover everything."""
         linear_program = cls(counts, depth, work)
-        linear_program.add(pack_longest_first(counts, depth))
+        linear_program.add(pack_longest_first(counts, depth, OpenPacks(depth, np.inf)))
         return linear_program
 
     @classmethod

@@ -8,7 +8,7 @@
 4. Its solution rounded down, and the rest searched or dived for (`dive`), with other step sizes if that fails.
 
 Long packs with thousands of lengths go through a coarse grid (`long_packs`) on which all this is done; then the packs are
-matched anew (`halves`). That mostly ends within a pack of the bound.
+matched again (`halves`). That mostly ends within a pack of the bound.
 
 The certificate holds whatever the floating point did; the mixture is exact. If the gap is not 0, the best mixture that is
 known is returned.
@@ -49,7 +49,7 @@ from gaudi_bert.packing.nnls_solver import LONGEST_WHOLE, solve_nnls, useful_dep
 from gaudi_bert.packing.result import OPTIMAL_WORK, Solved, Work
 
 NNLS_ROUNDS = 1.5
-"""Rounds for each length that the NNLS may take. Where exact fills exist it needs fewer, and elsewhere it is no help."""
+"""Rounds for each length that the NNLS may take. Where exact fills exist it needs fewer, and elsewhere it does not help."""
 
 PATIENCE = 4
 """Simplex iterations for each length before the NNLS supplies strategies."""
@@ -94,7 +94,7 @@ class _Optimum:
 
 
 def solve_optimally(counts: IntArray, depth: int, work: Work | None = None) -> Solved:
-    """As `pack_optimally`, in the form of the table of algorithms; what lies far from its bound is packed by `nnls` too."""
+    """As `pack_optimally`, in the form of the table of algorithms; what is far from its bound is packed by `nnls` too."""
     optimum = pack_optimally(counts, depth, work=work)
     bound = optimum.certificate.bound
     if optimum.gap > max(1, bound // FAR):

@@ -1,8 +1,8 @@
 """From fractions of packs to whole packs: round the solution down, dive, search the last packs.
 
-The whole part of every usage is fixed. What remains is a few hundred sequences, for which the same program, with the same
+The integer part of every usage is fixed. What remains is a few hundred sequences, for which the same program, with the same
 basis, is still optimal; from there some of the largest fractions are fixed to one more pack and the program is solved again
-with what is left to cover (diving, as in Sadykov et al. 2019). While fixed packs plus the rest's objective stay within the
+with what remains to cover (diving, as in Sadykov et al. 2019). While fixed packs plus the rest's objective stay within the
 target, the known strategies are enough; when they do not, column generation supplies strategies for the rest. After every
 step the rest is searched exhaustively, within a limit of nodes, for packs that meet the target.
 """
@@ -21,7 +21,7 @@ from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs
 from gaudi_bert.packing.result import Work
 
 WHOLE = 1e-6
-"""A usage this close below a whole number is taken for it."""
+"""A usage this close below a whole number is treated as it."""
 
 SMALLEST_SHARE = 0.01
 """A step that loses the target is taken back and tried again with a third of the share, down to this."""
@@ -33,7 +33,7 @@ class DiveSettings:
 
     Attributes:
         share: part of the sum of all fractions that is rounded up in one step.
-        threshold: fractions below this are only rounded up if there is no larger one.
+        threshold: fractions below this are only rounded up if none is larger.
         search_nodes: effort of the search of each rest.
         max_steps: programs that are solved at most.
     """
@@ -49,27 +49,27 @@ class _Path:
 
     def __init__(self, lengths: IntArray, counts: IntArray) -> None:
         self.lengths = lengths
-        self.left = counts.copy()  # may be negative: free slots, which shorter sequences may use
+        self.uncovered = counts.copy()  # may be negative: free slots, which shorter sequences may use
         self.packs = 0
         self.fixed: list[tuple[Strategy, int]] = []
-        self.states: list[tuple[int, int, IntArray]] = []  # length of `fixed`, packs, left
+        self.states: list[tuple[int, int, IntArray]] = []  # length of `fixed`, packs, uncovered
 
     def fix(self, strategy: Strategy, count: int) -> None:
         self.fixed.append((strategy, count))
         self.packs += count
-        np.subtract.at(self.left, np.searchsorted(self.lengths, strategy), count)
+        np.subtract.at(self.uncovered, np.searchsorted(self.lengths, strategy), count)
 
     def remember(self) -> None:
-        self.states.append((len(self.fixed), self.packs, self.left.copy()))
+        self.states.append((len(self.fixed), self.packs, self.uncovered.copy()))
 
     def undo(self) -> None:
         """Go back to the last state."""
-        number, self.packs, self.left = self.states.pop()
+        number, self.packs, self.uncovered = self.states.pop()
         del self.fixed[number:]
 
-    def waiting(self, left: IntArray) -> IntArray:
+    def waiting(self, uncovered: IntArray) -> IntArray:
         """Sequences that find no free slot of their length or more: int64 [rows]."""
-        balance = np.cumsum(left[::-1])
+        balance = np.cumsum(uncovered[::-1])
         unplaced = np.maximum.accumulate(np.maximum(balance, 0))
         return np.diff(unplaced, prepend=0)[::-1]
 
@@ -84,7 +84,7 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
     """Whole packs for the program's sequences, in `target` packs if the dive goes well.
 
     Args:
-        linear_program: with its relaxation; the demand of its master is what was left by the last dive afterwards.
+        linear_program: with its relaxation; the demand of its master is afterwards what the last dive did not cover.
         target: number of packs that would be optimal.
         settings: step sizes and effort.
 
@@ -107,7 +107,7 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
             path.fix(master.strategies[column], int(steps[column]))
         rest = search_packs(
             linear_program.lengths,
-            path.waiting(path.left),
+            path.waiting(path.uncovered),
             linear_program.prices,
             linear_program.max_length,
             linear_program.depth,
@@ -122,12 +122,12 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
         else:
             path.undo()
             share /= 3
-    return path.mixture({}), path.waiting(path.left)
+    return path.mixture({}), path.waiting(path.uncovered)
 
 
 def _resolve(linear_program: LinearProgram, path: _Path, target: int) -> bool:
-    """Solve for what is left; False if it provably needs more packs than the target leaves."""
-    demand = path.left.astype(np.float64)
+    """Solve for what is not covered yet; False if it provably needs more packs than the target leaves."""
+    demand = path.uncovered.astype(np.float64)
     linear_program.master.set_demand(demand)
     allowed = target - path.packs + WHOLE
     if linear_program.master.solve(dual=True) <= allowed:
@@ -137,7 +137,7 @@ def _resolve(linear_program: LinearProgram, path: _Path, target: int) -> bool:
 
 
 def _round(usage: FloatArray, share: float, threshold: float) -> IntArray:
-    """Packs to fix now: the whole parts if there are many, else also the largest fractions. int64 [strategies]."""
+    """Packs to fix now: the integer parts if there are many, else also the largest fractions. int64 [strategies]."""
     steps: FloatArray = np.floor(usage + WHOLE)
     fractions = usage - steps
     if steps.sum() <= 1000:
@@ -152,8 +152,8 @@ def _round(usage: FloatArray, share: float, threshold: float) -> IntArray:
 #
 # Diving loses its slack in the last handful of packs, where fractions of packs no longer guide. There the question is
 # small enough to be searched. The prices of the linear program prune: every pack is worth at most 1, so what the packs fall
-# short of 1 together may not exceed (packs - worth of all sequences). Each pack starts with the longest sequence that is
-# left and is filled in order of falling length; a branch dies when even the best completion of the pack leaves too little
+# short of 1 together may not exceed (packs - worth of all sequences). Each pack starts with the longest sequence that
+# remains and is filled in order of falling length; a branch dies when even the best completion of the pack leaves too little
 # worth. (Branch and bound on the dual prices, as Belov and Scheithauer 2006 use them; equal sequences are one type, so no
 # two branches are alike.)
 
@@ -220,7 +220,7 @@ def search_packs(
     deepest = min(depth, max_length // int(lengths[-1]), sequences)
     levels = min(deepest, MAX_LEVELS)
     table_operations = 2.0 * levels * max_length * len(lengths)
-    if table_operations > min(work.left, MOST_TABLE_OPERATIONS):
+    if table_operations > min(work.remaining, MOST_TABLE_OPERATIONS):
         return None
     work.spend(table_operations)
     best = _completions(lengths, prices, max_length, levels, levels < deepest)
@@ -263,10 +263,10 @@ def _completions(lengths: IntArray, prices: FloatArray, max_length: int, levels:
 @kernel
 def _search(rest: _Rest, attempt: tuple[float, float], max_nodes: int) -> tuple[IntArray, IntArray]:
     """Depth-first search. Returns the types in the order of packing and where each pack ends; both empty if
-    nothing was found.
+    there is none.
 
     The path is a stack of placed sequences; `opening[p]` is the stack height at which pack p starts. `kind` is
-    the type to try next at the current height. `slack_left[p]` and `free_left[p]` are the worth and the
+    the type to try next at the current height. `slack_remaining[p]` and `free_remaining[p]` are the worth and the
     sequences that packs p, p + 1, ... may fall short of 1 and of the depth. With many packs to go a pack may
     use only a share of them, the attempt's second number over the packs to go.
     """
@@ -277,12 +277,12 @@ def _search(rest: _Rest, attempt: tuple[float, float], max_nodes: int) -> tuple[
     for count in counts:
         total += count
     stack, opening = np.zeros(total + 1, dtype=np.int64), np.zeros(packs + 2, dtype=np.int64)
-    slack_left, free_left = np.zeros(packs + 2), np.zeros(packs + 2, dtype=np.int64)
-    slack_left[0], free_left[0] = rest.slack, packs * depth - total
+    slack_remaining, free_remaining = np.zeros(packs + 2), np.zeros(packs + 2, dtype=np.int64)
+    slack_remaining[0], free_remaining[0] = rest.slack, packs * depth - total
     height, pack, room, worth, kind = 0, 0, max_length, 0.0, 0
     for _ in range(max_nodes):
         share = min(1.0, reserve / (packs - pack))
-        enough = 1.0 - slack_left[pack] * share - ROUNDING
+        enough = 1.0 - slack_remaining[pack] * share - ROUNDING
         used = height - opening[pack]
         kind, fits = _next_fitting(rest, counts, kind, used, room, enough - worth)
         if fits:
@@ -296,9 +296,9 @@ def _search(rest: _Rest, attempt: tuple[float, float], max_nodes: int) -> tuple[
                 return stack[:total], opening[1 : pack + 2]
             if used == 0:
                 kind = _shorter_than(lengths, kind, second_share * room)
-        elif used > 0 and pack + 1 < packs and worth >= enough and depth - used <= np.ceil(free_left[pack] * share):
-            slack_left[pack + 1] = slack_left[pack] - max(0.0, 1.0 - worth)
-            free_left[pack + 1] = free_left[pack] - (depth - used)
+        elif used > 0 and pack + 1 < packs and worth >= enough and depth - used <= np.ceil(free_remaining[pack] * share):
+            slack_remaining[pack + 1] = slack_remaining[pack] - max(0.0, 1.0 - worth)
+            free_remaining[pack + 1] = free_remaining[pack] - (depth - used)
             pack += 1
             opening[pack] = height
             room, worth, kind = max_length, 0.0, 0
@@ -323,13 +323,13 @@ def _search(rest: _Rest, attempt: tuple[float, float], max_nodes: int) -> tuple[
 @kernel
 def _next_fitting(rest: _Rest, counts: IntArray, kind: int, used: int, room: int, missing: float) -> tuple[int, bool]:
     """The first type from `kind` on that fits a pack of `used` sequences and leaves it able to be worth `missing` more,
-    and whether there is one. The longest sequence that is left has to open a pack.
+    and whether there is one. The longest remaining sequence has to open a pack.
     """
     levels, slots = rest.best.shape[0] - 1, rest.deepest - used
     while slots > 0 and kind < rest.lengths.size:
         if counts[kind] > 0:
-            left = room - rest.lengths[kind]
-            if left >= 0 and rest.prices[kind] + rest.best[min(slots - 1, levels), left] >= missing:
+            room_after = room - rest.lengths[kind]
+            if room_after >= 0 and rest.prices[kind] + rest.best[min(slots - 1, levels), room_after] >= missing:
                 return kind, True
             if used == 0:
                 break
