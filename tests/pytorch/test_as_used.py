@@ -23,7 +23,7 @@ LLAMA = {**SIZES, "initializer_range": 0.3, "num_key_value_heads": 2}
 GPT2 = {"vocab_size": 300, "n_embd": WIDTH, "n_layer": 1, "n_head": 2, "initializer_range": 0.3}
 
 
-def made(name: str, config: str, **settings: Any) -> Any:
+def random_model(name: str, config: str, **settings: Any) -> Any:
     torch.manual_seed(7)
     return getattr(transformers, name)(getattr(transformers, f"{config}Config")(**settings)).eval()
 
@@ -93,7 +93,7 @@ USES = {
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize("head", [Recurrent, Convolution])
 def test_a_head_that_mixes_tokens_is_refused(head: Any, use: Callable) -> None:
-    model = made("BertForTokenClassification", "Bert", **BERT, num_labels=4)
+    model = random_model("BertForTokenClassification", "Bert", **BERT, num_labels=4)
     use(model)
     model.classifier = head()
     with pytest.raises(
@@ -108,7 +108,7 @@ def test_a_head_that_mixes_tokens_is_refused(head: Any, use: Callable) -> None:
 
 @pytest.mark.parametrize(("kind", "settings"), [("Llama", LLAMA), ("Qwen2", LLAMA), ("GPT2", GPT2)])
 def test_tags_of_a_causal_model_have_a_label_for_each_token(kind: str, settings: dict) -> None:
-    model = made(f"{kind}ForTokenClassification", kind, **settings, num_labels=3)
+    model = random_model(f"{kind}ForTokenClassification", kind, **settings, num_labels=3)
     batch = PackCollator("transformers-5", model)(ROWS)
     assert batch["labels"].tolist() == [each["labels"].tolist() for each in ROWS]
     alone = [model(**part) for part in parts(ROWS, "input_ids", "labels")]
@@ -122,7 +122,7 @@ def test_a_config_tells_tags_from_next_tokens_by_its_architecture() -> None:
     for name, first in (("GPT2ForTokenClassification", ROWS[0]["labels"][0]), ("GPT2LMHeadModel", -100)):
         config.architectures = [name]
         assert PackCollator("transformers-5", config)(ROWS)["labels"][0, 0] == first
-    model = made("GPT2LMHeadModel", "GPT2", **GPT2)
+    model = random_model("GPT2LMHeadModel", "GPT2", **GPT2)
     model.config.eos_token_id = [7, 299]  # GLM has several
     assert PackCollator("transformers-5", model)(ROWS)["labels"][0, [0, 40, 63]].tolist() == [-100] * 3
 
@@ -133,7 +133,7 @@ def test_a_config_tells_tags_from_next_tokens_by_its_architecture() -> None:
 @pytest.mark.parametrize("target", ["transformers-5", "transformers-4", "optimum-habana", "flash", "flex"])
 @pytest.mark.parametrize(("name", "kind", "settings"), [("BertModel", "Bert", BERT), ("GPT2LMHeadModel", "GPT2", GPT2)])
 def test_a_target_that_this_software_ignores_is_refused(name: str, kind: str, settings: dict, target: str) -> None:
-    model = made(name, kind, **settings)
+    model = random_model(name, kind, **settings)
     for given in (model, model.config):
         if target == "transformers-5":
             check_outputs(model, PackCollator(target, given), ROWS, *(["token_type_ids"] if kind == "Bert" else []))
@@ -157,7 +157,7 @@ def test_a_target_needs_to_know_the_attention() -> None:
     ("kind", "more"), [("Roberta", {"type_vocab_size": 2}), ("Bert", {"is_decoder": True}), ("Bert", {})]
 )
 def test_token_types_reach_every_model_that_takes_them(kind: str, more: dict) -> None:
-    model = made(f"{kind}Model", kind, **BERT, **more)
+    model = random_model(f"{kind}Model", kind, **BERT, **more)
     check_outputs(model, PackCollator("transformers-5", model), ROWS, "token_type_ids")
 
 
@@ -183,7 +183,7 @@ ROPE = {
 @pytest.mark.parametrize("kind", ROPE)
 def test_sequences_that_change_the_positions_of_others_are_refused(kind: str) -> None:
     rope, positions = ROPE[kind]
-    model = made("LlamaModel", "Llama", **LLAMA, rope_parameters=rope, max_position_embeddings=positions)
+    model = random_model("LlamaModel", "Llama", **LLAMA, rope_parameters=rope, max_position_embeddings=positions)
     collator = PackCollator("transformers-5", model)
     assert collator.feeding.longest_sequence == LIMIT
     check_outputs(model, collator, [row((LIMIT, 31), 401), row((13, LIMIT - 1, 2), 401)])  # padding is longer than the limit
@@ -297,7 +297,7 @@ def test_a_trial_changes_neither_statistics_nor_modes() -> None:
 
 
 def test_router_logits_are_refused_with_their_reason() -> None:
-    model = made("MixtralForCausalLM", "Mixtral", **LLAMA, num_local_experts=2, output_router_logits=True)
+    model = random_model("MixtralForCausalLM", "Mixtral", **LLAMA, num_local_experts=2, output_router_logits=True)
     with pytest.raises(InputError, match=r"takes no mask of packs: set model\.config\.output_router_logits = False"):
         PackCollator("transformers-5", model)
     model.config.output_router_logits = False

@@ -102,7 +102,7 @@ def test_layers_with_a_window_have_a_mask_of_their_own() -> None:
 )
 def test_positions_begin_where_the_type_of_model_has_them(model: str, offset: int) -> None:
     batch = PackCollator("transformers-5", model)(ROWS)
-    assert batch["position_ids"][0].tolist() == [offset + place for place in (0, 1, 2, 0, 1, 0, 0)]
+    assert batch["position_ids"][0].tolist() == [offset + position for position in (0, 1, 2, 0, 1, 0, 0)]
     assert ("token_type_ids" in batch) == (model in ("bert", "roberta", "xlm-roberta"))  # those with two types
 
 

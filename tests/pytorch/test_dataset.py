@@ -60,9 +60,9 @@ def test_rows_hold_what_the_records_hold_under_the_names_of_packed_tables(case: 
     payloads = itertools.chain.from_iterable(
         read_records(case.packed / shard.name) for shard in shards_of(case.packed) if shard.packs
     )
-    wanted = {pack["input_ids"].tobytes(): pack for pack in map(decode_example, payloads)}
+    expected = {pack["input_ids"].tobytes(): pack for pack in map(decode_example, payloads)}
     for row in PackedDataset(case.packed):
-        pack = wanted.pop(row["input_ids"].astype(np.int64).tobytes())
+        pack = expected.pop(row["input_ids"].astype(np.int64).tobytes())
         tokens = int((pack["input_mask"] > 0).sum())
         sequences = int(pack["next_sentence_weights"].sum())
         np.testing.assert_array_equal(row["sequence_ids"], pack["input_mask"])
@@ -78,7 +78,7 @@ def test_rows_hold_what_the_records_hold_under_the_names_of_packed_tables(case: 
         used = pack["masked_lm_weights"] > 0
         labels[pack["masked_lm_positions"][used]] = pack["masked_lm_ids"][used]
         np.testing.assert_array_equal(row["labels"], labels)
-    assert not wanted
+    assert not expected
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -139,8 +139,8 @@ def test_a_loader_hands_out_the_same_batches_and_knows_its_place_with_any_number
         other.load_state_dict(state)
         shares.append(list(itertools.chain.from_iterable(other)))
         assert (other.state_dict()["epoch"], other.state_dict()["packs_done"]) == (1, 0)
-    left = (len(order) - 12) // 4 * 4
-    assert [shares[number % 2][number // 2] for number in range(left)] == order[12 : 12 + left]
+    remaining = (len(order) - 12) // 4 * 4
+    assert [shares[number % 2][number // 2] for number in range(remaining)] == order[12 : 12 + remaining]
 
 
 def test_an_epoch_ends_with_a_whole_update(case: PackingCase, epochs) -> None:
@@ -199,17 +199,17 @@ def write_tables(folder: Path, packed: Path, fixed: bool, group_rows: int) -> li
 def test_packed_tables_are_read_in_the_same_way(case: PackingCase, tmp_path: Path, fixed: bool, group_rows: int) -> None:
     rows = write_tables(tmp_path / "tables", case.packed, fixed, group_rows)
     dataset = PackedDataset(tmp_path / "tables", seed=SEED)
-    found = list(dataset)
-    assert sorted(ids(found)) == sorted(ids(rows))
-    assert ids(found) != ids(list(dataset))
+    actual = list(dataset)
+    assert sorted(ids(actual)) == sorted(ids(rows))
+    assert ids(actual) != ids(list(dataset))
     by_ids = {row["input_ids"].tobytes(): row for row in rows}
-    for row in found:
-        wanted = by_ids[row["input_ids"].astype(np.int32).tobytes()]
-        assert set(row) == set(wanted)
-        assert all(np.array_equal(row[name], wanted[name]) for name in row)
+    for row in actual:
+        expected = by_ids[row["input_ids"].astype(np.int32).tobytes()]
+        assert set(row) == set(expected)
+        assert all(np.array_equal(row[name], expected[name]) for name in row)
     sizes = [len(rows[0::2]), len(rows[1::2])]
     order = dealt_epoch(sizes, SEED, 0, [min(group_rows, size) for size in sizes])
-    assert ids(found) == ids([rows[2 * record + shard] for shard, record in order])
+    assert ids(actual) == ids([rows[2 * record + shard] for shard, record in order])
 
 
 def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def test_answers_for_texts(name: str, more: dict, expect: Any) -> None:
     answers = PackedEncoder(model, TOKENIZER, max_sequence_length=64).predict(TEXTS)
     assert len(answers) == len(TEXTS)
     for text, answer in zip(TEXTS, answers, strict=True):
-        found = list(answer["probabilities"].values()) if "id2label" in more else [answer["value"]]
-        agree(found, expect(alone(model, text).logits).tolist(), 1e-5, scale=1.0)
+        actual = list(answer["probabilities"].values()) if "id2label" in more else [answer["value"]]
+        agree(actual, expect(alone(model, text).logits).tolist(), 1e-5, scale=1.0)
     assert "forward" not in vars(model.base_model), "the encoder is left as it was"
 
 
@@ -87,7 +87,7 @@ def test_tags_for_words(name: str) -> None:
         with torch.no_grad():
             logits = model.eval()(input_ids=torch.tensor([encoding.ids])).logits[0]
         first = [encoding.word_ids.index(word) for word in range(len(text.split()))]
-        tags = [["O", "B-x", "I-x"][int(logits[place].argmax())] for place in first]
+        tags = [["O", "B-x", "I-x"][int(logits[position].argmax())] for position in first]
         inside = {at for tag in answer["tags"] for at in range(tag["start"], tag["end"])}
         starts = np.cumsum([0, *(len(word) + 1 for word in text.split())])[:-1]
         assert [tag != "O" for tag in tags] == [int(start) in inside for start in starts]
@@ -106,13 +106,13 @@ def test_a_tokenizer_of_transformers_and_texts_that_are_cut() -> None:
     model = model_of("roberta")
     encoder = PackedEncoder(model, fast)
     assert encoder.max_sequence_length == 12
-    wanted = []
+    expected = []
     for text in TEXTS:
         ids = TOKENIZER.encode(text).ids
         ids = ids if len(ids) <= 12 else [*ids[:11], ids[-1]]
         with torch.no_grad():
-            wanted.append(model.eval()(input_ids=torch.tensor([ids]))[0][0].mean(0))
-    agree(encoder.embed(TEXTS), torch.stack(wanted).numpy(), 1e-5, scale=1.0)
+            expected.append(model.eval()(input_ids=torch.tensor([ids]))[0][0].mean(0))
+    agree(encoder.embed(TEXTS), torch.stack(expected).numpy(), 1e-5, scale=1.0)
 
 
 @pytest.mark.parametrize(

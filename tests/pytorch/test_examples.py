@@ -70,16 +70,16 @@ def test_trainer_goes_on_where_it_was_stopped(packed, tmp_path, run_alone) -> No
     pytest.importorskip("accelerate")
     from safetensors.numpy import load_file
 
-    weights, places = [], []
+    weights, positions = [], []
     for out in (tmp_path / "whole", tmp_path / "stopped"):
         run = ["--batch-sequences", "24", "--batch-packs", "2", "--max-steps", "6", "--save-steps", "3"]
         printed = run_alone("pretrain_trainer.py", "--data", str(packed), "--out", str(out), *run)
         assert "done: 6 updates; an epoch of" in printed
         weights.append(load_file(out / "model.safetensors"))
-        places.append((out / "checkpoint-6" / "packs.json").read_text(encoding="utf-8"))
+        positions.append((out / "checkpoint-6" / "packs.json").read_text(encoding="utf-8"))
         if out.name == "whole":
             shutil.copytree(out / "checkpoint-3", tmp_path / "stopped" / "checkpoint-3")
-    assert places[0] == places[1]
+    assert positions[0] == positions[1]
     for name, value in weights[0].items():
         agree(weights[1][name], value, 1e-6, scale=1.0)
 

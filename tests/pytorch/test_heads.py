@@ -89,14 +89,14 @@ def test_loss_and_gradients_are_those_of_our_tensorflow_trainer(packed, ours, th
     tensorflow_batch = next(training_batches(source, value_limits(source, CONFIG), PACKS, order))
     torch_batch = next(iter(batches(packed, PACKS, masked_slots=data.MASKED_SLOTS, depth=data.DEPTH)))
     np.testing.assert_array_equal(tensorflow_batch["input_ids"], torch_batch["input_ids"])  # the readers have one order
-    outputs, losses, wanted = gradients_of(ours, tensorflow_batch, "token")
-    found = theirs(**torch_batch)
-    assert abs(float(found.loss.detach()) - sum(losses.values())) <= 1e-5
+    outputs, losses, expected = gradients_of(ours, tensorflow_batch, "token")
+    actual = theirs(**torch_batch)
+    assert abs(float(actual.loss.detach()) - sum(losses.values())) <= 1e-5
     used = tensorflow_batch["masked_lm_weights"] > 0
-    assert np.abs(outputs.masked_lm_logits_BQV[used] - found.prediction_logits.detach().numpy()[used]).max() <= 1e-5
-    theirs_gradients = gradients(theirs, found.loss)
-    whole = np.sqrt(sum(float((value**2).sum()) for value in wanted.values()))
-    for name, value in wanted.items():
+    assert np.abs(outputs.masked_lm_logits_BQV[used] - actual.prediction_logits.detach().numpy()[used]).max() <= 1e-5
+    theirs_gradients = gradients(theirs, actual.loss)
+    whole = np.sqrt(sum(float((value**2).sum()) for value in expected.values()))
+    for name, value in expected.items():
         value = value.T if name.endswith("/kernel") else value
         difference = np.linalg.norm(theirs_gradients[hugging_face_name(name)].numpy() - value)
         scale = whole if name.endswith("key/bias") else np.linalg.norm(value)  # the gradient of a key bias is truly 0
@@ -116,9 +116,9 @@ def test_micro_batches_of_an_update_add_up_to_one_large_batch(packed, theirs) ->
     one = theirs(**large).loss
     parts = [theirs(**batch, num_items_in_batch=counts).loss for batch in small]
     agree(sum(parts).item(), one.item(), 1e-6)
-    wanted, found = gradients(theirs, one), gradients(theirs, sum(parts))
-    for name, value in wanted.items():
-        assert float((found[name] - value).norm()) <= 1e-5 * max(float(value.norm()), 1e-3), name
+    expected, actual = gradients(theirs, one), gradients(theirs, sum(parts))
+    for name, value in expected.items():
+        assert float((actual[name] - value).norm()) <= 1e-5 * max(float(value.norm()), 1e-3), name
 
 
 def test_a_batch_without_masked_positions_has_a_loss_of_its_sentences_alone(packed, theirs) -> None:
@@ -142,14 +142,14 @@ SIZES = {
 
 
 def rows(packs: int = 4) -> list[dict]:
-    random, made = np.random.default_rng(2), []
+    random, created = np.random.default_rng(2), []
     for number in range(packs):
         lengths = np.array([(7, 11, 5), (20,), (3, 3, 9, 8), (12, 11)][number % 4])
         numbers = np.repeat(np.arange(1, len(lengths) + 1), lengths)
         pads = 24 - len(numbers)
         ids = random.integers(5, 60, len(numbers))
         labelled = number != 1  # a pack without labels
-        made.append(
+        created.append(
             {
                 "input_ids": np.pad(ids, (0, pads)),
                 "position_ids": np.concatenate([np.arange(each) for each in (*lengths, pads)]),
@@ -160,7 +160,7 @@ def rows(packs: int = 4) -> list[dict]:
                 "score": random.normal(size=len(lengths)).astype(np.float32),
             }
         )
-    return made
+    return created
 
 
 def model_of(kind, **settings):
@@ -175,19 +175,19 @@ def test_an_output_for_each_sequence_is_that_of_the_sequence_alone(labels: int, 
     assert list(plain.state_dict()) == list(packed.state_dict())
     packed.load_state_dict(plain.state_dict())
     batch = PackCollator(model=packed, sequence_labels=column, depth=5)(rows())
-    found = packed(**model_inputs(batch))
-    assert found.logits.shape == (4, 5, labels)
+    actual = packed(**model_inputs(batch))
+    assert actual.logits.shape == (4, 5, labels)
     alone, losses = [], []
     for number, row in enumerate(rows()):
         ends = np.cumsum(row["seq_lens"])
         for sequence, (first, last) in enumerate(zip(ends - row["seq_lens"], ends, strict=True)):
             label = torch.tensor(row[column][sequence : sequence + 1])
             one = plain(torch.tensor(row["input_ids"][None, first:last]), labels=label)
-            alone.append(one.logits[0] - found.logits[number, sequence])
+            alone.append(one.logits[0] - actual.logits[number, sequence])
             losses.append(one.loss)
     assert len(alone) == 10
     agree(torch.stack(alone).detach(), torch.zeros(10, labels), 1e-5, scale=1.0)
-    agree(found.loss.item(), torch.stack(losses).mean().item(), 1e-5)
+    agree(actual.loss.item(), torch.stack(losses).mean().item(), 1e-5)
 
 
 def test_a_head_with_one_output_for_a_row_is_refused() -> None:
@@ -213,8 +213,8 @@ def test_micro_batches_add_up_to_one_large_batch_for_any_head(kind: str) -> None
     parts = [update_loss(model, batch, counts) for batch in small]
     agree(sum(parts).item(), model(**model_inputs(large)).loss.item(), 1e-6)
     assert parts[1].item() == 0  # no label, and still a gradient
-    for name, found in gradients(model, sum(parts)).items():
-        agree(found, one[name], 1e-5, scale=1.0)
+    for name, actual in gradients(model, sum(parts)).items():
+        agree(actual, one[name], 1e-5, scale=1.0)
 
 
 def test_what_cannot_work_is_refused_in_one_line() -> None:

@@ -40,22 +40,22 @@ def test_the_rules_are_those_of_our_trainer(correction: str, factor: float, proc
         packing_correction=correction,
     )
     plan = RunPlan(settings, factor, processes=processes, processes_per_worker=1, slots_per_pack=8, packs=None)
-    found = translate_arguments(PADDED, factor, processes=processes, batch_packs=4, correction=correction)
-    assert found["per_device_train_batch_size"] == 4
-    agree(found["gradient_accumulation_steps"], plan.accumulation_steps, 1 if correction == "betas" else 0, scale=1.0)
-    assert found["max_steps"] == plan.settings.updates
-    assert found["warmup_steps"] == plan.settings.warmup_updates
-    assert found["logging_steps"] == plan.settings.log_every_updates
-    agree(found["adam_beta1"], plan.settings.beta_1)
-    agree(found["adam_beta2"], plan.settings.beta_2)
-    assert found["learning_rate"] == 1e-4
-    assert found["remove_unused_columns"] is False
+    actual = translate_arguments(PADDED, factor, processes=processes, batch_packs=4, correction=correction)
+    assert actual["per_device_train_batch_size"] == 4
+    agree(actual["gradient_accumulation_steps"], plan.accumulation_steps, 1 if correction == "betas" else 0, scale=1.0)
+    assert actual["max_steps"] == plan.settings.updates
+    assert actual["warmup_steps"] == plan.settings.warmup_updates
+    assert actual["logging_steps"] == plan.settings.log_every_updates
+    agree(actual["adam_beta1"], plan.settings.beta_1)
+    agree(actual["adam_beta2"], plan.settings.beta_2)
+    assert actual["learning_rate"] == 1e-4
+    assert actual["remove_unused_columns"] is False
     assert PADDED["per_device_train_batch_size"] == 96
 
 
 def test_what_is_not_named_is_left_to_trainer() -> None:
-    found = translate_arguments({"per_device_train_batch_size": 32}, 2.0)
-    assert found == {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 1, "remove_unused_columns": False}
+    actual = translate_arguments({"per_device_train_batch_size": 32}, 2.0)
+    assert actual == {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 1, "remove_unused_columns": False}
     assert translate_arguments({"max_steps": -1, "warmup_steps": 0.1}, 2.0, correction="betas")["max_steps"] == -1
 
 

@@ -93,7 +93,7 @@ def test_bad_requests(changes: dict, message: str) -> None:
 # What packing gives on rows: counted by hand on a few, and the published counts of real data where they are at hand.
 
 
-def found(tmp_path: Path, texts: list[str], **settings: object) -> Any:
+def estimated(tmp_path: Path, texts: list[str], **settings: object) -> Any:
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     folder = write_tokenizer(tmp_path / "model")
@@ -103,7 +103,7 @@ def found(tmp_path: Path, texts: list[str], **settings: object) -> Any:
 
 def test_six_rows(tmp_path: Path) -> None:
     """Lengths 3, 3, 3, 5, 6 and 10, of which the last is cut in rows of 8."""
-    result = found(tmp_path, ["cat", "dog", "mat", "the cat sat", "the cat sat on", "the cat sat on mat and dog runs"])
+    result = estimated(tmp_path, ["cat", "dog", "mat", "the cat sat", "the cat sat on", "the cat sat on mat and dog runs"])
     assert (result.sequences, result.longest, result.mean_length) == (6, 10, 5.0)
     by = {(row.max_sequence_length, row.depth): row for row in result.rows}
     assert [by[8, depth].packs for depth in (1, 2, "max")] == [6, 4, 4]
@@ -117,6 +117,6 @@ def test_six_rows(tmp_path: Path) -> None:
 
 def test_no_rows_and_no_task(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no rows"):
-        found(tmp_path, [])
+        estimated(tmp_path, [])
     with pytest.raises(InputError, match=r"task.name is not set"):
         estimate_task("x", tmp_path, TaskSettings(), row_lengths=[8], depths=[1], reporter=QUIET)

@@ -15,9 +15,9 @@ from tests.builders.properties import examples
 COUNTS = [3, 0, 5, 8, 0, 40, 2, 60]
 MIXTURE = {(3, 4): 5, (1, 6): 3, (8,): 60, (6,): 37, (4,): 3}
 ROWS = [
-    {"algorithm": name, "depth": depth, "efficiency": 0.5 + 0.1 * place}
+    {"algorithm": name, "depth": depth, "efficiency": 0.5 + 0.1 * position}
     for name in ("lpfhp", "optimal")
-    for place, depth in enumerate((1, 2, 3, "max"))
+    for position, depth in enumerate((1, 2, 3, "max"))
 ]
 FIGURES = {
     "histogram": lambda: pictures.draw_histogram(COUNTS, packs=108, lower_bound=105, prices=[0, 1, 2, 3, 4, 5, 7, 8]),

@@ -106,14 +106,14 @@ def test_the_page_is_well_formed_and_self_contained(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(contents()))
 def test_any_file_may_be_missing(tmp_path: Path, name: str) -> None:
     words = words_of(render_page(read_inputs(write_workdir(tmp_path, without=(name,)))))
-    said = {
+    absent = {
         "plan.json",
         "packed/train/metadata.json",
         "packed/train/verification.json",
         "train/metrics.jsonl",
         "train/evaluation.json",
     }
-    assert (f"Not there yet: {name}" in words) == (name in said)
+    assert (f"Not there yet: {name}" in words) == (name in absent)
 
 
 @pytest.mark.parametrize(

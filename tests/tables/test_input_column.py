@@ -96,6 +96,6 @@ def test_refused(tables, tmp_path: Path) -> None:
 )
 def test_shards_of_small_tables(packs: int, bytes_of_all: int, shards: int) -> None:
     """A divisor of 32, or a multiple of it; never more than 100 bytes or 1,024 packs in one, where there are fewer."""
-    found = count_shards(packs, bytes_of_all, 32, 100, packs_of_a_shard=1024)
-    assert found == shards
-    assert found % 32 == 0 or 32 % found == 0
+    actual = count_shards(packs, bytes_of_all, 32, 100, packs_of_a_shard=1024)
+    assert actual == shards
+    assert actual % 32 == 0 or 32 % actual == 0

@@ -35,7 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         TokenizeSettings(max_sequence_length=8, part_bytes=1000),
         reporter=QUIET,
     )
-    made = {str(tokens): 80}
+    created = {str(tokens): 80}
     for name, changes in (
         ("one shard", {}),
         ("groups", {"group_sequences": 7, "shard_multiple": 2}),
@@ -43,8 +43,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     ):
         settings = TableSettings(max_sequence_length=13, algorithm="lpfhp", **changes)
         result = pack_table(tokens, folder / name, settings, reporter=QUIET, verified=name != "groups")
-        made[str(folder / name)] = result.written.content.packs
-    return made
+        created[str(folder / name)] = result.written.content.packs
+    return created
 
 
 def test_by_pyarrow(folders: dict[str, int]) -> None:

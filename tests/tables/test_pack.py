@@ -147,11 +147,11 @@ def test_an_index_says_what_the_packs_hold(tmp_path: Path) -> None:
         index, full = (settings(too_long=policy, index_only=only) for only in (True, False))
         pack_table(tmp_path / "rows.parquet", tmp_path / f"index-{policy}", index, reporter=QUIET, verified=True)
         pack_table(tmp_path / "rows.parquet", tmp_path / f"full-{policy}", full, reporter=QUIET)
-        found = packs_of(tmp_path / f"index-{policy}")
+        actual = packs_of(tmp_path / f"index-{policy}")
         kept = ["seq_lens", "indices", *(["starts"] if policy == "split" else [])]
-        assert [set(pack) for pack in found] == [{"row", *kept}] * len(found)
-        assert [pack["row"] for pack in found] == list(range(len(found)))
-        for one, other in zip(found, packs_of(tmp_path / f"full-{policy}"), strict=True):
+        assert [set(pack) for pack in actual] == [{"row", *kept}] * len(actual)
+        assert [pack["row"] for pack in actual] == list(range(len(actual)))
+        for one, other in zip(actual, packs_of(tmp_path / f"full-{policy}"), strict=True):
             assert [one[name] for name in kept] == [other[name] for name in kept]
 
 

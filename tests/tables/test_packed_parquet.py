@@ -25,7 +25,7 @@ def keys_of(row: dict) -> list[tuple]:
         inside = slice(start, start + length)
         assert row["sequence_ids"][inside] == [number] * length
         assert row["position_ids"][inside] == list(range(length))
-        masked = [(place, id_) for place, id_ in enumerate(row["labels"][inside]) if id_ != -100]
+        masked = [(position, id_) for position, id_ in enumerate(row["labels"][inside]) if id_ != -100]
         keys.append(sequence_key(row["input_ids"][inside], row["token_type_ids"][inside], masked, label))
     used = sum(row["seq_lens"])
     assert row["sequence_ids"][used:] == [0] * (len(row["sequence_ids"]) - used)
@@ -38,18 +38,18 @@ def test_every_sequence_is_in_the_parquet_files_once(tmp_path: Path, depth: int)
     result = write_packed_parquet(case.packed, reporter=QUIET)
     metadata = read_metadata(case.packed)
     assert result == {"folder": str(case.packed / "parquet"), "files": len(shards_of(case.packed)), "packs": metadata.packs}
-    found = []
+    actual = []
     for shard in shards_of(case.packed):
         table = parquet.read_table(case.packed / "parquet" / f"{Path(shard.name).stem}.parquet")
         assert table.num_rows == shard.packs
         for row in table.to_pylist():
             assert len(row["input_ids"]) == metadata.max_sequence_length
-            found += keys_of(row)
+            actual += keys_of(row)
     # Masked positions come out in the order of the row.
-    wanted = [
+    expected = [
         (ids, segments, tuple(sorted(masked)), label) for ids, segments, masked, label in map(unpacked_key, case.sequences)
     ]
-    assert sorted(found) == sorted(wanted)
+    assert sorted(actual) == sorted(expected)
 
 
 def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path) -> None:

@@ -64,9 +64,9 @@ def test_what_a_killed_run_left_is_gone_on_from(local: Path, s3: S3Server) -> No
         pack_table(SOURCE, Path("s3://bucket/tables/killed"), SETTINGS, reporter=QUIET, store=store)
         shards = len([name for name in local_contents(local / "packed") if name.startswith("packed-00002-")])
         assert counting.requests["PUT"] == shards + 3, "settings aside, only the group without manifest is written"
-    wanted = {name: content for name, content in local_contents(local / "packed").items() if "verification" not in name}
-    made = contents("s3://bucket/tables/killed", objects)
-    assert {name: content for name, content in made.items() if "verification" not in name} == wanted
+    expected = {name: content for name, content in local_contents(local / "packed").items() if "verification" not in name}
+    created = contents("s3://bucket/tables/killed", objects)
+    assert {name: content for name, content in created.items() if "verification" not in name} == expected
 
 
 def test_a_row_at_fault_leaves_nothing_and_names_the_object(s3: S3Server, tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ def expected(tokenizer: Tokenizer, policy: str, special: bool) -> list[list[int]
     for text in TEXTS:
         ids, most = tokenizer.encode(text, add_special_tokens=False).ids, L - len(around)
         pieces = [ids[start : start + most] for start in range(0, len(ids), most)]
-        kept = pieces if policy == "split" or len(pieces) == 1 else pieces[:1] if policy == "truncate" else []
-        rows += [starts + piece + ends for piece in kept]
+        stored = pieces if policy == "split" or len(pieces) == 1 else pieces[:1] if policy == "truncate" else []
+        rows += [starts + piece + ends for piece in stored]
     return rows
 
 
@@ -79,16 +79,16 @@ def test_the_rows_of_each_text(tmp_path: Path, kind: str, policy: str, special: 
     tokenizer = write_tokenizer(tmp_path / "any.json", kind)
     settings = TokenizeSettings(max_sequence_length=L, too_long=policy, special_tokens=special, part_bytes=3000)
     files = [write_lines(tmp_path / "texts.jsonl")]
-    made = tokenize_texts(files, tmp_path / "any.json", tmp_path / "out", settings, reporter=QUIET)
-    assert isinstance(made, Made)
+    created = tokenize_texts(files, tmp_path / "any.json", tmp_path / "out", settings, reporter=QUIET)
+    assert isinstance(created, Made)
     rows = expected(tokenizer, policy, special)
     assert rows_of(tmp_path / "out") == rows
-    content, added = made.content, len(tokenizer.encode("", add_special_tokens=special).ids)
+    content, added = created.content, len(tokenizer.encode("", add_special_tokens=special).ids)
     whole = [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
-    kept = sum(len(row) - added for row in rows)
+    stored = sum(len(row) - added for row in rows)
     assert (content.texts, content.rows, content.tokens) == (len(TEXTS), len(rows), sum(map(len, rows)))
     assert content.too_long.rows == sum(len(ids) > L - added for ids in whole) > 0
-    assert content.too_long.dropped_tokens == sum(map(len, whole)) - kept
+    assert content.too_long.dropped_tokens == sum(map(len, whole)) - stored
     assert content.columns == ("input_ids",)
     assert len(content.files) > 4
 
@@ -111,8 +111,8 @@ def test_pairs_are_what_the_tokenizer_makes_of_two_texts(tmp_path: Path, kind: s
     pairs = [*zip(TEXTS[:120], TEXTS[120:240], strict=True), ("alpha", None), ("beta", None)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"a": one, "b": other}) + "\n" for one, other in pairs))
     settings = TokenizeSettings(max_sequence_length=67, too_long=policy, text_column="a", text_pair_column="b")
-    made = tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path / "any.json", tmp_path / "out", settings, reporter=QUIET)
-    assert isinstance(made, Made)
+    created = tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path / "any.json", tmp_path / "out", settings, reporter=QUIET)
+    assert isinstance(created, Made)
     complete = [tokenizer.encode(*filter(None, pair)) for pair in pairs]
     tokenizer.enable_truncation(67)
     cut = [tokenizer.encode(*filter(None, pair)) for pair in pairs]
@@ -124,9 +124,9 @@ def test_pairs_are_what_the_tokenizer_makes_of_two_texts(tmp_path: Path, kind: s
         assert table["token_type_ids"] == [row.type_ids for row in rows]
     special = sum(complete[0].special_tokens_mask)
     too_long = [(short, long) for short, long in zip(cut, complete, strict=True) if len(short) < len(long)]
-    assert made.content.too_long.rows == len(too_long) > 0
+    assert created.content.too_long.rows == len(too_long) > 0
     dropped = sum(len(long) - (len(short) if policy == "truncate" else special) for short, long in too_long)
-    assert made.content.too_long.dropped_tokens == dropped
+    assert created.content.too_long.dropped_tokens == dropped
     for other in ("split", "error"):
         wrong = settings.model_copy(update={"too_long": other})
         with pytest.raises(InputError, match=r"row \d+: gives \d+ tokens, .* truncate or drop \(a pair is not split\)"):
@@ -151,15 +151,15 @@ def test_shards_and_what_was_killed_give_the_same_bytes(tmp_path: Path, monkeypa
     def run(name: str, shard: tuple[int, int] | None = None) -> object:
         return tokenize_texts(files, tmp_path, tmp_path / name, settings, shard=shard, reporter=QUIET)
 
-    made = run("whole")
-    assert isinstance(made, Made)
+    created = run("whole")
+    assert isinstance(created, Made)
     whole = contents(tmp_path / "whole")
     assert [type(run("shards", (number, 3))) for number in (2, 0)] == [TokenisedShard, TokenisedShard]
     assert not (tmp_path / "shards" / NOTES_NAME / "tokens.json").exists()
     assert isinstance(run("shards", (1, 3)), Made)
     assert contents(tmp_path / "shards") == whole
     # Killed: the table of one part is not named yet, that of another is there without its summary, a third is gone.
-    out, names = tmp_path / "shards", [file.name for file in made.content.files]
+    out, names = tmp_path / "shards", [file.name for file in created.content.files]
     (out / names[1]).rename(out / f".{names[1]}.tmp")
     (out / names[4]).unlink()
     for gone in ("tokens.json", *(Path(names[n]).with_suffix(".json") for n in (1, 2))):
@@ -181,11 +181,11 @@ def test_row_groups_and_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(stage, "_BATCH_TEXTS", 7)
     monkeypatch.setattr(texts, "_ROW_GROUP_TOKENS", 100)
     settings = TokenizeSettings(max_sequence_length=512)
-    made = tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path, tmp_path / "out", settings, reporter=QUIET)
-    assert isinstance(made, Made)
-    assert (made.content.texts, made.content.empty_texts, made.content.rows) == (303, 2, 301)
+    created = tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path, tmp_path / "out", settings, reporter=QUIET)
+    assert isinstance(created, Made)
+    assert (created.content.texts, created.content.empty_texts, created.content.rows) == (303, 2, 301)
     assert rows_of(tmp_path / "out") == [tokenizer.encode(text).ids for text in ["alpha", *TEXTS]]
-    with parquet.ParquetFile(tmp_path / "out" / made.content.files[0].name) as table:
+    with parquet.ParquetFile(tmp_path / "out" / created.content.files[0].name) as table:
         assert table.metadata.num_row_groups > 20
 
 

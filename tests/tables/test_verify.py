@@ -60,9 +60,9 @@ def rewrite(packed: Path, change: Callable[[list[Pack]], None]) -> None:
     mend_sums(packed)
 
 
-def set_value(column: str, place: int, value: Any) -> Callable[[list[Pack]], None]:
+def set_value(column: str, position: int, value: Any) -> Callable[[list[Pack]], None]:
     def change(packs: list[Pack]) -> None:
-        packs[0][column][place] = value
+        packs[0][column][position] = value
 
     return change
 
