@@ -70,7 +70,7 @@ def queued(*overrides: str) -> PipelineSettings:
             "admission check nodes: Pending",
         ),
         ([workload(condition("Admitted", "False", "Pending", "workload didn't\nfit"))], "workload didn't fit"),
-        ([{**PENDING, "spec": {"active": False}}], f"it was deactivated, and waits .* made active again; {NO_ROOM}"),
+        ([{**PENDING, "spec": {"active": False}}], f"it was deactivated, and waits .* active again; {NO_ROOM}"),
     ],
     ids=["none", "not looked at", "no room", "preempted", "no queue", "check", "as it was", "deactivated"],
 )
