@@ -147,5 +147,5 @@ def test_a_full_disk_is_said_at_once(s3: S3Server, tmp_path: Path, monkeypatch: 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(FailedError, match="No space left on device; give scratch more room"):
+    with pytest.raises(FailedError, match="No space left on device; free space for scratch"):
         objects.fetch("s3://bucket/full", tmp_path / "copy")
