@@ -116,7 +116,7 @@ def test_nothing_is_done_twice_and_other_settings_are_refused(folder: Path) -> N
     with pytest.raises(InputError, match=r"with --seed 12345, not --seed 3"):
         run(folder, seed=3)
     (folder / "text/0.txt").write_text("Another text.\n\nOf two documents.\n")
-    with pytest.raises(InputError, match=r"made from other input .text\[0\]\."):
+    with pytest.raises(InputError, match=r"written from other input .text\[0\]\."):
         run(folder)
     assert contents(folder / "out") == before
     assert run(folder, overwrite=True)["skipped"] is False

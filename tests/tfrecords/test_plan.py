@@ -182,7 +182,7 @@ def test_parts_that_are_missing_are_named_and_others_refused(many: list[Path], t
         plan(many, out, MANY, finish=True, reporter=QUIET)
     with pytest.raises(InputError, match=r"plan\.json was written with --depth 3, not --depth 4"):
         plan_shard(many, out, settings(group_sequences=22, depth=4), (1, 3), reporter=QUIET)
-    with pytest.raises(InputError, match=r"made from other input .histogram_sha256"):
+    with pytest.raises(InputError, match=r"written from other input .histogram_sha256"):
         plan_shard(many[:2], out, MANY, (1, 3), reporter=QUIET)
     # Told to overwrite, the parts of other settings go.
     few = settings(group_sequences=60)
