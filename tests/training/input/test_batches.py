@@ -226,7 +226,7 @@ def test_not_an_example_and_not_records(tmp_path) -> None:
 def test_packs_without_metadata_are_not_taken_for_sequences(packed, tmp_path) -> None:
     for path in packed.glob("*.tfrecord"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    assert "no metadata.json" in one_error(tmp_path)
+    assert "metadata.json is missing" in one_error(tmp_path)
 
 
 @pytest.mark.repeated
