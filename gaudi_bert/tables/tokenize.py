@@ -337,7 +337,7 @@ class _Encoder:
         if policy == "error" or (is_pair and policy == "split"):
             choices = "truncate or drop (a pair is not split)" if is_pair else "split, truncate or drop"
             raise InputError(
-                f"{part.location(text.number)}: gives {tokens:,} tokens, allowed are 1 to "
+                f"{part.place(text.number)}: gives {tokens:,} tokens, allowed are 1 to "
                 f"{self.settings.max_sequence_length:,}; raise that, or say --too-long {choices}"
             )
         counts["too_long"] += 1
