@@ -27,7 +27,7 @@ from gaudi_bert.pytorch.feeding import additive_masks
 from gaudi_bert.pytorch.trial import ALONE_BOUND, scale_of, token_outputs, trial_of, usual_tokens
 from gaudi_bert.rows.answers import class_answers, multi_label_answers, number_answers, tag_answers
 from gaudi_bert.rows.fields import words_of_text
-from gaudi_bert.rows.packs import BatchShape, Placement, place_packs
+from gaudi_bert.rows.packs import BatchShape, Placement, lay_out_packs
 from gaudi_bert.rows.tokenizer import tokenizer_of
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, Sequences, TaggedRow, TextRow
@@ -208,7 +208,7 @@ class PackedEncoder:
         out: Float32Array = np.zeros((len(sequences.input_ids) if per_token else len(sequences), width), np.float32)
         with torch.inference_mode(), _evaluating(self.model):
             for part, chosen, shape in self._batches(plan):
-                placed = place_packs(sequences, part.packs, chosen, shape)
+                placed = lay_out_packs(sequences, part.packs, chosen, shape)
                 output_BLC = token_outputs(module(**self._inputs(placed, sequences))).float()
                 slots = torch.from_numpy(placed.slots).to(output_BLC.device)
                 values = finish(output_BLC.flatten(0, 1)[slots], placed).cpu().numpy()

@@ -80,7 +80,7 @@ def tagged_words(
 
 
 def _entities(row: TaggedRow, words: TaggedWords) -> Iterator[dict[str, Any]]:
-    """Words that belong together: `B-x` begins one of kind x, `I-x` goes on with it; other tags go on with their like."""
+    """Words that belong together: `B-x` begins one of kind x, `I-x` continues it; other tags continue an equal one."""
     starts = row.word_starts()
     begin, before = 0, OUTSIDE
     for word, tag in enumerate([*words.tags, OUTSIDE]):

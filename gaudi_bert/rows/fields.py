@@ -205,15 +205,15 @@ class RowReader:
 
 
 def words_of_text(number: int, text: str) -> TaggedRow:
-    """The words of a text, with their places in it."""
+    """The words of a text, with their positions in it."""
     words = list(_WORD.finditer(text))
     return TaggedRow(number, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
 
 
 def half_character(text: str) -> str | None:
     """What is wrong with a text that holds a lone surrogate, which no tokenizer takes and no file of UTF-8; else None."""
-    found = None if text.isascii() else _LONE_SURROGATE.search(text)
-    return f"holds half a character, \\u{ord(found[0]):04x} at {found.start()}" if found else None
+    match = None if text.isascii() else _LONE_SURROGATE.search(text)
+    return f"holds half a character, \\u{ord(match[0]):04x} at {match.start()}" if match else None
 
 
 def _names(record: Record) -> str:

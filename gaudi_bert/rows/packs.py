@@ -1,7 +1,7 @@
 """Packs of tokenized sequences as the dense arrays that a model takes, and its answers put back into the order of the rows.
 
-A pack is a few numbers of sequences. Everything is vectorised over the sequences and tokens of a batch: one array says which
-token of the flat arrays goes where in the batch, and used the other way round it brings the model's outputs back.
+A pack is a few numbers of sequences. Everything is vectorised over the sequences and tokens of a batch: one array gives
+each token of the flat arrays its slot in the batch, and used the other way round it brings the model's outputs back.
 
 Letters: B packs of a batch, L positions of a pack, S depth (most sequences of a pack), N sequences in all, C values of an
 answer.
@@ -59,7 +59,7 @@ class Placement:
     slots: IntArray = field(repr=False)
 
     def tokens(self, values: AnyArray, fill: float = 0) -> AnyArray:
-        """`values`, one for each token of the flat arrays, as [B, L]; `fill` where there is no token."""
+        """`values`, one for each token of the flat arrays, as [B, L]; `fill` where no token is."""
         spread = np.full(self.shape.packs * self.shape.length, fill, values.dtype)
         spread[self.slots] = values[self.sources]
         return spread.reshape(self.shape.packs, self.shape.length)
@@ -96,7 +96,7 @@ class Placement:
         }
 
 
-def place_packs(sequences: Sequences, packs: Packs, chosen: IntArray, shape: BatchShape) -> Placement:
+def lay_out_packs(sequences: Sequences, packs: Packs, chosen: IntArray, shape: BatchShape) -> Placement:
     """Lay the chosen packs side by side.
 
     `chosen`, int64 [b], are numbers of packs, at most `shape.packs`.

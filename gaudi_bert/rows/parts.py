@@ -1,7 +1,7 @@
 """Files of rows divided into parts that can be read alone: lines that begin in a range of bytes, or runs of row groups.
 
 A compressed file can be read from its front only, and a quoted cell of a table may hold lines, so each is one part. The
-parts are a function of the file, whoever reads them.
+parts are a function of the file alone.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def read_rows(
     labelled: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Row]:
-    """The rows of a file, in its order, in bounded memory (SQuAD's JSON is read whole).
+    """The rows of a file, in its order, in bounded memory (SQuAD's JSON is read at once).
 
     `path` may be `-` for standard input; `task` is None for plain texts. With `labelled`, a row without labels, tags or
     answers is refused; else they are ignored. `say` gets a line on the columns and the first row, once that is read.

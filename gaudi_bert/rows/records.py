@@ -206,7 +206,7 @@ def _json_record(line: str, part: RowPart, number: int) -> Record | InputError:
 
 
 def _table(part: RowPart, settings: TaskSettings, rows: _CellRows) -> Iterator[NumberedRecord]:
-    """An empty cell is no value, but for that of the text, which is then empty."""
+    """An empty cell means that the value is missing; that of the text is an empty text."""
     columns = list(settings.columns) if settings.columns is not None else None
     if columns is None and settings.no_header:
         raise InputError(f"{part.name}: without a header, name the columns too: --columns text,label,id")
@@ -242,8 +242,8 @@ def _without_header(part: RowPart, columns: Sequence[str], rows: _CellRows) -> _
     (number, first), *following = beginning or [(0, [])]
     if isinstance(first, list) and _is_header(first, columns, [cells for _, cells in following if isinstance(cells, list)]):
         raise InputError(
-            f"{part.place(number)}: {shown(first)} looks like a header, which --columns replaces; leave --columns out and "
-            "name the column with --text-column, or pass --no-header if it is a row"
+            f"{part.place(number)}: {shown(first)} looks like a header, which --columns replaces; leave --columns out "
+            "and name the column with --text-column, or pass --no-header if it is a row"
         )
     yield from chain(beginning, rows)
 

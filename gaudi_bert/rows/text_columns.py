@@ -1,4 +1,4 @@
-"""Rows of Parquet with texts, and the tables of tokens that are made of texts."""
+"""Rows of Parquet with texts, and the tables of tokens that texts become."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def token_table(columns: Sequence[str], values: Sequence[Sequence[Sequence[int]]
 
 
 def write_token_tables(path: Path, columns: Sequence[str], tables: Iterable[Any]) -> int:
-    """Write tables of tokens to one file, in row groups of about 2^20 tokens, whole or not at all; its bytes."""
+    """Write tables of tokens to one file, in row groups of about 2^20 tokens, completely or not at all; its bytes."""
     pyarrow = require_pyarrow()
     from pyarrow import parquet
 

@@ -110,10 +110,10 @@ class RowTokenizer:
 
 
 def open_tokenizer(folder: Path) -> RowTokenizer:
-    """The tokenizer in a model's folder, or beside a model's file."""
+    """The tokenizer in a model's folder, or next to a model's file."""
     check_model(folder)
     folder = folder if folder.is_dir() else folder.parent
-    folder = folder.parent if folder.name == _CHECKPOINTS else folder  # of a run, in whose folder the tokenizer lies
+    folder = folder.parent if folder.name == _CHECKPOINTS else folder  # of a run, whose folder has the tokenizer
     for name, read in ((_WHOLE, _read_tokenizer), (_WORDS, _build_tokenizer)):
         file = folder / name
         if os.path.lexists(file):
@@ -140,7 +140,7 @@ def tokenizer_of(given: Any) -> RowTokenizer:
     library = getattr(given, "backend_tokenizer", given)
     if not isinstance(library, Tokenizer):
         raise InputError(
-            f"{type(given).__name__}: is no tokenizer of the library tokenizers; open the model's with AutoTokenizer"
+            f"{type(given).__name__}: is not a tokenizer of the library tokenizers; open the model's with AutoTokenizer"
         )
     content = library.to_str()
     copy = Tokenizer.from_str(content)
@@ -170,7 +170,7 @@ def _read_tokenizer(file: Path) -> Tokenizer:
 
 @contextmanager
 def _library_errors(file: Path) -> Iterator[None]:
-    """What the library says of a damaged file, in one line: a plain `Exception`, or a panic, which is not even that."""
+    """The library's error about a damaged file, in one line: a plain `Exception`, or a panic, which is not even that."""
     try:
         yield
     except BaseException as error:

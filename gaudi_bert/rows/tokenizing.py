@@ -110,7 +110,7 @@ class _Job:
         return self.tokenizer.frame()
 
     def texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
-        """Row numbers, offsets, token numbers and segments of whole texts, by the tokenizer's own template."""
+        """Row numbers, offsets, token numbers and segments of texts, by the tokenizer's own template."""
         tokenizer = self.tokenizer.tokenizer
         if self.settings.too_long == "truncate":
             tokenizer.enable_truncation(self.most)

@@ -38,7 +38,7 @@ class TextRow(NamedTuple):
 
 
 class TaggedRow(NamedTuple):
-    """Words with their tags; `starts` says where each starts in its text, None for words with one space between."""
+    """Words with their tags; `starts` are their positions in the text, None for words with one space between."""
 
     number: int
     tokens: tuple[str, ...]
@@ -91,7 +91,7 @@ class Sequences:
         input_ids: int32 [T], with [CLS] and [SEP].
         segment_ids: int8 [T], 1 for the second text of a pair.
         characters: int32 [T, 2], begin and end in the row's text (the context of a question), -1 for what is not of it; None
-            for tasks of whole texts.
+            for tasks with one answer per text.
         words: token classification: int32 [T], which word of the row a token represents: the first word piece of each word,
             in one window only, the one that shows most around it; else -1. None for other tasks.
         target: what is to be learnt, None without labels. classification int32 [N]; multi-label float32 [N, labels];

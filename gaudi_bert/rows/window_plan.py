@@ -1,7 +1,7 @@
 """How a window of sequences is packed for prediction: in rows of the lengths that cost least. No TensorFlow.
 
 Training is bound to its batch; prediction is not, so any number of sequences may share a row, and the rows may be of any
-length that holds the longest sequence. Short rows cost less per token (attention spans a whole row), long rows are filled
+length that holds the longest sequence. Short rows cost less per token (attention spans the row), long rows are filled
 better. So for each window a few choices are packed by best fit and the cheapest is taken: one length for all, or a long one
 for the sequences that need it, filled up with others, and a short one for the rest; or a row for each sequence, in a few
 lengths. The choice depends on the window's lengths alone, so a run that was killed makes the same one again.
@@ -29,7 +29,7 @@ from gaudi_bert.rows.packs import Packs
 from gaudi_bert.rows.types import Sequences
 
 LEAST_GAIN = 1.02
-"""What packing must save at least, unpacked cost / packed cost; below it every sequence gets a row of its own, in one of a
+"""What packing must save at least, unpacked cost / packed cost; below it every sequence gets its own row, in one of a
 few lengths."""
 
 GRID = 32
@@ -97,7 +97,7 @@ def plan_window(
 ) -> WindowPlan:
     """Choose the lengths of rows and pack.
 
-    `lengths` is int64 [N]. Where nothing is to be packed, each sequence gets a row of its own, all of one length.
+    `lengths` is int64 [N]. Where nothing is to be packed, each sequence gets its own row, all of one length.
     Accelerators compile for each shape, so `one_length` may fix it. Of some models no row may be longer than their
     positions: `longest_row`.
     """
@@ -180,11 +180,11 @@ def _assigned(lengths: IntArray, mixtures: list[tuple[int, Mixture]]) -> Iterato
     for length, mixture in mixtures:
         if not mixture:
             continue
-        places_of_length = coverage(mixture, length)
+        slots_of_length = coverage(mixture, length)
         order = np.argsort(lengths[free], kind="stable")
         of_length = lengths[free][order]
         rank = np.arange(len(free)) - np.searchsorted(of_length, of_length)
-        is_own = (of_length <= length) & (rank < places_of_length[np.minimum(of_length, length) - 1])
+        is_own = (of_length <= length) & (rank < slots_of_length[np.minimum(of_length, length) - 1])
         own, free = np.sort(free[order][is_own]), np.sort(free[order][~is_own])
         assignment = deal_sequences(lengths[own].astype(np.int32), list(mixture.items()), 0, 0)
         yield Part(length, deepest(length), Packs(own[assignment.members], assignment.starts))

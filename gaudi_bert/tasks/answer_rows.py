@@ -34,7 +34,7 @@ class PredictOptions:
     Attributes:
         max_sequence_length: most tokens of a sequence; None for what the model was trained with.
         precision: of the matrix products.
-        packed: False gives each sequence a row of its own.
+        packed: False gives each sequence its own row.
         on_bad_row: what becomes of a row that cannot be read.
     """
 

@@ -70,7 +70,7 @@ def open_answers(
 ) -> Iterator[AnswerStream]:
     """Where the answers to `rows` go: a file, or `-` for standard output, which cannot be resumed.
 
-    `overwrite` replaces what other settings made; else they are refused.
+    `overwrite` replaces the answers of other settings; else they are refused.
     """
     if out == STANDARD_OUTPUT:
         yield AnswerStream(rows, reporter)

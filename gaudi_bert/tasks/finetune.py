@@ -1,6 +1,6 @@
 """Stage finetune: labelled rows and a pretrained model to a model of a task, as a folder that `transformers` opens.
 
-The loop is that of pretraining, and `training/run.py` says what the folder holds. In addition there are `best/` (the
+The loop is that of pretraining, and `training/run.py` describes the folder. In addition there are `best/` (the
 checkpoint with the best evaluation) and in the end that model (`config.json`, `model.safetensors`, the tokenizer), its
 answers on the evaluation data (`predictions.jsonl`), and, written last, `metrics.json`.
 """

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray
-from gaudi_bert.rows.packs import place_packs
+from gaudi_bert.rows.packs import lay_out_packs
 from gaudi_bert.tasks.kinds.task import BertForTask, Draw, Task
 from gaudi_bert.tasks.task_data import EVALUATION_EPOCH, TaskData
 from gaudi_bert.training.distributed.communicator import Communicator
@@ -45,7 +45,7 @@ class TaskObjective:
     sequence_feature: str = "sequence_weights"
 
     def weights(self, batch: BatchArrays) -> FloatArray:
-        """What the loss is a mean of; there is no second loss."""
+        """What the loss is a mean of, the only loss."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 
     def loss(
@@ -129,7 +129,7 @@ class TaskEvaluator:
         for first in range(communicator.rank * batch_packs, len(packs), communicator.size * batch_packs):
             communicator.note("an evaluation", slow=first < communicator.size * batch_packs)
             chosen = np.arange(first, min(first + batch_packs, len(packs)))
-            placed = place_packs(sequences, packs, chosen, self._shape)
+            placed = lay_out_packs(sequences, packs, chosen, self._shape)
             batch = {**placed.features(sequences), **task.target_features(sequences, placed, self._draw)}
             values, weighed = self._outputs({name: tf.constant(each) for name, each in batch.items()})
             sums += weighed.numpy().astype(np.float64)

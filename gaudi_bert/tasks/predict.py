@@ -42,7 +42,7 @@ def predict(
         options: how.
         changes: of the task settings that the model was trained with, by name.
         reporter: where progress goes.
-        overwrite: replace what other settings made.
+        overwrite: replace the answers of other settings.
         store: how object stores are reached.
     """
     with local_files(model, data, out, store) as (path, rows_file, answers_file):

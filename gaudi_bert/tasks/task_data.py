@@ -1,8 +1,8 @@
-"""Sequences of a task to batches of packs: planned once, paired anew each epoch, every sequence once an epoch.
+"""Sequences of a task to batches of packs: planned once, paired differently each epoch, every sequence once an epoch.
 
-The plan says how many packs hold which lengths; which sequences share a pack, and the order of the packs, are seeded
+The plan states how many packs hold which lengths; which sequences share a pack, and the order of the packs, are seeded
 permutations of (seed, epoch). Packs are numbered through all epochs, and batch k of process r of R takes the packs
-k R b + r, k R b + r + R, ...: so an update holds the same packs whatever the number of processes, nothing is left out at the
+k R b + r, k R b + r + R, ...: so an update holds the same packs whatever the number of processes, nothing is dropped at the
 end of an epoch, and a position is one number. After the last epoch come empty packs, which fill up the last update.
 
 Letters: b packs of a batch, R processes.
@@ -24,7 +24,7 @@ from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.result import Packing
-from gaudi_bert.rows.packs import BatchShape, Packs, place_packs
+from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
@@ -36,7 +36,7 @@ EVALUATION_EPOCH = -1
 class TaskData:
     """Tokenized sequences and how they are packed.
 
-    `rows` are those that the sequences were made from, where answers are needed; else ().
+    `rows` are those that the sequences come from, where answers are needed; else ().
     """
 
     path: Path
@@ -81,7 +81,7 @@ class TaskData:
 
 def _task_batch(data: TaskData, task: Task, packs: Packs, chosen: IntArray, shape: BatchShape, draw: Draw) -> Batch:
     """The features of some packs, [b, ...]; those that are missing are empty."""
-    placed = place_packs(data.sequences, packs, chosen, shape)
+    placed = lay_out_packs(data.sequences, packs, chosen, shape)
     return {**placed.features(data.sequences), **cast(Batch, task.target_features(data.sequences, placed, draw))}
 
 

@@ -1,4 +1,4 @@
-"""Files of labelled rows: tokenized a window of rows at a time, identified by their content, or made from docstrings."""
+"""Files of labelled rows: tokenized a window of rows at a time, identified by their content, or built from docstrings."""
 
 from __future__ import annotations
 

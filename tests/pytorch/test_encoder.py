@@ -119,7 +119,7 @@ def test_a_tokenizer_of_transformers_and_texts_that_are_cut() -> None:
     ("make", "message"),
     [
         (lambda: PackedEncoder(torch.nn.Linear(2, 2), TOKENIZER), "Linear: its attention is not known"),
-        (lambda: PackedEncoder(model_of("roberta"), "tokenizer"), "str: is no tokenizer of the library tokenizers"),
+        (lambda: PackedEncoder(model_of("roberta"), "tokenizer"), "str: is not a tokenizer of the library tokenizers"),
         (lambda: PackedEncoder(model_of("roberta", vocab_size=200), TOKENIZER), "tokens, the model has 200; give"),
         (lambda: PackedEncoder(model_of("roberta"), TOKENIZER, max_sequence_length=65), "the model has 64 positions"),
         (lambda: PackedEncoder(model_of("roberta"), TOKENIZER).embed(["a"], pooling="last"), "pooling = 'last': one of cls"),

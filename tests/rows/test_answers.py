@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.packs import BatchShape, Packs, place_packs
+from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.types import IGNORED, NO_WORD, QuestionRow, Sequences, TaggedRow, TextRow
 from gaudi_bert.tasks.kinds.question_answering import squad_scores
 from gaudi_bert.tasks.kinds.task import Draw, Vocabulary, task_named
@@ -122,7 +122,7 @@ def test_masks_are_drawn_anew_each_epoch_and_do_not_know_their_pack() -> None:
     sequences = Sequences(np.arange(5), offsets, ids, np.zeros(len(ids), np.int8))
 
     def masked(packs: Packs, depth: int, epoch: int) -> dict[int, list]:
-        placed = place_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs), 64, depth))
+        placed = lay_out_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs), 64, depth))
         features = task.target_features(sequences, placed, Draw(1, epoch))
         found: dict[int, list] = {number: [] for number in range(5)}
         for pack, (positions, targets, weights) in enumerate(
@@ -156,7 +156,7 @@ PACKS = Packs(np.array([3, 0, 2, 1]), np.array([0, 2, 4]))
 
 
 def test_a_batch_spelt_out() -> None:
-    placed = place_packs(SEQUENCES, PACKS, np.array([1, 0]), BatchShape(3, 7, 2))
+    placed = lay_out_packs(SEQUENCES, PACKS, np.array([1, 0]), BatchShape(3, 7, 2))
     found = {name: values.tolist() for name, values in placed.features(SEQUENCES).items()}
     assert found == {
         "input_ids": [[31, 21, 22, 23, 0, 0, 0], [41, 42, 43, 11, 12, 0, 0], [0] * 7],
@@ -169,7 +169,7 @@ def test_a_batch_spelt_out() -> None:
 
 
 def test_what_is_said_of_a_sequence_or_a_token_goes_home() -> None:
-    placed = place_packs(SEQUENCES, PACKS, np.array([1, 0]), BatchShape(3, 7, 2))
+    placed = lay_out_packs(SEQUENCES, PACKS, np.array([1, 0]), BatchShape(3, 7, 2))
     of_sequences = np.array([[[2.0], [1.0]], [[3.0], [0.0]], [[-1.0], [-1.0]]])
     out = np.full((4, 1), np.nan)
     placed.scatter_sequences(of_sequences, out)
@@ -180,5 +180,5 @@ def test_what_is_said_of_a_sequence_or_a_token_goes_home() -> None:
 
 
 def test_no_packs_are_an_empty_batch() -> None:
-    placed = place_packs(SEQUENCES, PACKS, np.zeros(0, np.int64), BatchShape(2, 7, 3))
+    placed = lay_out_packs(SEQUENCES, PACKS, np.zeros(0, np.int64), BatchShape(2, 7, 3))
     assert all(not values.any() for values in placed.features(SEQUENCES).values())

@@ -18,7 +18,7 @@ import tensorflow as tf
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.rows.packs import BatchShape, Packs, place_packs
+from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.types import IGNORED, NO_WORD, Sequences
 from gaudi_bert.tasks.kinds.task import BertForTask, Draw, Task, Vocabulary, task_named
 from gaudi_bert.tasks.models.task_models import start_weights
@@ -119,7 +119,7 @@ def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, pa
     model.tie_weights()
     model.eval()
     logits, total, weight = [], torch.zeros(()), 0.0
-    placed = place_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs), LENGTH, len(LENGTHS)))
+    placed = lay_out_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs), LENGTH, len(LENGTHS)))
     features = task.target_features(sequences, placed, Draw(5, 0))
     for number in range(len(sequences)):
         span = slice(*sequences.offsets[number : number + 2])
@@ -187,7 +187,7 @@ def check(name: str, minilm: Path | None, depths: tuple[int, ...]) -> None:
     norm = np.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in theirs.gradients.values()))
     for depth in depths:
         packs = packed_in(depth)
-        placed = place_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs) + 1, LENGTH, depth))
+        placed = lay_out_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs) + 1, LENGTH, depth))
         features = {**placed.features(sequences), **task.target_features(sequences, placed, Draw(5, 0))}
         batch = {key: tf.constant(value) for key, value in features.items()}
         variables = model.variables_by_name

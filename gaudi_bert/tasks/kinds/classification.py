@@ -1,4 +1,4 @@
-"""Tasks with one answer for a whole text, or for a pair of texts: classification, multi-label, regression; or for a word.
+"""Tasks with one answer for a text, or for a pair of texts: classification, multi-label, regression; or for a word.
 
 Head of a text: BERT's pooled vector of the sequence, dropout, a dense layer (Devlin et al., 2019, section 4.1).
 
@@ -32,7 +32,7 @@ _SCOPE = "classifier"
 
 
 class _TextTask(Task):
-    """A task with one vector of answers for a whole text or pair, from BERT's pooled vector of the sequence."""
+    """A task with one vector of answers for a text or pair, from BERT's pooled vector of the sequence."""
 
     architecture = "BertForSequenceClassification"
     pools = True
@@ -169,8 +169,8 @@ class TokenClassification(Task):
 
     The first word piece of a word carries its tag; the others, [CLS] and [SEP] carry none (Devlin et al., 2019, section
     5.3). A word that is in several windows of a long row counts in one of them. Head: dropout and a dense layer on the
-    hidden state of every token. Loss: negative log likelihood, mean over words. Metrics: precision, recall and F1 of whole
-    entities, by seqeval; and the share of words with the right tag.
+    hidden state of every token. Loss: negative log likelihood, mean over words. Metrics: precision, recall and F1 of
+    complete entities, by seqeval; and the share of words with the right tag.
     """
 
     name = "token-classification"

@@ -1,9 +1,9 @@
-"""Masked and causal language modelling: whole short texts, no sentence pairs.
+"""Masked and causal language modelling: short texts, no sentence pairs.
 
 Both have pretraining's head that scores words, and the metrics loss, accuracy, perplexity. Loss: negative log likelihood,
 mean over the tokens that are predicted.
 
-Masked (masks drawn anew each epoch: Liu et al., 2019): of the n tokens of a sequence that are not special,
+Masked (other masks each epoch: Liu et al., 2019): of the n tokens of a sequence that are not special,
 `masked_lm_probability` * n are chosen (at least one): 80 % of them become [MASK], 10 % another token, 10 % stay. The masks
 of a token are a function of seed, epoch and the token's position in the data, never of its pack, so packed and unpacked
 evaluations mask the same tokens.

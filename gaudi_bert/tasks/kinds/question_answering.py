@@ -89,7 +89,7 @@ class QuestionAnswering(Task):
         return squad_scores(given, [[text for text, _ in cast(QuestionRow, row).answers or ()] for row in rows])
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """`{"answers": [{"text", "start", "end", "score"}]}`, the best first; the text is empty where there is no answer."""
+        """`{"answers": [{"text", "start", "end", "score"}]}`, the best first; the text is empty if the context has none."""
         firsts = np.searchsorted(sequences.row, np.arange(len(rows) + 1))
         for number, row in enumerate(rows):
             windows = range(firsts[number], firsts[number + 1])

@@ -114,7 +114,7 @@ class Task(ABC):
         pools: whether the model has BERT's pooler.
         read_positions: the feature [B, P] with the positions whose hidden states are read; None for those of all tokens.
         per_token: whether the model answers for each token, not for each sequence.
-        keeps_logits: whether answers and metrics are made from the logits of all sequences; else from sums alone.
+        keeps_logits: whether answers and metrics come from the logits of all sequences; else from sums alone.
         is_causal: whether a token sees only those before it.
         best_metric: the metric that decides which checkpoint is best, unless the settings name another.
         lower_is_better: metrics of which less is better.
@@ -146,7 +146,7 @@ class Task(ABC):
 
     @abstractmethod
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
-        """Features of a batch that the loss needs, beside those of the encoder (and `input_ids`, where they are masked).
+        """Features that the loss needs, in addition to those of the encoder (and `input_ids`, where they are masked).
 
         `target_weights` is among them: 1 for all that the loss is a mean of. So what the sums are divided by is known
         before anything is computed.
@@ -168,9 +168,9 @@ class Task(ABC):
         return LossSums(tf.reduce_sum(losses_P * weights_P), tf.reduce_sum(weights_P), tf.reduce_sum(right_P * weights_P))
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """How good the answers are, by name, beside the loss.
+        """How good the answers are, by name, without the loss.
 
-        `logits`, [N, C] or [T, C], are in the order of the sequences, which were made from all `rows`, labelled.
+        `logits`, [N, C] or [T, C], are in the order of the sequences, which come from all `rows`, labelled.
         """
         return {}
 
@@ -183,7 +183,7 @@ class Task(ABC):
         raise InputError(f"task {self.name}: it has no answers to predict; embed its texts, or fine-tune another task")
 
     def config_json(self) -> dict[str, Any]:
-        """What `config.json` says of the head, as transformers reads it."""
+        """The head's part of `config.json`, as transformers reads it."""
         content: dict[str, Any] = {"architectures": [self.architecture]}
         if self.labels:
             content["id2label"] = {str(number): name for number, name in enumerate(self.labels)}

@@ -26,7 +26,7 @@ from gaudi_bert.model.bert import PackedBert, encode_packs
 from gaudi_bert.model.config import BertConfig, parameter_specs
 from gaudi_bert.model.dropout import ForwardPass
 from gaudi_bert.model.operations import widen
-from gaudi_bert.rows.packs import BatchShape, place_packs
+from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.rows.window_plan import Part, Runner, WindowPlan, plan_window
@@ -82,7 +82,7 @@ class PackRunner:
     def _run_batch(self, sequences: Sequences, part: Part, first: int, packs: int, out: Float32Array) -> None:
         chosen = np.arange(first, min(first + packs, len(part.packs)))
         shape = BatchShape(packs, part.length, part.depth)
-        placed = place_packs(sequences, part.packs, chosen, shape)
+        placed = lay_out_packs(sequences, part.packs, chosen, shape)
         with tf.device(self._device):
             features = {name: tf.constant(values) for name, values in placed.features(sequences).items()}
             if shape not in self._traced:
@@ -97,7 +97,7 @@ class PackRunner:
 class Embedder(PackedBert):
     """An encoder that gives one vector for each sequence.
 
-    Of the weights, by our names, heads and pooler are left alone; `normalize` divides each vector by its length.
+    Of the weights, by our names, heads and pooler are not used; `normalize` divides each vector by its length.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Embedder(PackedBert):
         }
         missing = [name for name in specs if name not in weights]
         if missing:
-            raise InputError(f"weights: {missing[0]} is missing; give the weights of a whole encoder")
+            raise InputError(f"weights: {missing[0]} is missing; give the weights of a complete encoder")
         super().__init__(config, specs, seed=None, compute_dtype=compute_dtype)
         self.load_values({name: weights[name] for name in specs})
         self.pooling, self.normalize = pooling, normalize
@@ -157,7 +157,7 @@ class BertFolder:
     def __init__(self, path: Path) -> None:
         self.weights = read_weights(path)
         if self.weights.config is None:
-            raise InputError(f"{path}: its config is not known; put config.json beside the weights")
+            raise InputError(f"{path}: its config is not known; put config.json next to the weights")
         self.config = self.weights.config
         self.hidden_size = self.config.hidden_size
         self.positions = self.config.max_position_embeddings

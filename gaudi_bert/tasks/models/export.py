@@ -4,7 +4,7 @@
 - `google`: a TF1 checkpoint `bert_model.ckpt` and `bert_config.json`, with the names of google-research/bert.
 - `savedmodel`: a TensorFlow SavedModel for serving (see `tasks/models/saved_model.py`).
 
-With the vocabulary, where it is known, as `vocab.txt`. The folder is made under a hidden name and renamed when it is whole.
+With the vocabulary, where it is known, as `vocab.txt`. The folder has a hidden name until it is complete.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def export(
         checkpoint: weights of ours, of Hugging Face or of Google.
         out: the folder to make.
         kind: one of `FORMATS`.
-        vocabulary: its vocab.txt; None to take the one that lies where ours, or theirs, lies.
+        vocabulary: its vocab.txt; None for the one in its usual folder.
         rows: `savedmodel`: rows of a batch, fixed.
         overwrite: replace what is in `out`.
     """
@@ -82,10 +82,10 @@ def export(
 
 def _export(weights: Weights, out: Path, kind: str, vocabulary: Path | None, rows: int, reporter: Reporter) -> ExportResult:
     """A model with its pretraining heads, and its vocabulary."""
-    config = _whole_config(weights, kind)
+    config = _complete_config(weights, kind)
     words = _vocabulary(weights, config, vocabulary, reporter)
     sizes = _serving_sizes(weights, config, rows)
-    with _whole_folder(out.resolve()) as folder:
+    with _complete_folder(out.resolve()) as folder:
         if kind == "huggingface":
             _write_hugging_face(folder, weights, config, words)
         elif kind == "google":
@@ -121,7 +121,7 @@ def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> 
     tokenizer = open_tokenizer(checkpoint)
     model = open_task_model(task_folder, task_folder.make_task())
     shape = BatchShape(rows, task_folder.max_sequence_length, deepest(task_folder.max_sequence_length))
-    with _whole_folder(out.resolve()) as folder:
+    with _complete_folder(out.resolve()) as folder:
         write_task_saved_model(folder, model, shape)
         shutil.copyfile(tokenizer.file, folder / "assets" / tokenizer.file.name)
     files = _files_in(out)
@@ -131,10 +131,10 @@ def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> 
     return ExportResult("savedmodel", files, parameters, str(tokenizer.file), sizes)
 
 
-def _whole_config(weights: Weights, kind: str) -> BertConfig:
+def _complete_config(weights: Weights, kind: str) -> BertConfig:
     """The model of `weights`, of which nothing may be missing."""
     if weights.config is None:
-        raise InputError(f"{weights.path}: its config is not known; put bert_config.json beside it")
+        raise InputError(f"{weights.path}: its config is not known; put bert_config.json next to it")
     if weights.missing:
         raise InputError(f"{weights.path}: {weights.missing[0]} is missing; export a model with its pretraining heads")
     if weights.config.attention != "bidirectional" and kind != "savedmodel":
@@ -177,7 +177,7 @@ def _serving_sizes(weights: Weights, config: BertConfig, rows: int) -> dict[str,
 
 
 def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:
-    """The vocabulary that was given, or one found where it should lie; it may not be larger than the model's."""
+    """The vocabulary that was given, or one in its usual folder; it may not be larger than the model's."""
     if given is None:
         run = _run_folder(weights)
         folders = [run, run.parent / "examples", weights.path, weights.path.parent]
@@ -192,7 +192,7 @@ def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, report
     problem = f"{path}: has {words:,} tokens, the model has {config.vocab_size:,}"
     if given is not None:
         raise InputError(f"{problem}; give the vocabulary that it was trained with")
-    reporter.say(f"note: {problem}, so it is left out")
+    reporter.say(f"note: {problem}, so it is omitted")
     return None
 
 
@@ -205,7 +205,7 @@ def _lower_case(weights: Weights) -> bool | None:
 
 
 def _run_folder(weights: Weights) -> Path:
-    """The folder that `train` made, for a checkpoint of ours in its place."""
+    """The folder of the run, for a checkpoint of ours inside it."""
     return weights.path.resolve().parent.parent
 
 
@@ -214,8 +214,8 @@ def _holds_something(out: Path) -> bool:
 
 
 @contextmanager
-def _whole_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out` that takes its place at the end."""
+def _complete_folder(out: Path) -> Iterator[Path]:
+    """A hidden folder next to `out` that gets its name at the end."""
     temporary = out.with_name(f".{out.name}.tmp")
     with exclusive_lock(out, str(out)), explained_os_errors(out, "write"):
         if temporary.exists():
@@ -225,5 +225,5 @@ def _whole_folder(out: Path) -> Iterator[Path]:
         remove(*(out / name for name in names_in(out)) if out.is_dir() else (out,))
         temporary.replace(out)
         flush_folder(out.parent)
-    # What says that a folder is a model goes up last.
+    # The file that identifies a folder as a model is uploaded last.
     publish(*sorted((path for path in out.rglob("*") if path.is_file()), key=lambda path: path.name in _LAST))

@@ -30,7 +30,7 @@ _Shapes = dict[str, list[int]]
 
 
 def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays, sizes: Mapping[str, int]) -> None:
-    """Write a pretrained model into `folder`, which is made.
+    """Write a pretrained model into `folder`, which is created.
 
     `sizes` are the static ones of both signatures, by the letters of shapes: B rows, L positions of a row, P masked
     positions of a sequence, Q of a pack, S depth.
@@ -79,14 +79,14 @@ def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays,
 #
 # `serving_default` takes one sequence per row: `input_ids`, `input_mask`, `segment_ids`, [B, L]. `packed` takes packs:
 # `input_mask` holds the number of the sequence at each position, `positions` restart in each, and `sequence_positions`
-# [B, S] says where each [CLS] is. Logits are [B, S, C] for tasks of whole texts (S is 1 in `serving_default`), [B, L, C] for
+# [B, S] is the position of each [CLS]. Logits are [B, S, C] for tasks of texts (S is 1 in `serving_default`), [B, L, C] for
 # those of tokens. Letters: B rows, L positions, S depth, C values of an answer.
 
 _ROW_INPUTS = ("input_ids", "input_mask", "segment_ids")
 
 
 def write_task_saved_model(folder: Path, model: BertForTask, shape: BatchShape) -> None:
-    """Write a model, with its weights, into `folder`, which is made; `shape` is that of a batch."""
+    """Write a model, with its weights, into `folder`, which is created; `shape` is that of a batch."""
 
     def serve_packed(**features: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"logits": model(features)}

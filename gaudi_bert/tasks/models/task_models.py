@@ -2,7 +2,7 @@
 
 A folder holds `config.json` (with the names of the labels, and under `gaudi_bert` what our own commands need besides),
 `model.safetensors` with the tensors of `BertFor...`, no more and no less, and the tokenizer's files, which are copied
-as they are; of a bare `vocab.txt` a `tokenizer.json` is made.
+as they are; a bare `vocab.txt` becomes a `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def start_weights(path: Path, task: Task) -> StartWeights:
     fresh = tuple(name for name in specs if name not in variables)
     for name in fresh:
         if name.startswith("bert/") and not name.startswith("bert/pooler/"):
-            raise InputError(f"{weights.path}: {name} is missing; give the weights of a whole encoder")
+            raise InputError(f"{weights.path}: {name} is missing; give the weights of a complete encoder")
     return StartWeights(weights, config, variables, fresh)
 
 
@@ -106,7 +106,7 @@ class _TaskFolder:
 
 
 def read_task_folder(path: Path) -> _TaskFolder:
-    """What a folder of `finetune`, or of transformers' `BertFor...`, says of itself."""
+    """The description of a model in a folder of `finetune`, or of transformers' `BertFor...`."""
     file = path / "config.json"
     if not file.is_file():
         raise InputError(

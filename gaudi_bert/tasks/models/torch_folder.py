@@ -20,7 +20,7 @@ from gaudi_bert.training.weights.model_files import Pooling, tokenizer_length
 
 
 class TorchFolder:
-    """An encoder; its head, if it has one, is left out."""
+    """An encoder; its head, if it has one, is not used."""
 
     with_head = False
 

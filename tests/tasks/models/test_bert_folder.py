@@ -87,5 +87,5 @@ def test_answers_of_tokens_come_home(sequences: Sequences) -> None:
 
 def test_weights_without_an_encoder(weights: Weights) -> None:
     assert weights.config is not None
-    with pytest.raises(InputError, match="is missing; give the weights of a whole encoder"):
+    with pytest.raises(InputError, match="is missing; give the weights of a complete encoder"):
         Embedder(weights.config, {}, pooling="mean", normalize=False)

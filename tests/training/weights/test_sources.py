@@ -16,7 +16,7 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.rows.packs import BatchShape, Packs, place_packs
+from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import TextRow
@@ -224,14 +224,16 @@ def test_packs_are_served(tmp_path: Path) -> None:
     tokenizer = open_tokenizer(tmp_path / "m")
     sequences = tokenize_rows(rows, tokenizer, task=None, settings=TaskSettings(), max_sequence_length=64)
     packs = Packs(np.array([4, 1, 0, 3, 2]), np.array([0, 3, 5]))
-    placed = place_packs(sequences, packs, np.arange(2), BatchShape(2, 64, 16))
+    placed = lay_out_packs(sequences, packs, np.arange(2), BatchShape(2, 64, 16))
     features = {name: tf.constant(value) for name, value in placed.features(sequences).items() if name != "sequence_weights"}
     signatures = tf.saved_model.load(str(out)).signatures
     found = np.zeros((5, 3), np.float32)
     placed.scatter_sequences(signatures["packed"](**features)["logits"].numpy(), found)
     expected = np.concatenate([logits_alone(model, tmp_path / "m", text).logits.numpy() for text in texts])
     agree(found, expected, 1e-5, scale=1.0)
-    alone = place_packs(sequences, Packs(np.arange(2), np.arange(3)), np.arange(2), BatchShape(2, 64, 1)).features(sequences)
+    alone = lay_out_packs(sequences, Packs(np.arange(2), np.arange(3)), np.arange(2), BatchShape(2, 64, 1)).features(
+        sequences
+    )
     row_inputs = {name: tf.constant(alone[name]) for name in ("input_ids", "input_mask", "segment_ids")}
     served = signatures["serving_default"](**row_inputs)["logits"].numpy()[:, 0]
     agree(served, expected[:2], 1e-5, scale=1.0)
