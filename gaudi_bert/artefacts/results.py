@@ -17,7 +17,7 @@ Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
-class Made(Generic[Content]):
+class StageOutput(Generic[Content]):
     """The result of a stage.
 
     Attributes:
@@ -68,9 +68,9 @@ class CopiesResult:
 class PackResult:
     """A packed folder, the plan of packed TFRecords, and the proof where it was requested."""
 
-    written: Made[Metadata] | Made[TableMetadata]
-    planned: Made[PlanTotals] | None = None
-    verified: Made[Verification] | Made[TableVerification] | None = None
+    written: StageOutput[Metadata] | StageOutput[TableMetadata]
+    planned: StageOutput[PlanTotals] | None = None
+    verified: StageOutput[Verification] | StageOutput[TableVerification] | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.examples import ImportedSoFar, PreparedExamples
-from gaudi_bert.artefacts.results import Made, PackResult, PreparedShard, ReportResult
+from gaudi_bert.artefacts.results import PackResult, PreparedShard, ReportResult, StageOutput
 from gaudi_bert.training.results import DryRun, GraphResult
 
 
@@ -42,7 +42,7 @@ def _(result: Artefact) -> dict[str, Any]:
 
 
 @to_json.register
-def _(result: Made) -> dict[str, Any]:
+def _(result: StageOutput) -> dict[str, Any]:
     # `prepare` and `import` always print whether they were skipped.
     skipped = {"skipped": result.skipped} if isinstance(result.content, PreparedExamples | ImportedSoFar) else {}
     return {**result.content.summary(), **_fields(result, "content"), **skipped}

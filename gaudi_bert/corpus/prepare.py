@@ -24,7 +24,7 @@ import numpy as np
 from gaudi_bert.artefacts.completion import Signature, settings_path
 from gaudi_bert.artefacts.examples import PreparedExamples, PreparedFile, PreparedSection, PreparedVocabulary, TextSource
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
-from gaudi_bert.artefacts.results import Made, PreparedShard
+from gaudi_bert.artefacts.results import PreparedShard, StageOutput
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, release, remove, shown
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME, section_path
@@ -82,7 +82,7 @@ def prepare(
     overwrite: bool = False,
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> Made[PreparedExamples] | PreparedShard:
+) -> StageOutput[PreparedExamples] | PreparedShard:
     """Make the examples.
 
     Args:
@@ -108,7 +108,7 @@ def _prepare(
     reporter: Reporter,
     overwrite: bool,
     workers: int | None,
-) -> Made[PreparedExamples] | PreparedShard:
+) -> StageOutput[PreparedExamples] | PreparedShard:
     """Make the examples from text on this machine."""
     sources = find_sources(list(settings.text or ()), pipeline_folder)
     given = _given_vocabulary(settings, pipeline_folder)
@@ -123,7 +123,7 @@ def _prepare(
         reporter,
     )
     if output.begin(overwrite):
-        return Made(PreparedExamples.read(out), skipped=True)
+        return StageOutput(PreparedExamples.read(out), skipped=True)
     workers = workers or default_workers()
     try:
         corpus = _scan(settings, sources, reporter, workers)
@@ -245,7 +245,7 @@ def _examples(
 
 def _finish(
     corpus: _Corpus, vocabulary: Vocabulary, trained: bool, output: GroupedOutput[Section, PreparedSection]
-) -> Made[PreparedExamples] | PreparedShard:
+) -> StageOutput[PreparedExamples] | PreparedShard:
     """Write examples.json when all sections are there."""
     whole = output.whole(corpus.sections)
     missing = [section for section in corpus.sections if section not in whole]
@@ -269,7 +269,7 @@ def _finish(
             f"{split}: {count_of(figures.sequences, 'sequence')}, {count_of(figures.tokens, 'token')}, "
             f"{count_of(len(figures.files), 'file')}"
         )
-    return Made(content)
+    return StageOutput(content)
 
 
 def _sum_of(sections: Sequence[PreparedSection]) -> PreparedSection:

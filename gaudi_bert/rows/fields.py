@@ -66,7 +66,7 @@ class RowReader:
 
     def error(self, number: int, problem: str, remedy: str) -> InputError:
         """One line that names file and row."""
-        return InputError(f"{self.part.place(number)}: {shortened(problem, 240)}; {remedy}")
+        return InputError(f"{self.part.location(number)}: {shortened(problem, 240)}; {remedy}")
 
     def _column_remedy(self, setting: str, column: str) -> str:
         option = {"text": "--text-column NAME", "label": "--label-column NAME"}.get(setting, f"--set task.{setting}=NAME")

@@ -173,9 +173,9 @@ def _read_conll(part: RowPart, tokens: str, tags: str, labelled: bool) -> Iterat
                 words, tag_names = [], []
                 continue
             if not cells[0].strip():
-                raise InputError(f"{part.place(number)}: has no word before its tag; write WORD, a tab, TAG")
+                raise InputError(f"{part.location(number)}: has no word before its tag; write WORD, a tab, TAG")
             if labelled and len(cells) < 2:
-                raise InputError(f"{part.place(number)}: the word {shown(cells[0])} has no tag; write WORD, a tab, TAG")
+                raise InputError(f"{part.location(number)}: the word {shown(cells[0])} has no tag; write WORD, a tab, TAG")
             first = first if words else number
             words.append(cells[0].strip())
             tag_names += [cells[-1].strip()] if len(cells) > 1 else []
@@ -186,7 +186,7 @@ def _read_conll(part: RowPart, tokens: str, tags: str, labelled: bool) -> Iterat
 def _sentence(part: RowPart, number: int, words: list[str], tag_names: list[str], tokens: str, tags: str) -> Record:
     if tag_names and len(tag_names) != len(words):
         raise InputError(
-            f"{part.place(number)}: a sentence of {len(words)} words has {len(tag_names)} tags; give each word one"
+            f"{part.location(number)}: a sentence of {len(words)} words has {len(tag_names)} tags; give each word one"
         )
     return {tokens: words, tags: tag_names} if tag_names else {tokens: words}
 
@@ -211,7 +211,7 @@ def _read_squad(part: RowPart) -> Iterator[NumberedRecord]:
         if isinstance(question, dict):
             yield number, {"context": context, **question}
         else:
-            yield number, InputError(f"{part.place(number)}: {shown(question)} is not a question; it must be an object")
+            yield number, InputError(f"{part.location(number)}: {shown(question)} is not a question; it must be an object")
 
 
 def _question_of_record(part: RowPart, number: int, record: Record, labelled: bool) -> QuestionRow:
@@ -219,7 +219,7 @@ def _question_of_record(part: RowPart, number: int, record: Record, labelled: bo
 
     `answers` is a list of `{"text", "answer_start"}`, or `{"text": [], "answer_start": []}` as in Hugging Face datasets.
     """
-    row = part.place(number)
+    row = part.location(number)
     for key in ("question", "context"):
         value = record.get(key)
         if not isinstance(value, str) or not value.strip():

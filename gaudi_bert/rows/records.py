@@ -80,7 +80,7 @@ class RowPart:
     end: int | None = None
     size_bytes: int = 0
 
-    def place(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """How messages name the row `number` of this part (of a file with lines, the line), counted through the file."""
         before = 0
         if self.path is not None and self.start:
@@ -156,7 +156,7 @@ def text_lines(part: RowPart, handle: BinaryIO) -> Iterator[tuple[int, str | Inp
             yield number, line.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
             reason = f"not UTF-8 at its byte {error.start}; save the file as UTF-8"
-            yield number, InputError(f"{part.place(number)}: {reason}")
+            yield number, InputError(f"{part.location(number)}: {reason}")
 
 
 def _lines(part: RowPart, handle: BinaryIO) -> Iterator[bytes]:
@@ -196,9 +196,11 @@ def _json_record(line: str, part: RowPart, number: int) -> Record | InputError:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return InputError(f"{part.place(number)}: not JSON ({shortened(str(error))}); write one object per line")
+        return InputError(f"{part.location(number)}: not JSON ({shortened(str(error))}); write one object per line")
     if not isinstance(record, dict):
-        return InputError(f'{part.place(number)}: {shortened(line)} is not an object; write for example {{"text": "..."}}')
+        return InputError(
+            f'{part.location(number)}: {shortened(line)} is not an object; write for example {{"text": "..."}}'
+        )
     return record
 
 
@@ -227,7 +229,7 @@ def _table(part: RowPart, settings: TaskSettings, rows: _CellRows) -> Iterator[N
                 )
         elif len(cells) != len(columns):
             problem = f"has {len(cells)} cells, the columns are {len(columns)} ({', '.join(columns)[:80]})"
-            yield number, InputError(f"{part.place(number)}: {problem}; fix the row")
+            yield number, InputError(f"{part.location(number)}: {problem}; fix the row")
         else:
             named = zip(columns, cells, strict=True)
             record: dict[str, str | None] = {name: cell for name, cell in named if cell != "" or name == settings.text}
@@ -242,7 +244,7 @@ def _without_header(part: RowPart, columns: Sequence[str], rows: _CellRows) -> _
     (number, first), *following = beginning or [(0, [])]
     if isinstance(first, list) and _is_header(first, columns, [cells for _, cells in following if isinstance(cells, list)]):
         raise InputError(
-            f"{part.place(number)}: {shown(first)} looks like a header, which --columns replaces; leave --columns out "
+            f"{part.location(number)}: {shown(first)} looks like a header, which --columns replaces; leave --columns out "
             "and name the column with --text-column, or pass --no-header if it is a row"
         )
     yield from chain(beginning, rows)
@@ -275,9 +277,9 @@ def _comma_cells(part: RowPart, handle: BinaryIO) -> _CellRows:
             if cells:
                 yield reader.line_num, cells
     except UnicodeDecodeError as error:
-        raise InputError(f"{part.place(reader.line_num + 1)}: not UTF-8; save the file as UTF-8") from error
+        raise InputError(f"{part.location(reader.line_num + 1)}: not UTF-8; save the file as UTF-8") from error
     except csv.Error as error:
-        raise InputError(f"{part.place(reader.line_num)}: not CSV ({error}); fix its quotes") from error
+        raise InputError(f"{part.location(reader.line_num)}: not CSV ({error}); fix its quotes") from error
     finally:
         lines.detach()
 

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from gaudi_bert.artefacts.references import histogram_part
-from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.copies import existing_histograms, local_copy
 from gaudi_bert.artefacts.store.location import in_store, path_below
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
@@ -145,7 +145,7 @@ class RunRequest:
             files = {"--data": data, "--evaluation-data": evaluation_data, "--out": folder.train}
             _run_processes(self.settings, "train", files, ["--overwrite" if self.overwrite else "--resume"])
             with local_copy(folder.training_result, self.settings.store) as path:
-                return Made(TrainingResult.read(path))
+                return StageOutput(TrainingResult.read(path))
 
         # TensorFlow, which a process that only starts others does not load.
         from gaudi_bert.training.train import train
@@ -186,7 +186,7 @@ class RunRequest:
             files = {"--data": data, "--evaluation": evaluation_data, "--model": model, "--vocab": vocabulary}
             files |= {"--out": folder.finetune}
             _run_processes(settings, "finetune", files, ["--overwrite"] if self.overwrite else [])
-            return Made(FineTuning.read(folder.finetuning_result))
+            return StageOutput(FineTuning.read(folder.finetuning_result))
 
         from gaudi_bert.tasks.finetune import finetune
         from gaudi_bert.training.results import FineTuneInput

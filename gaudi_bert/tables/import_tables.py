@@ -14,7 +14,7 @@ from pathlib import Path
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.examples import ImportedExamples, ImportedSoFar, ImportedTable
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
-from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
@@ -36,7 +36,7 @@ def import_tables(
     reporter: Reporter,
     overwrite: bool = False,
     input_column: str = TOKENS_COLUMN,
-) -> Made[ImportedSoFar]:
+) -> StageOutput[ImportedSoFar]:
     """Write the sequences of `source` to `out` as unpacked examples.
 
     Args:
@@ -61,7 +61,7 @@ def import_tables(
         out, out / EXAMPLES_NAME, signature, ImportedTable, lambda path: path.with_suffix(".json"), reporter
     )
     if output.begin(overwrite):
-        return Made(ImportedExamples.read(out), skipped=True)
+        return StageOutput(ImportedExamples.read(out), skipped=True)
     number, shards = shard or (0, 1)
     share = list(targets)[number::shards]
     with output.removed_on_bad_input() if shard is None else nullcontext():
@@ -73,7 +73,7 @@ def import_tables(
                 task.advance(targets[target].stat().st_size)
     if ignored_columns:
         reporter.say(f"columns that are not used: {', '.join(ignored_columns)}")
-    return Made(_finish(output, list(targets), schema, ignored_columns))
+    return StageOutput(_finish(output, list(targets), schema, ignored_columns))
 
 
 def _finish(

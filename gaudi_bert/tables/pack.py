@@ -17,7 +17,7 @@ from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.grouped_output import PackedOutput
 from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata
 from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
-from gaudi_bert.artefacts.results import GroupsResult, Made, PackResult
+from gaudi_bert.artefacts.results import GroupsResult, PackResult, StageOutput
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, release
 from gaudi_bert.common.arrow import require_pyarrow
@@ -54,13 +54,13 @@ def pack_table(
     with _opened(source, out, store) as (table, folder):
         output = _output(table, folder, settings, reporter)
         if output.begin(overwrite):
-            written = Made(TableMetadata.read(folder), skipped=True)
+            written = StageOutput(TableMetadata.read(folder), skipped=True)
         else:
             metadata = _pack_groups(table, output, settings, finish, workers)
-            written = Made(metadata, seconds=0.0)
+            written = StageOutput(metadata, seconds=0.0)
         proof = verify_table(table, out, reporter=reporter, workers=workers, store=store) if verified else None
     if not written.skipped:
-        written = Made(written.content, seconds=round(time.monotonic() - started, 3))
+        written = StageOutput(written.content, seconds=round(time.monotonic() - started, 3))
     return PackResult(written, verified=proof)
 
 
@@ -83,7 +83,7 @@ def pack_table_shard(
     with _opened(source, out, store) as (here, folder):
         output = _output(here, folder, settings, reporter)
         if output.begin(overwrite):
-            return PackResult(Made(TableMetadata.read(folder), skipped=True))
+            return PackResult(StageOutput(TableMetadata.read(folder), skipped=True))
         table = open_table(here, settings, reporter)
         numbers = range(len(table.groups))[shard[0] :: shard[1]]
         written = _write_groups(output, table, numbers, settings, workers)

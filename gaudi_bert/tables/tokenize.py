@@ -27,7 +27,7 @@ from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
 from gaudi_bert.artefacts.packed import TooLongRows
 from gaudi_bert.artefacts.references import NOTES_NAME, VocabularyInfo
-from gaudi_bert.artefacts.results import Made, TokenisedShard
+from gaudi_bert.artefacts.results import StageOutput, TokenisedShard
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, mirrored, release, shown
 from gaudi_bert.artefacts.tokens import TextInput, TokenisedPart, TokenisedTexts, tokens_path
@@ -83,7 +83,7 @@ def tokenize_texts(
     reporter: Reporter,
     overwrite: bool = False,
     store: StoreSettings | None = None,
-) -> Made[TokenisedTexts] | TokenisedShard:
+) -> StageOutput[TokenisedTexts] | TokenisedShard:
     """Write the tables.
 
     Args:
@@ -126,7 +126,7 @@ def _tokenize(
     shard: tuple[int, int] | None,
     reporter: Reporter,
     overwrite: bool,
-) -> Made[TokenisedTexts] | TokenisedShard:
+) -> StageOutput[TokenisedTexts] | TokenisedShard:
     encoder = _encoder(tokenizer, settings)
     identities = [source_identity(source) for source in sources]
     inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
@@ -145,7 +145,7 @@ def _tokenize(
 
     output = _TokensOutput(out, TokenisedTexts.path_in(out), signature, TokenisedPart, summary_path, reporter)
     if output.begin(overwrite):
-        return Made(TokenisedTexts.read(out), skipped=True)
+        return StageOutput(TokenisedTexts.read(out), skipped=True)
     number, shards = shard or (0, 1)
     own = output.missing(parts[number::shards])
     with output.removed_on_bad_input() if shard is None else nullcontext():
@@ -161,7 +161,7 @@ def _finish(
     encoder: _Encoder,
     output: _TokensOutput,
     identities: Sequence[dict[str, Any]],
-) -> Made[TokenisedTexts] | TokenisedShard:
+) -> StageOutput[TokenisedTexts] | TokenisedShard:
     """Write tokens.json when all parts are there."""
     whole = output.whole(parts)
     missing = len(parts) - len(whole)
@@ -189,7 +189,7 @@ def _finish(
         files=files,
     )
     content.write(output.final)
-    return Made(content)
+    return StageOutput(content)
 
 
 def _make_part(part: _Part, target: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> None:
@@ -337,7 +337,7 @@ class _Encoder:
         if policy == "error" or (is_pair and policy == "split"):
             choices = "truncate or drop (a pair is not split)" if is_pair else "split, truncate or drop"
             raise InputError(
-                f"{part.place(text.number)}: gives {tokens:,} tokens, allowed are 1 to "
+                f"{part.location(text.number)}: gives {tokens:,} tokens, allowed are 1 to "
                 f"{self.settings.max_sequence_length:,}; raise that, or pass --too-long {choices}"
             )
         counts["too_long"] += 1

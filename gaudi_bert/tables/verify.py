@@ -15,7 +15,7 @@ import numpy as np
 from gaudi_bert.artefacts.completion import read_signature, settings_path
 from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata
 from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
-from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirrored, names_in
@@ -50,7 +50,7 @@ def verify_table(
     overwrite: bool = False,
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> Made[TableVerification]:
+) -> StageOutput[TableVerification]:
     """Verify a packed table against its table."""
     with local_copy(source, store) as table, mirrored(packed, store) as folder:
         fetch(*(folder / name for name in names_in(folder)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.artefacts.store.location import in_store, shown_location
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
@@ -65,7 +65,7 @@ def finetune(
     reporter: Reporter,
     overwrite: bool = False,
     dry_run: bool = False,
-) -> Made[FineTuning] | DryRun:
+) -> StageOutput[FineTuning] | DryRun:
     """Train a pretrained model for a task.
 
     Args:
@@ -106,8 +106,8 @@ def finetune(
             overwrite=overwrite,
         ) as context:
             if context.stored is not None:
-                return Made(context.stored, skipped=True)
-            return Made(context.finish(_train(job, context)))
+                return StageOutput(context.stored, skipped=True)
+            return StageOutput(context.finish(_train(job, context)))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, FileCounts, HistogramFile, list_histogram
 from gaudi_bert.artefacts.references import VocabularyInfo
-from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.location import shown_location
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
 from gaudi_bert.artefacts.store.objects import Objects
@@ -49,7 +49,7 @@ def histogram(
     vocabulary: Path | None = None,
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> Made[HistogramFile]:
+) -> StageOutput[HistogramFile]:
     """Check RECORDS and count their sequences.
 
     Args:
@@ -74,10 +74,10 @@ def histogram(
         path = folder / out.name
         if begin_artefact(path, path, signature, overwrite):
             reporter.say(f"{shown_location(out)}: already there, nothing to do")
-            return Made(HistogramFile.read(path), skipped=True)
+            return StageOutput(HistogramFile.read(path), skipped=True)
         content = _count(sizes, info, reporter, workers)
         content.write(path)
-        return Made(content)
+        return StageOutput(content)
 
 
 def _count(

@@ -25,7 +25,7 @@ from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, settings_path
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
 from gaudi_bert.artefacts.references import InputFile, manifest_path
-from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shard_index import index_path
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.mirrored_folder import (
@@ -67,7 +67,7 @@ def verify_folder(
     *,
     reporter: Reporter,
     overwrite: bool,
-) -> Made[Stored]:
+) -> StageOutput[Stored]:
     """Verify a packed folder, unless that was done and nothing has changed since.
 
     Args:
@@ -86,7 +86,7 @@ def verify_folder(
     signature = Signature("verify", {}, {"metadata_sha256": sha256, "files": files})
     if not overwrite and is_finished(out, out, signature) and _is_of_these(out, seen, identity, sources()):
         reporter.say(f"{shown(packed)}: already verified, nothing to do")
-        return Made(kind.read_of(out, metadata), skipped=True)
+        return StageOutput(kind.read_of(out, metadata), skipped=True)
     is_writable = is_mirrored(packed) or os.access(packed, os.W_OK)
     if is_writable:
         # A verification is of no use to anyone once its data changed, so it is replaced without `overwrite`.
@@ -99,7 +99,7 @@ def verify_folder(
     if is_writable:
         write_text(seen, identity)
         proof.verification.write(out)
-    return Made(proof.verification)
+    return StageOutput(proof.verification)
 
 
 def _files_of(packed: Path, metadata: Metadata | TableMetadata) -> Iterator[Path]:

@@ -32,7 +32,7 @@ from gaudi_bert.artefacts.plan import (
     part_path,
     totals_of,
 )
-from gaudi_bert.artefacts.results import GroupsResult, Made
+from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.location import shown_location
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in
@@ -58,7 +58,7 @@ def plan(
     overwrite: bool = False,
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> Made[PlanTotals]:
+) -> StageOutput[PlanTotals]:
     """Plan the packing of the records that `histograms` count.
 
     Args:
@@ -71,7 +71,7 @@ def plan(
     started = time.monotonic()
     with _opened(histograms, out, settings, reporter, store) as (output, records):
         if output.begin(overwrite):
-            return Made(Plan.read(output.final).totals, seconds=0.0, skipped=True)
+            return StageOutput(Plan.read(output.final).totals, seconds=0.0, skipped=True)
         planning = _planning(records, settings, output, workers)
         if not finish:
             _make_parts(output, planning, range(planning.parts))
@@ -80,7 +80,7 @@ def plan(
         reporter.say(
             f"{shown_location(out)}: the histogram has no counts per file, so this plan cannot be written, only looked at"
         )
-    return Made(content.totals, seconds=round(time.monotonic() - started, 3))
+    return StageOutput(content.totals, seconds=round(time.monotonic() - started, 3))
 
 
 def plan_shard(
@@ -94,7 +94,7 @@ def plan_shard(
     overwrite: bool = False,
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> Made[PlanTotals] | GroupsResult:
+) -> StageOutput[PlanTotals] | GroupsResult:
     """Make the parts K, K + N, ... of a plan, for `shard` (K, N); `plan` with `finish` afterwards, once.
 
     Args:
@@ -106,14 +106,14 @@ def plan_shard(
     """
     with _opened(histograms, out, settings, reporter, store) as (output, records):
         if output.begin(overwrite):
-            return Made(Plan.read(output.final).totals, skipped=True)
+            return StageOutput(Plan.read(output.final).totals, skipped=True)
         planning = _planning(records, settings, output, workers)
         numbers = range(planning.parts)[shard[0] :: shard[1]]
         written = _make_parts(output, planning, numbers)
         if last_finishes and {part_path(output.final, part).name for part in range(planning.parts)}.issubset(
             names_in(output.folder)
         ):
-            return Made(_finish(output, planning).totals)
+            return StageOutput(_finish(output, planning).totals)
         sums: Counter[str] = Counter()
         for _, part in output.each_whole(numbers):
             for group in part.groups:

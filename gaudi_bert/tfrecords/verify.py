@@ -22,7 +22,7 @@ import numpy as np
 from gaudi_bert.artefacts.completion import first_difference, read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_counts
 from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
-from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shard_index import SizeArray, index_path
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release
@@ -54,14 +54,14 @@ def verify(
     overwrite: bool = False,
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> Made[Verification]:
+) -> StageOutput[Verification]:
     """Verify a packed folder against its records."""
     with mirrored(packed, store) as folder, open_inputs(records, Objects(store)) as inputs:
         fetch(folder / METADATA_NAME)
         metadata = read_metadata(folder)
         proof.check_shards(folder, metadata)
         if not (folder / METADATA_NAME).exists():  # the predecessor's: we write nothing into it
-            return Made(_compare(inputs, folder, metadata, reporter, workers).verification(metadata))
+            return StageOutput(_compare(inputs, folder, metadata, reporter, workers).verification(metadata))
         prove = partial(_prove, inputs, folder, metadata, reporter, workers)
         return proof.verify_folder(
             folder, metadata, inputs.sizes, Verification, prove, reporter=reporter, overwrite=overwrite

@@ -22,7 +22,7 @@ from gaudi_bert.artefacts.grouped_output import PackedOutput
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_counts
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
 from gaudi_bert.artefacts.references import METADATA_NAME, VocabularyInfo, manifest_path
-from gaudi_bert.artefacts.results import GroupsResult, Made
+from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.shard_index import SizeArray, index_path, write_index
 from gaudi_bert.artefacts.shards import Shard, shard_bounds, shard_name
 from gaudi_bert.artefacts.store.copies import local_copy
@@ -54,7 +54,7 @@ def write(
     overwrite: bool = False,
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> Made[Metadata]:
+) -> StageOutput[Metadata]:
     """Write the packed records of a plan.
 
     Args:
@@ -66,12 +66,12 @@ def write(
         content = WritablePlan.read(path)
         output = _output(folder, content, reporter)
         if output.begin(overwrite):
-            return Made(Metadata.read(folder), skipped=True)
+            return StageOutput(Metadata.read(folder), skipped=True)
         content.check_totals()
         if not finish:
             _write_groups(records, output, content, range(content.group_count), workers, store)
         metadata = _finish(output, content)
-    return Made(metadata, seconds=round(time.monotonic() - started, 3))
+    return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
 
 
 def write_shard(
@@ -84,7 +84,7 @@ def write_shard(
     overwrite: bool = False,
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> Made[Metadata] | GroupsResult:
+) -> StageOutput[Metadata] | GroupsResult:
     """Write the groups K, K + N, ... of a plan, for `shard` (K, N); `write` with `finish` afterwards, once.
 
     Returns:
@@ -95,7 +95,7 @@ def write_shard(
         content = WritablePlan.read(path)
         output = _output(folder, content, reporter)
         if output.begin(overwrite):
-            return Made(Metadata.read(folder), skipped=True)
+            return StageOutput(Metadata.read(folder), skipped=True)
         numbers = range(content.group_count)[shard[0] :: shard[1]]
         written = _write_groups(records, output, content, numbers, workers, store)
         return output.groups_result(numbers, written)

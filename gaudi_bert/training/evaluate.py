@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown
 from gaudi_bert.artefacts.training import EvaluationFigures, EvaluationResult
 from gaudi_bert.common.errors import FailedError, InputError
@@ -39,7 +39,7 @@ def evaluate(
     unpacked: str | Path | None = None,
     out: Path | None = None,
     store: StoreSettings | None = None,
-) -> Made[EvaluationResult]:
+) -> StageOutput[EvaluationResult]:
     """Evaluate a checkpoint.
 
     The newest checkpoint of a run's folder is taken. Data may be packed or not; with `unpacked`, the same sequences
@@ -57,7 +57,9 @@ def evaluate(
         return _evaluate_once(find_checkpoint(weights), sources, out and folder / Path(out).name, reporter)
 
 
-def _evaluate_once(file: Path, sources: list[DataSource], out: Path | None, reporter: Reporter) -> Made[EvaluationResult]:
+def _evaluate_once(
+    file: Path, sources: list[DataSource], out: Path | None, reporter: Reporter
+) -> StageOutput[EvaluationResult]:
     """Evaluate a checkpoint, unless `out` holds its figures on these data already."""
     communicator = connect(TrainingSettings())
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
@@ -70,11 +72,11 @@ def _evaluate_once(file: Path, sources: list[DataSource], out: Path | None, repo
         signature = Signature("evaluate", {}, inputs)
         if out is not None and watched.from_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
             reporter.say(f"{shown(out)}: already evaluated, nothing to do")
-            return Made(watched.from_first(lambda: EvaluationResult.read(out)), skipped=True)
+            return StageOutput(watched.from_first(lambda: EvaluationResult.read(out)), skipped=True)
         result = _evaluate(stored, settings, sources, watched, reporter)
         if out is not None and watched.is_first:
             result.write(out)
-    return Made(result)
+    return StageOutput(result)
 
 
 def _read(file: Path) -> Checkpoint:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown
 from gaudi_bert.artefacts.training import EvaluationFigures, LossFigures, TrainingResult
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
@@ -60,7 +60,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
-) -> Made[TrainingResult] | DryRun:
+) -> StageOutput[TrainingResult] | DryRun:
     """Train a model.
 
     Args:
@@ -101,7 +101,7 @@ def train(
             overwrite=overwrite,
         ) as context:
             if context.stored is not None:
-                return Made(context.stored, skipped=True)
+                return StageOutput(context.stored, skipped=True)
             if communicator.is_first:
                 copy_tokenizer(data, folder, settings.prepare.lower_case, config.max_position_embeddings, store)
             events = open_events(folder / "mlperf.log", settings.mlperf, communicator.is_first)
@@ -120,7 +120,7 @@ def train(
             }
             loop = TrainingLoop(context, plan, step, batches, progress, stored_settings, evaluator, events)
             loop.run()
-            return Made(context.finish(_result(loop, speedup)))
+            return StageOutput(context.finish(_result(loop, speedup)))
 
 
 def _plan(

@@ -11,7 +11,7 @@ import pytest
 pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
 parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 
-from gaudi_bert.artefacts.results import Made  # noqa: E402
+from gaudi_bert.artefacts.results import StageOutput  # noqa: E402
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.tables.import_tables import import_tables  # noqa: E402
@@ -241,6 +241,6 @@ def test_shards_together_are_the_whole_and_a_second_run_does_nothing(tmp_path: P
         import_tables(source, tmp_path / "shards", shard=(index, 2), reporter=QUIET, **sizes)
     for path in sorted((tmp_path / "whole").iterdir()):
         assert (tmp_path / "shards" / path.name).read_bytes() == path.read_bytes()
-    assert import_tables(source, tmp_path / "whole", reporter=QUIET, **sizes) == Made(whole.content, skipped=True)
+    assert import_tables(source, tmp_path / "whole", reporter=QUIET, **sizes) == StageOutput(whole.content, skipped=True)
     with pytest.raises(InputError, match="--overwrite"):
         import_tables(source, tmp_path / "whole", max_sequence_length=14, max_predictions=2, reporter=QUIET)

@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow", exc_type=ImportError)
 parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 
 from gaudi_bert.artefacts.packed import TableMetadata  # noqa: E402
-from gaudi_bert.artefacts.results import Made, PackResult  # noqa: E402
+from gaudi_bert.artefacts.results import PackResult, StageOutput  # noqa: E402
 from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.config.sections import TableSettings  # noqa: E402
@@ -196,7 +196,7 @@ def test_a_second_run_does_nothing_and_other_settings_are_refused(tmp_path: Path
     first = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
     before = contents(tmp_path / "out")
     again = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
-    assert again == PackResult(Made(first.written.content, skipped=True))
+    assert again == PackResult(StageOutput(first.written.content, skipped=True))
     with pytest.raises(InputError, match=r"written with --depth max, not --depth 2: .*--overwrite"):
         pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET)
     assert contents(tmp_path / "out") == before

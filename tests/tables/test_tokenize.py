@@ -13,7 +13,7 @@ from pyarrow import parquet  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers  # noqa: E402
 
 from gaudi_bert.artefacts.references import NOTES_NAME  # noqa: E402
-from gaudi_bert.artefacts.results import Made, TokenisedShard  # noqa: E402
+from gaudi_bert.artefacts.results import StageOutput, TokenisedShard  # noqa: E402
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.config.sections import TokenizeSettings  # noqa: E402
 from gaudi_bert.rows import text_columns as texts  # noqa: E402
@@ -80,7 +80,7 @@ def test_the_rows_of_each_text(tmp_path: Path, kind: str, policy: str, special: 
     settings = TokenizeSettings(max_sequence_length=L, too_long=policy, special_tokens=special, part_bytes=3000)
     files = [write_lines(tmp_path / "texts.jsonl")]
     created = tokenize_texts(files, tmp_path / "any.json", tmp_path / "out", settings, reporter=QUIET)
-    assert isinstance(created, Made)
+    assert isinstance(created, StageOutput)
     rows = expected(tokenizer, policy, special)
     assert rows_of(tmp_path / "out") == rows
     content, added = created.content, len(tokenizer.encode("", add_special_tokens=special).ids)
@@ -112,7 +112,7 @@ def test_pairs_are_what_the_tokenizer_makes_of_two_texts(tmp_path: Path, kind: s
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"a": one, "b": other}) + "\n" for one, other in pairs))
     settings = TokenizeSettings(max_sequence_length=67, too_long=policy, text_column="a", text_pair_column="b")
     created = tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path / "any.json", tmp_path / "out", settings, reporter=QUIET)
-    assert isinstance(created, Made)
+    assert isinstance(created, StageOutput)
     complete = [tokenizer.encode(*filter(None, pair)) for pair in pairs]
     tokenizer.enable_truncation(67)
     cut = [tokenizer.encode(*filter(None, pair)) for pair in pairs]
@@ -152,11 +152,11 @@ def test_shards_and_what_was_killed_give_the_same_bytes(tmp_path: Path, monkeypa
         return tokenize_texts(files, tmp_path, tmp_path / name, settings, shard=shard, reporter=QUIET)
 
     created = run("whole")
-    assert isinstance(created, Made)
+    assert isinstance(created, StageOutput)
     whole = contents(tmp_path / "whole")
     assert [type(run("shards", (number, 3))) for number in (2, 0)] == [TokenisedShard, TokenisedShard]
     assert not (tmp_path / "shards" / NOTES_NAME / "tokens.json").exists()
-    assert isinstance(run("shards", (1, 3)), Made)
+    assert isinstance(run("shards", (1, 3)), StageOutput)
     assert contents(tmp_path / "shards") == whole
     # Killed: the table of one part is not named yet, that of another is there without its summary, a third is gone.
     out, names = tmp_path / "shards", [file.name for file in created.content.files]
@@ -164,14 +164,14 @@ def test_shards_and_what_was_killed_give_the_same_bytes(tmp_path: Path, monkeypa
     (out / names[4]).unlink()
     for gone in ("tokens.json", *(Path(names[n]).with_suffix(".json") for n in (1, 2))):
         (out / NOTES_NAME / gone).unlink()
-    assert isinstance(run("shards"), Made)
+    assert isinstance(run("shards"), StageOutput)
     assert contents(out) == whole
     again = run("shards")
-    assert isinstance(again, Made)
+    assert isinstance(again, StageOutput)
     assert again.skipped
     # Batches and threads change nothing but the row groups.
     monkeypatch.setattr(stage, "_BATCH_CHARACTERS", 50)
-    assert isinstance(run("batches"), Made)
+    assert isinstance(run("batches"), StageOutput)
     assert rows_of(tmp_path / "batches") == rows_of(tmp_path / "whole")
 
 
@@ -182,7 +182,7 @@ def test_row_groups_and_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(texts, "_ROW_GROUP_TOKENS", 100)
     settings = TokenizeSettings(max_sequence_length=512)
     created = tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path, tmp_path / "out", settings, reporter=QUIET)
-    assert isinstance(created, Made)
+    assert isinstance(created, StageOutput)
     assert (created.content.texts, created.content.empty_texts, created.content.rows) == (303, 2, 301)
     assert rows_of(tmp_path / "out") == [tokenizer.encode(text).ids for text in ["alpha", *TEXTS]]
     with parquet.ParquetFile(tmp_path / "out" / created.content.files[0].name) as table:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.artefacts.plan import part_path
-from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.errors import FailedError, InputError
@@ -48,7 +48,7 @@ def proxy(s3: S3Server) -> Iterator[FaultyProxy]:
         yield made
 
 
-def _packed_and_verified(records: str | Path, packed: Path, store: StoreSettings | None = None) -> Made[Verification]:
+def _packed_and_verified(records: str | Path, packed: Path, store: StoreSettings | None = None) -> StageOutput[Verification]:
     pack(records, packed, PACKING, reporter=QUIET, store=store)
     return verify(records, packed, reporter=QUIET, store=store)
 

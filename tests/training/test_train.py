@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.training import TrainingResult
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
@@ -250,7 +250,7 @@ def test_packed_and_unpacked_figures_are_those_of_the_end_of_training(held_out, 
     result = evaluate(held_out, whole_run, unpacked=str(unpacked), out=out, reporter=QUIET)
     assert json.loads(out.read_text()) == to_json(result)
     again = evaluate(held_out, whole_run, unpacked=str(unpacked), out=out, reporter=QUIET)
-    assert again == Made(result.content, skipped=True)
+    assert again == StageOutput(result.content, skipped=True)
     assert to_json(again) == {**to_json(result), "skipped": True}
     packed_alone = evaluate(held_out, whole_run, out=out, reporter=QUIET)
     assert "unpacked" not in to_json(packed_alone)
