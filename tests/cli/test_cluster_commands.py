@@ -33,7 +33,7 @@ def gaudi_bert(*arguments: str, folder: Path) -> Done:
         (["run", DEMO, "--render", "out", "--set", "prepare.text=mine"], "prepare.text = mine: no such path in a container"),
         (["run", DEMO, "--shard", "0/2"], "--shard: give one stage that can be shared out"),
         (["run", DEMO, "--shard", "0/2", "--stages", "verify"], "--shard: give one stage that can be shared out"),
-        (["run", DEMO, "--finish", "--stages", "plan"], "--finish: only `write` is finished"),
+        (["run", DEMO, "--finish", "--stages", "plan"], "--finish: only `write` has a separate step that finishes it"),
         (["run", DEMO, "--finish", "--shard", "0/2", "--stages", "write"], "exclude each other"),
         (["wait", DEMO, "--for", "packing"], "--for packing: no such stage"),
         (["k8s", "status", DEMO], "no cluster: "),

@@ -27,7 +27,7 @@ def test_a_place_that_is_ready_is_left_as_it_was(s3: S3Server) -> None:
 
 def test_what_is_missing_is_named(s3: S3Server) -> None:
     bucket = examine_store("s3://no-such-bucket/x", stored(s3.endpoint))
-    assert (bucket.verdict, bucket.remedy) == ("failed", "make it, or check the URL")
+    assert (bucket.verdict, bucket.remedy) == ("failed", "create it, or check the URL")
     assert "no such bucket" in bucket.found
     away = examine_store("s3://bucket/x", stored("http://127.0.0.1:9", timeout_seconds=1))
     assert away.verdict == "failed"
@@ -42,4 +42,4 @@ def test_from_the_command_line(s3: S3Server) -> None:
     assert (ready.returncode, ready.stderr) == (0, "")
     missing = subprocess.run([*command, "s3://no-such-bucket/x"], capture_output=True, text=True, check=False)
     assert missing.returncode == 1
-    assert "make it, or check the URL" in missing.stdout
+    assert "create it, or check the URL" in missing.stdout
