@@ -134,10 +134,10 @@ def planned_by(folder: Path, **options: Any) -> Any:
 
 def remember_packings(folder: Path) -> None:
     """Let the stage pack each of the 64 different groups once, and keep what came of it for the next process."""
-    from gaudi_bert.packing import masked_budget
+    from gaudi_bert.packing import algorithms, masked_budget
     from gaudi_bert.tfrecords import plan
 
-    path, pack, fit = folder.parent / "packings.pickle", plan.pack_histogram, masked_budget.fit_to_budget
+    path, pack, fit = folder.parent / "packings.pickle", algorithms.pack_histogram, masked_budget.fit_to_budget
     kept: dict[Any, Any] = pickle.loads(path.read_bytes()) if path.exists() else {}
     names = {id(packing.mixture): key for key, packing in kept.items() if isinstance(key, bytes)}
 
@@ -156,7 +156,8 @@ def remember_packings(folder: Path) -> None:
             path.write_bytes(pickle.dumps(kept))
         return kept[key]
 
-    plan.pack_histogram, masked_budget.fit_to_budget = packed, fitted
+    vars(plan)["pack_histogram"] = packed
+    masked_budget.fit_to_budget = fitted
 
 
 def read_counts(folder: Path) -> dict[str, Any]:
