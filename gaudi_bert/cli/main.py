@@ -123,6 +123,8 @@ _EXTRAS = {
     "seqeval": "tensorflow",
     "sklearn": "tensorflow",
     "tensorflow": "tensorflow",
+    "torch": "pytorch",
+    "transformers": "pytorch",
 }
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +381,7 @@ def without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("pyarrow", "parquet", ["import", "table.parquet", "--out", "records"]),
         ("pyarrow", "parquet", ["pack", "table.parquet", "--out", "packed", "--max-sequence-length", "9"]),
         ("kubernetes", "kubernetes", ["k8s", "status", "demo.yaml"]),
+        ("torch", "pytorch", ["verify-model", "--huggingface", "model"]),
     ],
 )
 def test_the_extra_is_named(tmp_path, monkeypatch, module: str, extra: str, arguments: list[str]) -> None:
@@ -394,18 +396,20 @@ def test_the_extra_is_named(tmp_path, monkeypatch, module: str, extra: str, argu
 
 @pytest.mark.parametrize("name", ["sentence-transformers/all-MiniLM-L6-v2", "bert-base-uncased"])
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "needs"),
     [
-        "embed --data rows.jsonl --out vectors.npy --model",
-        "predict --data rows.jsonl --out answers.jsonl --model",
-        "finetune --task classification --data rows.jsonl --out out --model",
-        "estimate rows.jsonl --task classification --model",
-        "tokenize rows.jsonl --out out --max-sequence-length 8 --tokenizer",
-        "export --format google --out out --checkpoint",
-        "verify-model --huggingface",
+        ("embed --data rows.jsonl --out vectors.npy --model", "numpy"),
+        ("predict --data rows.jsonl --out answers.jsonl --model", "numpy"),
+        ("finetune --task classification --data rows.jsonl --out out --model", "tensorflow"),
+        ("estimate rows.jsonl --task classification --model", "numpy"),
+        ("tokenize rows.jsonl --out out --max-sequence-length 8 --tokenizer", "numpy"),
+        ("export --format google --out out --checkpoint", "tensorflow"),
+        ("verify-model --huggingface", "torch"),
     ],
 )
-def test_the_name_of_a_model_leads_to_its_download(tmp_path: Path, arguments: str, name: str) -> None:
+def test_the_name_of_a_model_leads_to_its_download(tmp_path: Path, arguments: str, needs: str, name: str) -> None:
+    if find_spec(needs) is None:
+        pytest.skip(f"{needs} IS NOT INSTALLED, and is looked for before the model")
     (tmp_path / "rows.jsonl").write_text('{"text": "a", "label": "b"}\n')
     done = run_command(*arguments.split(), name, folder=tmp_path)
     assert done.returncode == 2
