@@ -73,7 +73,7 @@ def test_the_training_image_has_horovod_over_gloo_and_mpi_and_an_sshd(docker: Do
 def test_kernels_are_there_already_whoever_runs_them(docker: Docker, image: str) -> None:
     code = """
 from numba.core import event
-from gaudi_bert.tfrecords.wire import crc32c
+from gaudi_bert.common import crc32c
 assert crc32c.HAS_INSTRUCTIONS
 with event.install_recorder("numba:compile") as compiled:
     assert crc32c.crc32c(b"123456789") == 0xE3069283
@@ -87,7 +87,7 @@ def test_a_processor_without_the_needed_instructions_still_packs(docker: Docker)
 import os
 from gaudi_bert.common.compiled import fall_back_to_own_processor
 fall_back_to_own_processor(frozenset())
-from gaudi_bert.tfrecords.wire import crc32c
+from gaudi_bert.common import crc32c
 print(crc32c.crc32c(b"123456789") == 0xE3069283, "NUMBA_CPU_NAME" in os.environ)
 """
     assert python(docker, DATA, code) == "True False"
