@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gaudi_bert.common.arrays import WeightArrays
+import numpy as np
+
+from gaudi_bert.common.arrays import Float32Array, WeightArrays, philox
 from gaudi_bert.common.errors import InputError, shown
 
 _ACTIVATIONS = ("gelu", "gelu_new", "relu")
@@ -99,6 +100,22 @@ class BertConfig:
         return cls(**{name: value for name, value in values.items() if name in names})
 
 
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Any other encoder of `transformers`, by the content of its config.json."""
+
+    values: Mapping[str, Any]
+
+    @property
+    def model_type(self) -> str:
+        """As `transformers` calls it, for example roberta."""
+        return str(self.values["model_type"])
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of config.json."""
+        return dict(self.values)
+
+
 # --- Every variable of BERT: its name in Google's checkpoints, its shape, how it starts
 #
 # The names are those of google-research/bert (`modeling.py`, `run_pretraining.py`), so that published checkpoints load
@@ -156,11 +173,29 @@ def misfit(needed: Mapping[str, Any], given: WeightArrays, may_lack: str | tuple
     return None
 
 
-def initializer_seed(seed: int, name: str) -> tuple[int, int]:
-    """Two 31-bit words for the noise of variable `name`: a function of seed and name alone."""
-    digest = hashlib.sha256(f"{int(seed)}:initializer:{name}".encode()).digest()
-    first, second = (int.from_bytes(digest[start : start + 4], "little") & 0x7FFFFFFF for start in (0, 4))
-    return first, second
+_LARGEST_DRAW = 1 << 18
+
+
+def initial_value(name: str, spec: ParameterSpec, deviation: float, seed: int | None) -> Float32Array:
+    """How the variable `name` starts: a function of its name and shape, the seed and the deviation alone.
+
+    Normal noise is cut off at two deviations, and made of `common.arrays.philox` by Box and Muller's method. With no seed it
+    is zeros: for what is loaded at once, since noise for a large model takes seconds.
+    """
+    if spec.start == "ones":
+        return np.ones(spec.shape, np.float32)
+    values = np.zeros(math.prod(spec.shape), np.float32)
+    if spec.start == "normal" and seed is not None:
+        generator, filled = philox(seed, f"initial value of {name}"), 0
+        while filled < len(values):
+            pairs = min(_LARGEST_DRAW, (len(values) - filled) * 5 // 9 + 8)
+            uniform_2P = ((generator.random_raw(2 * pairs) >> np.uint64(11)) + 0.5).reshape(2, pairs) * 2.0**-53
+            radius_P, angle_P = np.sqrt(-2.0 * np.log(uniform_2P[0])), 2.0 * np.pi * uniform_2P[1]
+            noise = np.concatenate([radius_P * np.cos(angle_P), radius_P * np.sin(angle_P)])
+            noise = noise[np.abs(noise) <= 2.0][: len(values) - filled]
+            values[filled : filled + len(noise)] = noise * deviation
+            filled += len(noise)
+    return values.reshape(spec.shape)
 
 
 def _encoder_layer(scope: str, config: BertConfig) -> Iterator[tuple[str, ParameterSpec]]:

@@ -36,11 +36,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import tensorflow as tf
-
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.engines.communicator import Communicator
 
 _BEAT_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
@@ -180,7 +178,7 @@ def watch(communicator: Communicator, settings: LoopSettings) -> Iterator[Watchd
         _outlive_the_launcher()
         watchdog.fail(str(error), error.exit_code)
         raise
-    except (tf.errors.OpError, RuntimeError) as error:  # a sum that another process did not come to
+    except communicator.errors as error:  # a sum that another process did not come to
         watchdog.await_verdict(_FAREWELL_SECONDS)
         _outlive_the_launcher()
         text = " ".join(str(error).split())[:300]
@@ -217,7 +215,7 @@ def _begin(communicator: Communicator, settings: LoopSettings) -> Watchdog:
             problem = str(error)
         if communicator.any_true(watchdog is None) or watchdog is None:
             raise FailedError(problem)
-    except (tf.errors.OpError, RuntimeError) as error:
+    except communicator.errors as error:
         raise FailedError(f"rank {communicator.rank}: another process ended before the run began; see its error") from error
     return watchdog
 

@@ -9,33 +9,28 @@ from __future__ import annotations
 
 import importlib
 import os
-import pickle
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import FloatArray
+from gaudi_bert.common.arrays import FloatArray, WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import Launch, find_launch
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.training.distributed.communicator import Communicator, T
-from gaudi_bert.training.distributed.watchdog import Watchdog, watch
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.processes import ConnectedProcess
 
 
 @dataclass(frozen=True)
-class HorovodCommunicator(Communicator):
-    """One of several processes.
-
-    `watchdog` is None until it watches.
-    """
+class HorovodCommunicator(ConnectedProcess):
+    """One of several processes."""
 
     horovod: Any = None
-    watchdog: Watchdog | None = None
+    errors: ClassVar[tuple[type[Exception], ...]] = (tf.errors.OpError, RuntimeError)
 
     def sum_tensors(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over all processes, inside a graph."""
@@ -49,38 +44,14 @@ class HorovodCommunicator(Communicator):
             array = tf.constant(np.asarray(values, np.float64))
             return self.horovod.allreduce(array, op=self.horovod.Sum, name="host_array").numpy()
 
-    def from_first(self, make: Callable[[], T]) -> T:
-        """What `make` returns in the first process, which alone calls it; every process gets it."""
-        content = np.frombuffer(pickle.dumps(make()) if self.is_first else b"", np.uint8)
-        size = int(self.sum_array(np.array([len(content)]))[0])
-        shared = self.sum_array(content if self.is_first else np.zeros(size))
-        value: T = pickle.loads(shared.astype(np.uint8).tobytes())
-        return value
-
-    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
-        """Give every process the values of rank 0."""
+    def broadcast(self, arrays: WeightArrays) -> WeightArrays:
+        """The arrays of rank 0, in every process; names and shapes are the same in all."""
         self.arrive()
-        for index, variable in enumerate(variables):
-            variable.assign(self.horovod.broadcast(tf.convert_to_tensor(variable), 0, name=f"state_{index}"))
-
-    def note(self, activity: str, *, slow: bool = False) -> None:
-        """Report what this process is doing: a sign of work for the watchdog. `slow`: it may take longer than usual."""
-        if self.watchdog is not None:
-            self.watchdog.note(activity, slow)
-
-    def arrive(self) -> None:
-        """Report that this process's share is done, and that it is about to wait for the others."""
-        if self.watchdog is not None:
-            self.watchdog.arrive()
-
-    @contextmanager
-    def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
-        """While the context lasts, the failure, loss or sleep of any process ends all of them (`watchdog.py`).
-
-        The communicator of the context is the one to work with. The device must be open.
-        """
-        with watch(self, settings) as watchdog:
-            yield replace(self, watchdog=watchdog)
+        with tf.device("/CPU:0"):
+            return {
+                name: self.horovod.broadcast(tf.constant(array), 0, name=f"state_{index}").numpy()
+                for index, (name, array) in enumerate(arrays.items())
+            }
 
 
 def connect(settings: LoopSettings) -> Communicator:
@@ -110,4 +81,4 @@ def _connect_by_horovod(launch: Launch, settings: LoopSettings) -> HorovodCommun
             f"{who}: Horovod reports rank {rank} of {size}; it was probably built without MPI: "
             "start the processes by `horovodrun --gloo`, or build Horovod with MPI"
         )
-    return HorovodCommunicator(rank, size, local_size, hvd)
+    return HorovodCommunicator(rank, size, local_size, horovod=hvd)

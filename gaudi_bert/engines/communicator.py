@@ -1,22 +1,21 @@
 """The processes that train together, and how sums travel between them.
 
-The training loop speaks to a `Communicator` only. With one process nothing travels, and Horovod is not needed. Gradients are
-summed, not averaged: the loss of every process is already divided by the denominators of the complete update
-(see `objective.py`), so the sum is exact.
+The training loop speaks to a `Communicator` only. With one process nothing travels. Gradients are summed, not averaged: the
+loss of every process is already divided by the denominators of the complete update (`training/objective.py`), so the sum is
+exact. Each engine has its own: Horovod, or torch.distributed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import FloatArray
+from gaudi_bert.common.arrays import FloatArray, WeightArrays
 from gaudi_bert.config.sections import LoopSettings
 
 T = TypeVar("T")
@@ -26,21 +25,18 @@ T = TypeVar("T")
 class Communicator:
     """One process on its own: rank 0 of 1.
 
-    `local_size` is the number of processes on this host.
+    `local_size` is the number of processes on this host; `errors` are what a sum raises that another process did not come to.
     """
 
     rank: int = 0
     size: int = 1
     local_size: int = 1
+    errors: ClassVar[tuple[type[Exception], ...]] = (RuntimeError,)
 
     @property
     def is_first(self) -> bool:
         """Whether this process writes files and speaks: rank 0."""
         return self.rank == 0
-
-    def sum_tensors(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over all processes, inside a graph."""
-        return list(tensors)
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
         """The sum over all processes of a small host array (float64)."""
@@ -54,8 +50,9 @@ class Communicator:
         """What `make` returns in the first process, which alone calls it; every process gets it."""
         return make()
 
-    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
-        """Give every process the values of rank 0."""
+    def broadcast(self, arrays: WeightArrays) -> WeightArrays:
+        """The arrays of rank 0, in every process; names and shapes are the same in all."""
+        return arrays
 
     def barrier(self) -> None:
         """Wait until every process is here."""
