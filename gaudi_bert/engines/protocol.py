@@ -18,7 +18,9 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int3
 from gaudi_bert.config.sections import GaudiSettings, LoopSettings, TrainingSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.graph_report import GraphReport
 from gaudi_bert.model.config import BertConfig, EncoderConfig
+from gaudi_bert.model.features import BatchSizes
 from gaudi_bert.model.heads import Head, Loss
 
 ComputeDtype = Literal["float32", "bfloat16", "float64"]
@@ -141,23 +143,26 @@ class Engine(Protocol):
 
     NAME: EngineName
 
-    def connect(self, settings: LoopSettings, device: str) -> Communicator:
+    def connect(self, settings: LoopSettings) -> Communicator:
         """The communicator of all processes of this launch; without a launcher, that of this process alone."""
 
-    def open_device(self, settings: LoopSettings, gaudi: GaudiSettings | None, threads: int | None) -> Device:
+    def open_device(
+        self, settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None
+    ) -> Device:
         """Open the device of `settings`; after `connect`, and before any model is built."""
 
     def build(
         self,
         spec: ModelSpec,
-        device: Device,
+        device: Device | None = None,
         *,
         seed: int | None,
         compute_dtype: ComputeDtype | None = None,
         compiled: bool = False,
     ) -> Model:
-        """A model. Initial values are a function of seed and variable, the same in every engine; seed None: all are zeros,
-        to be loaded. `compute_dtype`: None for the device's.
+        """A model on a device; on the CPU in float32 where none is given. `compute_dtype`: None for the device's.
+
+        Initial values are a function of seed and variable, the same in every engine. Seed None: all are zeros, to be loaded.
         """
 
     def updates(
@@ -165,3 +170,12 @@ class Engine(Protocol):
     ) -> Updates:
         """Updates of a model by the optimizer of `settings`, whose moments start at zero."""
 
+    def report_on_step(
+        self,
+        config: BertConfig,
+        settings: TrainingSettings,
+        sizes: BatchSizes,
+        accumulation_steps: int,
+        communication_MB: int,
+    ) -> GraphReport:
+        """Trace the step, check that it is fit for Gaudi, and say what it costs; nothing is run."""

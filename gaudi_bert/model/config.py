@@ -198,6 +198,14 @@ def initial_value(name: str, spec: ParameterSpec, deviation: float, seed: int | 
     return values.reshape(spec.shape)
 
 
+_NOT_DECAYED = ("layernorm", "layer_norm", "bias")
+
+
+def is_decayed(name: str) -> bool:
+    """Whether weight decay applies to the variable `name`: not to biases and layer norms."""
+    return not any(part in name.lower() for part in _NOT_DECAYED)
+
+
 def _encoder_layer(scope: str, config: BertConfig) -> Iterator[tuple[str, ParameterSpec]]:
     hidden, intermediate = config.hidden_size, config.intermediate_size
     for part in ("query", "key", "value"):

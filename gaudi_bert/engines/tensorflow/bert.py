@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.model.attention import attention_bias, self_attention
-from gaudi_bert.model.config import BertConfig, ParameterSpec, initializer_seed, layer_scope, misfit, parameter_specs
-from gaudi_bert.model.dropout import ForwardPass
-from gaudi_bert.model.inputs import check_batch
-from gaudi_bert.model.operations import (
+from gaudi_bert.engines.tensorflow.attention import attention_bias, self_attention
+from gaudi_bert.model.config import BertConfig, ParameterSpec, initial_value, layer_scope, misfit, parameter_specs
+from gaudi_bert.engines.tensorflow.dropout import ForwardPass
+from gaudi_bert.model.features import check_batch
+from gaudi_bert.engines.tensorflow.operations import (
     activation,
     dense,
     dropout,
@@ -183,8 +183,7 @@ class PackedBert(tf.Module):
 
     Args:
         specs: the variables by name.
-        seed: of the initial weights; a variable's values depend on the seed and its name alone. None where all of them are
-            loaded at once: they start from zeros, for drawing a large model takes seconds.
+        seed: of the initial weights (`model.config.initial_value`); None where all of them are loaded at once.
         compute_dtype: type of the matrix products. With bfloat16, variables, layer norm, softmax and
             logits stay float32; float64 is for proofs.
         compiled: compile chains of elementwise operations by XLA: a tenth faster on a CPU, once a few seconds
@@ -206,7 +205,7 @@ class PackedBert(tf.Module):
         self.compute_dtype = tf.as_dtype(compute_dtype)
         self.compiled = compiled
         self.variables_by_name: dict[str, tf.Variable] = {
-            name: tf.Variable(_initial_value(name, spec, config, seed), name=name, dtype=tf.float32)
+            name: tf.Variable(initial_value(name, spec, config.initializer_range, seed), name=name, dtype=tf.float32)
             for name, spec in specs.items()
         }
 
@@ -299,13 +298,3 @@ class BertForPretraining(PackedBert):
             masked_lm_logits_BQV=tf.reshape(logits_PV, [packs, slots, words]),
             next_sentence_logits_BS2=tf.reshape(_next_sentence_logits(pooled_PH, parameters), [packs, depth, 2]),
         )
-
-
-def _initial_value(name: str, spec: ParameterSpec, config: BertConfig, seed: int | None) -> tf.Tensor:
-    """Truncated normal noise, zeros or ones; computed on the CPU, so that every device starts from the same numbers."""
-    with tf.device("/CPU:0"):
-        if spec.start == "normal" and seed is not None:
-            return tf.random.stateless_truncated_normal(
-                spec.shape, seed=initializer_seed(seed, name), stddev=config.initializer_range
-            )
-        return tf.ones(spec.shape) if spec.start == "ones" else tf.zeros(spec.shape)

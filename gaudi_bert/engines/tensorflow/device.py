@@ -12,59 +12,39 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tensorflow as tf
 from pydantic import Field
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import GaudiSettings
-
-Kind = Literal["auto", "cpu", "hpu"]
-
-
-@dataclass(frozen=True)
-class Device:
-    """An opened device."""
-
-    kind: Literal["cpu", "hpu"]
-    name: str
-    compute_dtype: Literal["float32", "bfloat16"]
-    description: str
-    notes: tuple[str, ...] = ()
-
-    @property
-    def compiles_kernels(self) -> bool:
-        """Whether chains of elementwise operations gain from XLA: on a CPU. Gaudi's own compiler fuses them."""
-        return self.kind == "cpu"
+from gaudi_bert.config.sections import GaudiSettings, LoopSettings
+from gaudi_bert.config.values import Precision
+from gaudi_bert.engines.protocol import Device
 
 
-def open_device(
-    kind: Kind,
-    precision: Literal["float32", "bfloat16"],
-    threads: int | None = None,
-    gaudi: GaudiSettings | None = None,
-    section: str = "training",
-) -> Device:
-    """Open the device; call it after `distributed.connect` and before any variable is created.
+def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
+    """Open the device of `settings`; call it after `connect` and before any variable is created.
 
     "auto" takes a Gaudi card if its software and a card are there, else the CPU; `threads` are those of one operation.
-    Errors name the settings of `section`.
     """
+    section, kind = settings.section_name, settings.device
+    if kind == "cuda":
+        raise InputError(f"{section}.device = cuda: TensorFlow runs on a CPU or on Gaudi here; set {section}.engine=pytorch")
     if kind != "cpu":
         try:
-            notes = _load_gaudi(gaudi if gaudi is not None else GaudiSettings(), precision)
-            return Device("hpu", "/device:HPU:0", "float32", "Gaudi card HPU:0", tuple(notes))
+            notes = _load_gaudi(gaudi if gaudi is not None else GaudiSettings(), settings.precision)
+            # Gaudi's own compiler fuses chains of elementwise operations, and its software converts to bfloat16.
+            return Device("hpu", "/device:HPU:0", "float32", "Gaudi card HPU:0", compiles=False, notes=tuple(notes))
         except _GaudiMissingError as error:
             if kind == "hpu":
                 raise InputError(f"{section}.device = hpu: {error}; or set {section}.device = cpu") from error
     if threads is not None:
         _set_threads(threads, section)
     used = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1
-    return Device("cpu", "/device:CPU:0", precision, f"CPU, {used} threads")
+    return Device("cpu", "/device:CPU:0", settings.precision, f"CPU, {used} threads", compiles=settings.compile is not False)
 
 
 def _set_threads(threads: int, section: str) -> None:
@@ -112,7 +92,7 @@ class _GaudiMissingError(Exception):
     """The software, the driver or the card is missing; the message names it and the remedy."""
 
 
-def _load_gaudi(settings: GaudiSettings, precision: Literal["float32", "bfloat16"]) -> list[str]:
+def _load_gaudi(settings: GaudiSettings, precision: Precision) -> list[str]:
     """Set the runtime's variables and register the Gaudi device; notes of variables that the environment had set already.
 
     Raises `_GaudiMissingError` where none can be used.
@@ -139,7 +119,7 @@ def _load_gaudi(settings: GaudiSettings, precision: Literal["float32", "bfloat16
     return notes
 
 
-def runtime_variables(settings: GaudiSettings, precision: Literal["float32", "bfloat16"]) -> dict[str, str]:
+def runtime_variables(settings: GaudiSettings, precision: Precision) -> dict[str, str]:
     """The environment variables that `settings` ask for."""
     values: dict[str, str | int | None] = {
         "TF_RECIPE_CACHE_PATH": settings.recipe_cache,

@@ -1,13 +1,12 @@
 """The training step of a pipeline, traced for given sizes without making a variable or running anything.
 
 Inside a `tf.Graph` a variable is only a handle, so the step of a BERT-large is traced in as little memory as a toy's, on any
-machine: the graphs are those that `TrainingStep.run` builds, with Gaudi's plain kernels.
+machine: the graphs are those that `TensorFlowUpdates.run` builds, with Gaudi's plain kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -15,56 +14,18 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.graph_report import GraphProblem, GraphReport, MemoryModel, memory_model
+from gaudi_bert.engines.protocol import ModelSpec
+from gaudi_bert.engines.tensorflow.model import TensorFlowModel
+from gaudi_bert.engines.tensorflow.updates import SUMS_NAME, TensorFlowUpdates
 from gaudi_bert.model.config import BertConfig, parameter_count
-from gaudi_bert.model.inputs import PACKED_FEATURES, BatchSizes
-from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.tensorflow.optimizers import Optimizer
-from gaudi_bert.training.tensorflow.step import SUMS_NAME, TrainingStep
+from gaudi_bert.model.features import PACKED_FEATURES, BatchSizes
+from gaudi_bert.model.heads import PretrainingHead
 
-_FLOAT32_BYTES = 4
-CARDS = {"Gaudi": 32 * 10**9, "Gaudi2": 96 * 10**9}
-"""Memory of a card in bytes."""
-USABLE_SHARE = 0.9
-"""The share that tensors can use: the rest is lost to alignment and to the compiled graph itself."""
-_MEGABYTE = 2**20
 # Memory is measured at these numbers of packs. TensorFlow makes one operation of zeros with less than 1000 elements, and two
 # of more; no integer c has with 64 * c < 1000 <= 66 * c, so both graphs have the same operations.
 FEW_PACKS, MANY_PACKS = 64, 66
-
-
-@dataclass(frozen=True)
-class CardFit:
-    """How many packs of a micro-batch fit a card; 0: not even one."""
-
-    card: str
-    most_packs: int
-
-
-@dataclass(frozen=True)
-class GraphReport:
-    """What is to be known of a training step before there is a card. Bytes are those of one card.
-
-    Operations have FLOPs of matrix products, forward and backward. Activations are what the forward pass keeps for the
-    backward pass; the peak is the most that is alive at once during a pass, in addition to variables, moments and gradients.
-    """
-
-    problems: tuple[GraphProblem, ...]
-    operations: int
-    parameters: int
-    flops_per_micro_batch: int
-    flops_per_update: int
-    parameter_bytes: int
-    optimizer_bytes: int
-    gradient_bytes: int
-    activation_bytes: int
-    peak_bytes: int
-    cards: tuple[CardFit, ...]
-
-    @property
-    def is_fit(self) -> bool:
-        """Whether nothing speaks against the graph."""
-        return not self.problems
 
 
 def report_on_step(
@@ -79,23 +40,16 @@ def report_on_step(
     graphs = step.trace(batch)
     flops = max(matrix_flops(graph) for graph in graphs.values())
     memory, activations = _memory(config, settings, sizes)
-    parameters = parameter_count(config)
-    one_copy = parameters * _FLOAT32_BYTES
-    budgets = {
-        card: int((size - communication_MB * _MEGABYTE) * USABLE_SHARE) - 4 * one_copy for card, size in CARDS.items()
-    }
-    return GraphReport(
-        problems=tuple(check_graphs(graphs)),
+    return GraphReport.of(
+        check_graphs(graphs),
         operations=sum(len(graph.get_operations()) for graph in graphs.values()),
-        parameters=parameters,
+        parameters=parameter_count(config),
         flops_per_micro_batch=flops,
-        flops_per_update=flops * accumulation_steps,
-        parameter_bytes=one_copy,
-        optimizer_bytes=2 * one_copy,
-        gradient_bytes=one_copy,
+        accumulation_steps=accumulation_steps,
         activation_bytes=activations,
-        peak_bytes=memory.peak(sizes.packs),
-        cards=tuple(CardFit(card, memory.most_packs(budget)) for card, budget in budgets.items()),
+        memory=memory,
+        packs=sizes.packs,
+        communication_MB=communication_MB,
     )
 
 
@@ -121,21 +75,16 @@ def abstract_step(
     sizes: BatchSizes,
     accumulation_steps: int,
     compute_dtype: Literal["float32", "bfloat16"],
-) -> tuple[TrainingStep, dict[str, tf.TensorSpec]]:
+) -> tuple[TensorFlowUpdates, dict[str, tf.TensorSpec]]:
     """A step over variables without memory, and the batch to trace it with."""
     letters = {"B": sizes.packs, "L": sizes.positions, "Q": sizes.masked_slots, "S": sizes.depth}
     batch = {
         name: tf.TensorSpec([letters[letter] for letter in shape], dtype) for name, (shape, dtype) in PACKED_FEATURES.items()
     }
     with tf.Graph().as_default():
-        model = BertForPretraining(config, seed=0, compute_dtype=compute_dtype)
-        step = TrainingStep(
-            model,
-            Optimizer(model.variables_by_name, settings),
-            Communicator(),
-            settings,
-            accumulation_steps=accumulation_steps,
-        )
+        spec = ModelSpec(config, PretrainingHead(settings.loss))
+        model = TensorFlowModel(spec, seed=0, compute_dtype=compute_dtype)
+        step = TensorFlowUpdates(model, settings, Communicator(), accumulation_steps)
     return step, batch
 
 
@@ -230,40 +179,6 @@ def _bytes(tensor: tf.Tensor) -> int:
     return 0 if elements is None or tensor.dtype in _HANDLES else elements * tensor.dtype.size
 
 
-@dataclass(frozen=True)
-class MemoryModel:
-    """Bytes alive at each moment of a pass over B packs: `fixed + per_pack * B`, int64 [moments]."""
-
-    fixed: IntArray
-    per_pack: IntArray
-
-    def peak(self, packs: int) -> int:
-        """The most bytes alive at any moment of a pass over `packs` packs."""
-        return int((self.fixed + self.per_pack * packs).max(initial=0))
-
-    def most_packs(self, budget: int) -> int:
-        """The largest number of packs whose peak is within `budget` bytes; 0 where not even one fits."""
-        if self.peak(1) > budget:
-            return 0
-        growing = self.per_pack > 0
-        return int(((budget - self.fixed[growing]) // self.per_pack[growing]).min(initial=np.iinfo(np.int64).max))
-
-
-def memory_model(small: Iterable[int], large: Iterable[int], small_packs: int, large_packs: int) -> MemoryModel:
-    """The model that goes through two measurements of `live_bytes`, of the same graph at two numbers of packs.
-
-    Raises:
-        ValueError: they are not of the same graph, or not of the form `c + d * B`.
-    """
-    low, high = np.asarray(small), np.asarray(large)
-    if low.shape != high.shape:
-        raise ValueError(f"{low.size} and {high.size} operations: the graph depends on the number of packs")
-    per_pack, rest = np.divmod(high - low, large_packs - small_packs)
-    if rest.any():
-        raise ValueError("the bytes of some tensor are not of the form c + d * B")
-    return MemoryModel(low - per_pack * small_packs, per_pack)
-
-
 # --- Is a graph fit for Gaudi? Checked without Gaudi, operation by operation, into every function it calls.
 #
 # Gaudi compiles a graph once for one set of shapes, and keeps what it compiled. A shape that is not known when the
@@ -313,27 +228,6 @@ DOUBLE = {tf.float64, tf.complex64, tf.complex128}
 LONG = {tf.int64, tf.uint64}
 _MOST_LONG_NUMBERS = 4
 _HANDLES = {tf.resource, tf.variant}
-
-
-@dataclass(frozen=True)
-class GraphProblem:
-    """Why one operation is not for Gaudi.
-
-    `graph` is a graph's name, with the functions that lead to the operation.
-    """
-
-    kind: str
-    graph: str
-    operation: str
-    type: str
-    found: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.type} {self.operation} in {self.graph}: {self.found}"
-
-    def as_json(self) -> dict[str, str]:
-        """The problem for machines."""
-        return asdict(self)
 
 
 def check_graphs(graphs: Mapping[str, tf.Graph]) -> list[GraphProblem]:

@@ -12,16 +12,13 @@ Letters: B packs, Q masked slots, S depth, V vocabulary; R rows and C classes of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.model.bert import PretrainingOutputs
-
-Loss = Literal["token", "sequence"]
-"""What counts the same in the masked-LM loss: every masked token, or every sequence."""
-
+from gaudi_bert.engines.tensorflow.bert import PretrainingOutputs
+from gaudi_bert.model.heads import Loss
 
 class LossSums(NamedTuple):
     """Scalars, float32 as the logits are; correct / count is the accuracy, of tokens or of sequences as the loss is."""

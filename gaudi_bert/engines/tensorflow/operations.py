@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gaudi_bert.model.dropout import keep_mask, keep_scale
+from gaudi_bert.engines.tensorflow.dropout import keep_mask, keep_scale
 
 Kernel = Callable[..., Any]
 

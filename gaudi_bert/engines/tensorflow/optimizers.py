@@ -26,44 +26,14 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.model.operations import kernel
+from gaudi_bert.engines.tensorflow.operations import kernel
+from gaudi_bert.model.config import is_decayed
 
-# --- The learning rate: linear warm-up, then polynomial decay to zero
-#
-# Updates are counted from 1. With W warm-up updates, N updates, peak rate r and power p,
-#
-#     rate(t) = r * t / W                                  for t <= W
-#     rate(t) = r * (1 - (t - W) / (N - W + 1)) ** p       for t > W, `decay_from: warmup`
-#     rate(t) = r * (1 - (t - 1) / N) ** p                 for t > W, `decay_from: start`
-#
-# so no update has a rate of zero, and zero would be reached at update N + 1. `warmup` reaches the peak at update W and goes
-# down from there without a step. `start` decays as if there had been no warm-up, so the rate falls at the end of the
-# warm-up: with 2,000 of 7,038 updates and p = 0.5 from r to 0.846 r.
-#
-# Who has which: google-research/bert (`optimization.py`, p = 1) decays from the start, for its only optimizer, Adam.
-# NVIDIA's and Habana's reference models raise Adam's curve until the pieces join (`warmup`), and leave that of LAMB
-# (p = 0.5) as it is (`start`); MLPerf's recipe has no warm-up and p = 1. All of them count updates from 0, so that their
-# warm-up is behind ours by one update, whose rate is zero; after the warm-up `start` is theirs, update by update.
-
-
-def learning_rate_at(update: int, settings: TrainingSettings) -> float:
-    """The learning rate of update number `update`, counted from 1; updates after the last one get 0."""
-    peak, warmup, updates = settings.learning_rate, settings.warmup_updates, settings.updates
-    if update <= warmup:
-        return peak * update / warmup
-    if settings.decay_from == "start":
-        remaining = 1.0 - (update - 1) / updates
-    else:
-        remaining = 1.0 - (update - warmup) / (updates - warmup + 1)
-    return peak * max(remaining, 0.0) ** settings.decay_power
-
-
-_NOT_DECAYED = ("layernorm", "layer_norm", "bias")
 # Variables of fewer numbers lie in the processor's caches: they are not worth a compilation.
 LEAST_COMPILED = 2**16
 
 
-class UpdateScalars(NamedTuple):
+class UpdateTensors(NamedTuple):
     """What changes from update to update, float32 scalars."""
 
     learning_rate: tf.Tensor
@@ -86,11 +56,6 @@ class _Constants(NamedTuple):
     beta_2: float
     epsilon: float
     weight_decay: float
-
-
-def is_decayed(name: str) -> bool:
-    """Whether weight decay applies to the variable `name`: not to biases and layer norms."""
-    return not any(part in name.lower() for part in _NOT_DECAYED)
 
 
 def clip_factor(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
@@ -117,12 +82,7 @@ class Optimizer:
         self.first_moments = {name: self._zeros(variable) for name, variable in self.variables.items()}
         self.second_moments = {name: self._zeros(variable) for name, variable in self.variables.items()}
 
-    def scalars(self, update: int, learning_rate: float) -> UpdateScalars:
-        """The scalars of update number `update` (from 1)."""
-        corrections = (1.0 / (1.0 - beta**update) for beta in (self.settings.beta_1, self.settings.beta_2))
-        return UpdateScalars(*(tf.constant(value, tf.float32) for value in (learning_rate, *corrections)))
-
-    def apply(self, gradients: Sequence[tf.Tensor], scalars: UpdateScalars, factor: tf.Tensor) -> None:
+    def apply(self, gradients: Sequence[tf.Tensor], scalars: UpdateTensors, factor: tf.Tensor) -> None:
         """Move every variable by its gradient times `factor`; `gradients` in the order of `variables`."""
         for (name, variable), gradient in zip(self.variables.items(), gradients, strict=True):
             is_adapted = self.settings.layer_adaptation == "all" or is_decayed(name)
@@ -140,19 +100,19 @@ class Optimizer:
         return tf.Variable(tf.zeros(variable.shape, tf.float32), trainable=False)
 
 
-def _adamw(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateScalars, constants: _Constants) -> None:
+def _adamw(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateTensors, constants: _Constants) -> None:
     """Move a variable and its moments by its gradient times `factor`."""
     direction = _direction(state, gradient * factor, scalars, constants)
     state.variable.assign_sub(scalars.learning_rate * direction)
 
 
-def _lamb(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateScalars, constants: _Constants) -> None:
+def _lamb(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateTensors, constants: _Constants) -> None:
     """The same with the trust ratio."""
     direction = _direction(state, gradient * factor, scalars, constants)
     state.variable.assign_sub(scalars.learning_rate * _trust_ratio(state.variable.value(), direction) * direction)
 
 
-def _direction(state: _State, gradient: tf.Tensor, scalars: UpdateScalars, constants: _Constants) -> tf.Tensor:
+def _direction(state: _State, gradient: tf.Tensor, scalars: UpdateTensors, constants: _Constants) -> tf.Tensor:
     """Advances the moments, and gives u."""
     first = constants.beta_1 * state.first_moment + (1.0 - constants.beta_1) * gradient
     second = constants.beta_2 * state.second_moment + (1.0 - constants.beta_2) * tf.square(gradient)

@@ -14,11 +14,10 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.heads import BertForTask
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.inputs import PACKED_FEATURES, as_packed
-from gaudi_bert.rows.packs import BatchShape
-from gaudi_bert.tasks.kinds.task import BertForTask
+from gaudi_bert.model.features import PACKED_FEATURES
 
 # What the losses alone read; the signatures do without.
 LABELS = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels", "next_sentence_weights")
@@ -56,14 +55,16 @@ def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays,
         return run({**features, **labels})
 
     def serve_unpacked(**features: tf.Tensor) -> dict[str, tf.Tensor]:
-        positions = features["masked_lm_positions"]
-        rows = positions.shape[0]
+        mask_BL, rows = features["input_mask"], sizes["B"]
+        positions_BL = tf.range(sizes["L"], dtype=tf.int32)[tf.newaxis, :] * mask_BL
         labels = {
-            "masked_lm_ids": tf.zeros_like(positions),
-            "masked_lm_weights": tf.zeros(positions.shape, tf.float32),
+            "masked_lm_ids": tf.zeros_like(features["masked_lm_positions"]),
+            "masked_lm_weights": tf.zeros(shape_of("BP"), tf.float32),
             "next_sentence_labels": tf.zeros([rows, 1], tf.int32),
+            "next_sentence_weights": tf.cast(mask_BL[:, :1], tf.float32),
         }
-        return run(as_packed({**features, **labels}))
+        starts_B1 = tf.zeros([rows, 1], tf.int32)
+        return run({**features, **labels, "positions": positions_BL, "next_sentence_positions": starts_B1})
 
     _save(
         folder,
@@ -85,18 +86,18 @@ def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays,
 _ROW_INPUTS = ("input_ids", "input_mask", "segment_ids")
 
 
-def write_task_saved_model(folder: Path, model: BertForTask, shape: BatchShape) -> None:
-    """Write a model, with its weights, into `folder`, which is created; `shape` is that of a batch."""
+def write_task_saved_model(folder: Path, model: BertForTask, sizes: Mapping[str, int]) -> None:
+    """Write a model, with its weights, into `folder`, which is created; `sizes` are those of a batch, by letter."""
 
     def serve_packed(**features: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"logits": model(features)}
 
     def serve_rows(**features: tf.Tensor) -> dict[str, tf.Tensor]:
-        positions_BL = tf.range(shape.length, dtype=tf.int32)[tf.newaxis, :] * features["input_mask"]
-        starts_B1 = tf.zeros([shape.packs, 1], tf.int32)
+        positions_BL = tf.range(sizes["L"], dtype=tf.int32)[tf.newaxis, :] * features["input_mask"]
+        starts_B1 = tf.zeros([sizes["B"], 1], tf.int32)
         return {"logits": model({**features, "positions": positions_BL, "sequence_positions": starts_B1})}
 
-    tokens, sequences = [shape.packs, shape.length], [shape.packs, shape.depth]
+    tokens, sequences = [sizes["B"], sizes["L"]], [sizes["B"], sizes["S"]]
     rows = dict.fromkeys(_ROW_INPUTS, tokens)
     _save(
         folder,
