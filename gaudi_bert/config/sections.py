@@ -147,7 +147,8 @@ class LoopSettings(Settings):
         "auto", description="cuda: a GPU, hpu: a Gaudi card; auto: what is there, a CPU where nothing else is"
     )
     compile: Annotated[bool | None, FREE] = Field(
-        None, description="compile the model's step (XLA, torch.compile); default: where it pays; a resumed run keeps its own"
+        None,
+        description="compile the model's step (XLA, torch.compile); default: where it pays; a resumed run keeps its own",
     )
     optimizer: Literal["adamw", "lamb"] = "adamw"
     learning_rate: float = Field(1.0e-3, gt=0)

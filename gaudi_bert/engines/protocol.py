@@ -146,9 +146,7 @@ class Engine(Protocol):
     def connect(self, settings: LoopSettings) -> Communicator:
         """The communicator of all processes of this launch; without a launcher, that of this process alone."""
 
-    def open_device(
-        self, settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None
-    ) -> Device:
+    def open_device(self, settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
         """Open the device of `settings`; after `connect`, and before any model is built."""
 
     def build(

@@ -160,17 +160,22 @@ def parameter_count(config: BertConfig) -> int:
     return sum(math.prod(spec.shape) for spec in parameter_specs(config).values())
 
 
-def misfit(needed: Mapping[str, Any], given: WeightArrays, may_lack: str | tuple[str, ...] = ()) -> str | None:
-    """Which weight does not fit the variables (or their specs) that are `needed`, and why; None where all do.
+def misfit(needed: Mapping[str, tuple[int, ...]], given: WeightArrays, may_lack: str | tuple[str, ...] = ()) -> str | None:
+    """Which weight does not fit the shapes that are `needed`, and why; None where all do.
 
     Those whose names begin with `may_lack` may be absent.
     """
     for name in [*needed, *(name for name in given if name not in needed)]:
         there = list(given[name].shape) if name in given else "absent"
-        here = list(needed[name].shape) if name in needed else "absent"
+        here = list(needed[name]) if name in needed else "absent"
         if there != here and not (there == "absent" and name.startswith(may_lack)):
             return f"{name} is {there} there, {here} here"
     return None
+
+
+def shapes_of(specs: Mapping[str, ParameterSpec]) -> dict[str, tuple[int, ...]]:
+    """The shapes of variables by name."""
+    return {name: spec.shape for name, spec in specs.items()}
 
 
 _LARGEST_DRAW = 1 << 18

@@ -50,9 +50,7 @@ def as_packed(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         return dict(unpacked)
     missing = [name for name in UNPACKED_FEATURES if name not in unpacked]
     if missing:
-        raise InputError(
-            f"batch: the feature {missing[0]} is missing; an unpacked batch has {', '.join(UNPACKED_FEATURES)}"
-        )
+        raise InputError(f"batch: the feature {missing[0]} is missing; an unpacked batch has {', '.join(UNPACKED_FEATURES)}")
     mask_BL = unpacked["input_mask"]
     packs, length = mask_BL.shape
     return {

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
-from gaudi_bert.model.bert import BertForPretraining, PretrainingOutputs
-from gaudi_bert.model.losses import Loss, pretraining_sums
+from gaudi_bert.engines.protocol import Model
+from gaudi_bert.model.heads import Loss
 from gaudi_bert.model.sequences import PlacedSequence, join_sequences, split_packs
 
 
@@ -47,58 +45,29 @@ class _LeakReport:
     own_outputs_moved: bool
 
 
-class _Outputs(NamedTuple):
-    """A model's outputs for a batch, as arrays."""
-
-    hidden_BLH: Float32Array
-    heads: PretrainingOutputs
-
-
-def compare_packed_with_unpacked(model: BertForPretraining, packed: BatchArrays, loss: Loss = "token") -> Differences:
+def compare_packed_with_unpacked(model: Model, packed: BatchArrays, loss: Loss = "token") -> Differences:
     """Run `packed` (packed features as arrays) and the same sequences one to a row, and compare."""
     placed = split_packs(packed)
     length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
-    unpacked = join_sequences([[each.sequence] for each in placed], length, slots, 1)
-    packed_outputs, packed_losses, packed_gradients = gradients_of(model, packed, loss)
-    single_outputs, single_losses, single_gradients = gradients_of(model, unpacked, loss)
-    ours_packed, ours_single = (
-        _Outputs(_hidden_states(model, batch), heads)
-        for batch, heads in ((packed, packed_outputs), (unpacked, single_outputs))
-    )
+    ours = model.trial(packed, loss)
+    single = model.trial(join_sequences([[each.sequence] for each in placed], length, slots, 1), loss)
     outputs: dict[str, tuple[float, float]] = {}
     for row, each in enumerate(placed):
         alone = PlacedSequence(each.sequence, row, 1, 0, np.arange(len(each.masked_slots)))
-        for (name, ours), (_, theirs) in zip(_outputs_of(ours_packed, each), _outputs_of(ours_single, alone), strict=True):
+        pairs = zip(_outputs_of(ours.outputs, each), _outputs_of(single.outputs, alone), strict=True)
+        for (name, mine), (_, theirs) in pairs:
             difference, largest = outputs.get(name, (0.0, 0.0))
-            outputs[name] = (max(difference, _largest(ours - theirs)), max(largest, _largest(theirs)))
+            outputs[name] = (max(difference, _largest(mine - theirs)), max(largest, _largest(theirs)))
     return Differences(
         outputs=outputs,
-        losses={name: (abs(packed_losses[name] - alone), abs(alone)) for name, alone in single_losses.items()},
-        gradients={name: (_norm(packed_gradients[name] - alone), _norm(alone)) for name, alone in single_gradients.items()},
+        losses={name: (abs(ours.losses[name] - alone), abs(alone)) for name, alone in single.losses.items()},
+        gradients={name: (_norm(ours.gradients[name] - alone), _norm(alone)) for name, alone in single.gradients.items()},
         sequences=len(placed),
         packs=len(packed["input_ids"]),
     )
 
 
-def gradients_of(
-    model: BertForPretraining, batch: BatchArrays, loss: Loss
-) -> tuple[PretrainingOutputs, dict[str, float], dict[str, Float32Array]]:
-    """Outputs (as arrays), both losses, and the gradient of their sum for every variable; no dropout."""
-    tensors = _tensors(batch)
-    names, variables = zip(*model.variables_by_name.items(), strict=True)
-    with tf.GradientTape() as tape:
-        outputs = model(tensors)
-        sums = pretraining_sums(outputs, tensors, loss)
-        masked_lm_loss = sums.masked_lm_sum / sums.masked_lm_weight
-        next_sentence_loss = sums.next_sentence_sum / sums.next_sentence_weight
-        total = masked_lm_loss + next_sentence_loss
-    gradients = tape.gradient(total, variables)
-    losses = {"masked_lm_loss": float(masked_lm_loss), "next_sentence_loss": float(next_sentence_loss)}
-    arrays = PretrainingOutputs(*(output.numpy() for output in outputs))
-    return arrays, losses, {name: gradient.numpy() for name, gradient in zip(names, gradients, strict=True)}
-
-
-def probe_leaks(model: BertForPretraining, packed: BatchArrays, chosen: int = 0) -> _LeakReport:
+def probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen: int = 0) -> _LeakReport:
     """Change every token of one sequence in each pack; compare all outputs of all others, bit for bit.
 
     Of a pack of k sequences, number `chosen` modulo k is changed.
@@ -109,11 +78,8 @@ def probe_leaks(model: BertForPretraining, packed: BatchArrays, chosen: int = 0)
     changed_ids = packed["input_ids"].copy()
     for each, changes in zip(placed, is_chosen, strict=True):
         if changes:
-            changed_ids[each.pack, each.positions] = (each.sequence.input_ids + 1) % model.config.vocab_size
-    before, after = (
-        _Outputs(_hidden_states(model, batch), PretrainingOutputs(*(output.numpy() for output in model(_tensors(batch)))))
-        for batch in (packed, {**packed, "input_ids": changed_ids})
-    )
+            changed_ids[each.pack, each.positions] = (each.sequence.input_ids + 1) % vocabulary_size
+    before, after = (model.trial(batch, "token").outputs for batch in (packed, {**packed, "input_ids": changed_ids}))
     leaks, moved = 0, True
     for each, changes in zip(placed, is_chosen, strict=True):
         pairs = zip(_outputs_of(before, each), _outputs_of(after, each), strict=True)
@@ -125,22 +91,11 @@ def probe_leaks(model: BertForPretraining, packed: BatchArrays, chosen: int = 0)
     return _LeakReport(len(placed) - sum(is_chosen), leaks, moved)
 
 
-def _tensors(batch: BatchArrays) -> dict[str, tf.Tensor]:
-    return {name: tf.constant(value) for name, value in batch.items()}
-
-
-def _hidden_states(model: BertForPretraining, batch: BatchArrays) -> Float32Array:
-    hidden_BLH: Float32Array = model.with_hidden_states(_tensors(batch))[0].numpy()
-    return hidden_BLH
-
-
-def _outputs_of(outputs: _Outputs, placed: PlacedSequence) -> Iterator[tuple[str, Float32Array]]:
+def _outputs_of(outputs: dict[str, Float32Array], placed: PlacedSequence) -> Iterator[tuple[str, Float32Array]]:
     """The outputs that belong to one sequence."""
-    heads = outputs.heads
-    yield "hidden_states", outputs.hidden_BLH[placed.pack, placed.positions]
-    yield "pooled_output", heads.pooled_output_BSH[placed.pack, placed.number - 1]
-    yield "masked_lm_logits", heads.masked_lm_logits_BQV[placed.pack, placed.masked_slots]
-    yield "next_sentence_logits", heads.next_sentence_logits_BS2[placed.pack, placed.number - 1]
+    slots = {"hidden_states": placed.positions, "masked_lm_logits": placed.masked_slots}
+    for name, values in outputs.items():
+        yield name, values[placed.pack, slots.get(name, placed.number - 1)]
 
 
 def _largest(values: Float32Array) -> float:

@@ -21,6 +21,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import publish
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Task
+from gaudi_bert.engines.protocol import Model
 from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.input.batches import Batch
@@ -29,8 +30,8 @@ from gaudi_bert.training.mlperf import RunEvents
 from gaudi_bert.training.objective import ReportFigures
 from gaudi_bert.training.run import RunContext
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.tensorflow.optimizers import learning_rate_at
-from gaudi_bert.training.tensorflow.step import TrainingStep
+from gaudi_bert.training.schedule import learning_rate_at
+from gaudi_bert.training.step import TrainingStep
 
 
 class Evaluation(ReportFigures, Protocol):
@@ -64,6 +65,7 @@ class TrainingLoop:
     context: RunContext[Any]
     plan: RunPlan
     step: TrainingStep
+    model: Model
     batches: Iterator[Batch]
     progress: Progress
     stored_settings: Mapping[str, Any]
@@ -204,9 +206,12 @@ class TrainingLoop:
         if not context.communicator.is_first:
             return
         context.communicator.note(f"the checkpoint of update {progress.update}", slow=True)
+        first_moments, second_moments = self.step.updates.moments()
         checkpoint = Checkpoint(
             update=progress.update,
-            **self.step.state(),
+            variables=self.model.values(),
+            first_moments=first_moments,
+            second_moments=second_moments,
             progress={
                 "packs": progress.packs,
                 "order": ORDER,

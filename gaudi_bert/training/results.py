@@ -1,16 +1,13 @@
-"""What the stages of the model are given and return: frozen and typed. No TensorFlow, so that runners can import it."""
+"""What the stages of the model are given and return: frozen and typed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from gaudi_bert.engines.graph_report import GraphReport
+from gaudi_bert.model.features import BatchSizes
 from gaudi_bert.training.run_plan import RunPlan
-
-if TYPE_CHECKING:  # their modules load TensorFlow
-    from gaudi_bert.model.inputs import BatchSizes
-    from gaudi_bert.training.tensorflow.graph import GraphReport
 
 
 @dataclass(frozen=True)
@@ -100,6 +97,7 @@ class GraphResult:
     """Whether a pipeline's training step is fit for Gaudi, and what it costs; `sizes_from` is the origin of its sizes."""
 
     pipeline: str
+    engine: str
     sizes_from: str
     sizes: BatchSizes
     vocabulary: int

@@ -17,10 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import tensorflow as tf
 
-from gaudi_bert.model.bert import BertForPretraining
-from gaudi_bert.model.losses import Loss, pretraining_sums
+from gaudi_bert.common.arrays import BatchArrays
+from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.sequences import join_sequences, split_packs
 from gaudi_bert.training.input.batches import Batch
 
@@ -63,41 +62,18 @@ class Speedup:
 
 
 def measure_speedup(
-    model: BertForPretraining,
-    loss: Loss,
-    batch: Batch,
-    max_predictions: int,
-    packing_factor: float,
-    clock: Callable[[], float],
+    model: Model, batch: Batch, max_predictions: int, packing_factor: float, clock: Callable[[], float]
 ) -> Speedup:
     """Time both kinds of passes by `clock`, which returns seconds."""
     rows, length = batch["input_ids"].shape
     singles = [[placed.sequence] for placed in split_packs(batch)][:rows]
     batches = (batch, join_sequences(singles, length, max_predictions, 1))
-    inputs = [{name: tf.constant(values) for name, values in each.items()} for each in batches]
-    passes = [_pass(model, loss) for _ in inputs]
 
-    def seconds(run: tf.types.experimental.PolymorphicFunction, inputs: Batch) -> float:
+    def seconds(inputs: BatchArrays) -> float:
         started = clock()
-        run(inputs).numpy()
+        model.work(inputs)
         return clock() - started
 
-    pairs = [[seconds(run, each) for run, each in zip(passes, inputs, strict=True)] for _ in range(_PAIRS + 1)]
+    pairs = [[seconds(each) for each in batches] for _ in range(_PAIRS + 1)]
     packed, unpacked = zip(*pairs[1:], strict=True)  # the first pair builds the graphs
     return Speedup(packing_factor, packed, unpacked)
-
-
-def _pass(model: BertForPretraining, loss: Loss) -> tf.types.experimental.PolymorphicFunction:
-    variables = list(model.variables_by_name.values())
-    seed = tf.constant([1, 2], tf.int32)
-
-    def forward_and_backward(batch: Batch) -> tf.Tensor:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            sums = pretraining_sums(model(batch, dropout_seed=seed), batch, loss)
-            total = sums.masked_lm_sum + sums.next_sentence_sum
-        gradients = tape.gradient(total, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        # All of them are needed for this one number, so none is omitted.
-        return tf.reduce_sum(tf.stack([tf.reduce_sum(tf.convert_to_tensor(gradient)) for gradient in gradients]))
-
-    return tf.function(forward_and_backward, autograph=False, reduce_retracing=False)

@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-from gaudi_bert.model.config import BertConfig
 from gaudi_bert.engines.tensorflow.dropout import ForwardPass, keep_mask, keep_scale
 from gaudi_bert.engines.tensorflow.operations import dense, kernel, widen, without_gradient
+from gaudi_bert.model.config import BertConfig
 
 _FORBIDDEN_SCORE = -10000.0
 

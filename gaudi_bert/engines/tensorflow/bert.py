@@ -15,9 +15,7 @@ import tensorflow as tf
 from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.tensorflow.attention import attention_bias, self_attention
-from gaudi_bert.model.config import BertConfig, ParameterSpec, initial_value, layer_scope, misfit, parameter_specs
 from gaudi_bert.engines.tensorflow.dropout import ForwardPass
-from gaudi_bert.model.features import check_batch
 from gaudi_bert.engines.tensorflow.operations import (
     activation,
     dense,
@@ -28,6 +26,8 @@ from gaudi_bert.engines.tensorflow.operations import (
     residual_layer_norm,
     widen,
 )
+from gaudi_bert.model.config import BertConfig, ParameterSpec, initial_value, layer_scope, misfit, parameter_specs
+from gaudi_bert.model.features import check_batch
 
 # --- Embeddings: token, segment and position (Devlin et al., 2019, section 3; packed positions: Krell et al., 2021, 3.2.1)
 #
@@ -218,7 +218,7 @@ class PackedBert(tf.Module):
 
     def load_values(self, values: WeightArrays) -> None:
         """Set variables by name; those that `values` does not name keep what they hold."""
-        problem = misfit(self.variables_by_name, values, may_lack="")
+        problem = misfit({n: tuple(v.shape) for n, v in self.variables_by_name.items()}, values, may_lack="")
         if problem is not None:
             raise InputError(f"model: {problem}; load the weights of a model of the same config")
         for name, value in values.items():

@@ -20,6 +20,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.tensorflow.bert import PretrainingOutputs
 from gaudi_bert.model.heads import Loss
 
+
 class LossSums(NamedTuple):
     """Scalars, float32 as the logits are; correct / count is the accuracy, of tokens or of sequences as the loss is."""
 

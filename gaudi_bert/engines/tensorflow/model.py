@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial
+from gaudi_bert.engines.protocol import ComputeDtype, ModelSpec, Trial
 from gaudi_bert.engines.tensorflow.bert import BertForPretraining
 from gaudi_bert.engines.tensorflow.heads import BertForTask, BertForVectors, task_sums
 from gaudi_bert.engines.tensorflow.losses import pretraining_sums

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import numpy as np
-import tensorflow as tf
 
 from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.inputs import as_packed
+from gaudi_bert.model.features import as_packed
 from gaudi_bert.reading.global_order import GlobalOrder, check_rank, numbers_of_rank
 from gaudi_bert.reading.streams import StreamReader
 from gaudi_bert.tfrecords.random_access import RecordFiles
@@ -124,9 +123,7 @@ def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: 
     """Records as packs, their values checked."""
     batch: dict[str, AnyArray] = files.read(shards, records)
     if not source.is_packed:
-        with tf.device("/CPU:0"):
-            tensors = {name: tf.constant(value) for name, value in batch.items()}
-            batch = {name: value.numpy() for name, value in as_packed(tensors).items()}
+        batch = as_packed(batch)
     check_values(batch, limits, lambda row: files.location(int(shards[row]), int(records[row])))
     return batch
 
