@@ -141,7 +141,8 @@ class LoopSettings(Settings):
 
     engine: Annotated[Engine, FREE] = Field(
         "auto",
-        description="auto: TensorFlow where it is installed and the model is a BERT, else PyTorch; a resumed run keeps its own",
+        description="auto: TensorFlow where it is installed and the model is a BERT, else PyTorch; "
+        "a resumed run keeps its own",
     )
     device: Annotated[Literal["auto", "cpu", "cuda", "hpu"], FREE] = Field(
         "auto", description="cuda: a GPU, hpu: a Gaudi card; auto: what is there, a CPU where nothing else is"

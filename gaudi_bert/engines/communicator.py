@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Communicator:
     """One process on its own: rank 0 of 1.
 
-    `local_size` is the number of processes on this host; `errors` are what a sum raises that another process did not come to.
+    `local_size` is the number of processes on this host; `errors` are what a sum raises that another process misses.
     """
 
     rank: int = 0

@@ -1,1 +1,1 @@
-"""What a model is, whatever computes it: sizes, variables and their names and first values, heads, features. No framework."""
+"""What a model is, whatever computes it: sizes, names and first values of variables, heads, features. No framework."""

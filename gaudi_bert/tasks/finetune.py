@@ -25,9 +25,12 @@ from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import FineTuneSettings, LoopSettings, TaskName, TaskSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.types import QuestionRow
-from gaudi_bert.tasks.kinds.task import BertForTask, Task, Vocabulary, task_named
+from gaudi_bert.tasks.kinds.task import Task, Vocabulary, task_named
 from gaudi_bert.tasks.models.task_models import StartWeights, start_weights, weights_checksum, write_task_folder
 from gaudi_bert.tasks.objective import TaskEvaluator, TaskObjective
 from gaudi_bert.tasks.task_data import TaskData, task_batches
@@ -41,15 +44,12 @@ from gaudi_bert.training.checkpoint import (
     share_state,
     write_checkpoint,
 )
-from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.distributed.horovod import connect
 from gaudi_bert.training.input.batches import TrainingOrder
 from gaudi_bert.training.loop import Evaluation, TrainingLoop
 from gaudi_bert.training.results import DryRun, FineTuneInput
-from gaudi_bert.training.run import COMPILED_KEY, RunContext, processes_of, run_folder
+from gaudi_bert.training.run import COMPILED_KEY, RunContext, processes_of, run_engine, run_folder
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
-from gaudi_bert.training.tensorflow.optimizers import Optimizer
-from gaudi_bert.training.tensorflow.step import TrainingStep
+from gaudi_bert.training.step import TrainingStep
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
 
@@ -85,8 +85,11 @@ def finetune(
                 f"{key} {shown_location(path)}: fine-tuning needs it on this machine; give a local path, and copy it "
                 "from or to the store"
             )
-    communicator = connect(settings.finetune)
+    chosen = run_engine(settings.finetune, Path(out), is_bert=True, overwrite=overwrite)
+    engine = load_engine(chosen.name)
+    communicator = engine.connect(settings.finetune)
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
+    reporter.say(f"finetune: {chosen.line()}")
     paths = (files.data, files.evaluation_data, files.model, files.vocabulary)
     with local_copies(paths, settings.store) as copies:
         local = FineTuneInput(*copies)  # type: ignore[arg-type]
@@ -101,6 +104,7 @@ def finetune(
             _signature(job),
             settings,
             settings.finetune,
+            engine,
             communicator,
             reporter,
             overwrite=overwrite,
@@ -300,32 +304,28 @@ def _signature(job: _FineTuneJob) -> Signature:
 def _train(job: _FineTuneJob, context: RunContext[FineTuning]) -> FineTuning:
     """Train to the end, and leave the best model."""
     settings, communicator, compiled = job.plan.settings, context.communicator, context.compiled
-    dtype = context.device.compute_dtype
-    model = BertForTask(job.start.config, job.task, seed=settings.seed, compute_dtype=dtype, compiled=compiled)
+    spec = ModelSpec(job.start.config, job.task.head)
+    model = context.engine.build(spec, context.device, seed=settings.seed, compiled=compiled)
     evaluator = None
     if job.evaluation is not None:
         evaluator = TaskEvaluator(
             model,
+            job.task,
             job.evaluation,
             communicator,
             batch_packs=job.section.micro_batch_packs,
             seed=settings.seed,
             best_metric=job.best_metric,
         )
-    step = TrainingStep(
-        model,
-        Optimizer(model.variables_by_name, settings, compiled=compiled),
-        communicator,
-        settings,
-        accumulation_steps=job.plan.accumulation_steps,
-        objective=TaskObjective(job.task),
-    )
+    steps = job.plan.accumulation_steps
+    updates = context.engine.updates(model, settings, communicator, steps)
+    step = TrainingStep(updates, communicator, settings, TaskObjective(job.task), steps)
     progress = Progress()
     if communicator.is_first:
-        progress = resume_run(context.checkpoints, model, step.optimizer, context.reporter.say)
+        progress = resume_run(context.checkpoints, model, updates, context.reporter.say)
         if progress.update == 0:
             model.load_values(job.start.variables)
-    progress = share_state(progress, model, step.optimizer, communicator)
+    progress = share_state(progress, model, updates, communicator)
     order = TrainingOrder(
         settings.seed, settings.shuffle_packs, communicator.rank, communicator.size, packs_done=progress.packs
     )
@@ -341,22 +341,21 @@ def _train(job: _FineTuneJob, context: RunContext[FineTuning]) -> FineTuning:
             _keep_best(job, model, update, evaluation.as_json())
 
     loop = TrainingLoop(
-        context, job.plan, step, batches, progress, stored_settings, evaluator=evaluator, evaluated=evaluated
+        context, job.plan, step, model, batches, progress, stored_settings, evaluator=evaluator, evaluated=evaluated
     )
     loop.run()
     return _finish(job, communicator, model, evaluator, loop.progress.update)
 
 
-def _keep_best(job: _FineTuneJob, model: Any, update: int, figures: dict[str, float]) -> None:
+def _keep_best(job: _FineTuneJob, model: Model, update: int, figures: dict[str, float]) -> None:
     """Keep the weights where no evaluation before was as good. The weights come first, so best.json never lies."""
     path = job.out / BEST_NAME
     before = BestCheckpoint.read_if_present(path)
     sign = -1.0 if job.best_metric in job.task.lower_is_better else 1.0
     is_better = before is None or sign * figures[job.best_metric] > sign * before.metrics[job.best_metric]
     if is_better and not math.isnan(figures[job.best_metric]):
-        variables = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
         settings = {"model": job.start.config.to_json()}
-        written = write_checkpoint(path.parent, Checkpoint(update, variables, settings=settings))
+        written = write_checkpoint(path.parent, Checkpoint(update, model.values(), settings=settings))
         BestCheckpoint(update=update, metric=job.best_metric, metrics=figures).write(path)
         for other in path.parent.glob("update-*.safetensors"):
             if other != written:
@@ -364,14 +363,15 @@ def _keep_best(job: _FineTuneJob, model: Any, update: int, figures: dict[str, fl
 
 
 def _finish(
-    job: _FineTuneJob, communicator: Communicator, model: Any, evaluator: TaskEvaluator | None, update: int
+    job: _FineTuneJob, communicator: Communicator, model: Model, evaluator: TaskEvaluator | None, update: int
 ) -> FineTuning:
     """Take the best weights, evaluate them once more, and write the model and its answers."""
     best = communicator.from_first(lambda: BestCheckpoint.read_if_present(job.out / BEST_NAME))
     update = update if best is None else best.update
     if best is not None and communicator.is_first:
         model.load_values(read_checkpoint(find_checkpoint(job.out / "best")).variables)
-    communicator.broadcast(list(model.variables_by_name.values()))
+    if communicator.size > 1:
+        model.load_values(communicator.broadcast(model.values()))
     evaluation = evaluator.run() if evaluator is not None else None
     packing = job.data.packing
     result = FineTuning(
@@ -394,8 +394,7 @@ def _finish(
         baseline=job.task.baseline(job.data.sequences, job.evaluation.sequences) if job.evaluation is not None else {},
     )
     if communicator.is_first:
-        variables = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
-        write_task_folder(job.out, job.start.config, job.task, variables, job.tokenizer, job.data.length)
+        write_task_folder(job.out, job.start.config, job.task, model.values(), job.tokenizer, job.data.length)
         if job.evaluation is not None and evaluation is not None and evaluation.logits is not None:
             answers = job.task.answers(evaluation.logits, job.evaluation.sequences, job.evaluation.rows)
             with atomic_file(job.out / PREDICTIONS_NAME) as handle:

@@ -95,7 +95,8 @@ def _outputs_of(outputs: dict[str, Float32Array], placed: PlacedSequence) -> Ite
     """The outputs that belong to one sequence."""
     slots = {"hidden_states": placed.positions, "masked_lm_logits": placed.masked_slots}
     for name, values in outputs.items():
-        yield name, values[placed.pack, slots.get(name, placed.number - 1)]
+        of_pack = values[placed.pack]
+        yield name, of_pack[slots[name]] if name in slots else of_pack[placed.number - 1]
 
 
 def _largest(values: Float32Array) -> float:

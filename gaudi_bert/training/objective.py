@@ -1,7 +1,7 @@
 """What a run minimises, as far as the host knows it: weights of a batch, figures from sums.
 
-Losses are sums, which the engine computes, and what the sums are divided by is known from the data alone, so that micro-batches and processes add up
-exactly.
+Losses are sums, which the engine computes, and what the sums are divided by is known from the data alone, so that
+micro-batches and processes add up exactly.
 
 Letters: B packs, Q masked slots, K sums.
 """

@@ -220,8 +220,6 @@ def _compiles_kernels(checkpoints: Path, communicator: Communicator, device: Dev
     if not is_resumed:
         return device.compiles
     if was_compiled and not device.compiles:
-        reporter.say(
-            "note: the run began with a compiled step, which is not compiled here; dropout masks differ from here on"
-        )
+        reporter.say("note: the run began with a compiled step, and here it is not; dropout masks differ from now on")
         return False
     return bool(was_compiled)

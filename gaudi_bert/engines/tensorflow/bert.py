@@ -254,7 +254,7 @@ class BertForPretraining(PackedBert):
         self,
         config: BertConfig,
         *,
-        seed: int,
+        seed: int | None,
         compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32",
         compiled: bool = False,
     ) -> None:

@@ -18,6 +18,7 @@ from gaudi_bert.engines.tensorflow.bert import BertForPretraining
 from gaudi_bert.engines.tensorflow.heads import BertForTask
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import PACKED_FEATURES
+from gaudi_bert.model.heads import TaskHead
 
 # What the losses alone read; the signatures do without.
 LABELS = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels", "next_sentence_weights")
@@ -86,8 +87,12 @@ def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays,
 _ROW_INPUTS = ("input_ids", "input_mask", "segment_ids")
 
 
-def write_task_saved_model(folder: Path, model: BertForTask, sizes: Mapping[str, int]) -> None:
-    """Write a model, with its weights, into `folder`, which is created; `sizes` are those of a batch, by letter."""
+def write_task_saved_model(
+    folder: Path, config: BertConfig, head: TaskHead, variables: WeightArrays, sizes: Mapping[str, int]
+) -> None:
+    """Write a model with the head of a task into `folder`, which is created; `sizes` are those of a batch, by letter."""
+    model = BertForTask(config, head, seed=None)
+    model.load_values(variables)
 
     def serve_packed(**features: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"logits": model(features)}

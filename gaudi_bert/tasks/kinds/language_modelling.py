@@ -14,35 +14,22 @@ sequence. Every token but the last of a sequence has a next one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, BoolArray, Int32Array, random_words
-from gaudi_bert.model.bert import masked_lm_logits
-from gaudi_bert.model.config import BertConfig, ParameterSpec, parameter_specs
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Sequences
-from gaudi_bert.tasks.kinds.task import Draw, Encoded, Task
+from gaudi_bert.tasks.kinds.task import Draw, Task
 
 
 class _LanguageModelling(Task):
     """Words; the matrix of the head is the word embeddings."""
 
-    keeps_logits = False
     best_metric = "loss"
     metric_names = ("loss", "accuracy", "perplexity")
-
-    def head_specs(self, config: BertConfig) -> dict[str, ParameterSpec]:
-        """The head of pretraining."""
-        return {name: spec for name, spec in parameter_specs(config).items() if name.startswith("cls/predictions/")}
-
-    def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Wide scores of all words at every position that is read, [B * Q, V] or [B * L, V]."""
-        return masked_lm_logits(encoded.hidden_RH, encoded.parameters, encoded.config, encoded.forward_pass.compiled)
 
 
 @dataclass(frozen=True)
@@ -60,7 +47,6 @@ class MaskedLanguageModelling(_LanguageModelling):
 
     name = "masked-language-modelling"
     architecture = "BertForMaskedLM"
-    read_positions = "masked_positions"
 
     _drawn: _Masks | None = None
 
@@ -109,7 +95,6 @@ class CausalLanguageModelling(_LanguageModelling):
 
     name = "causal-language-modelling"
     architecture = "BertLMHeadModel"
-    is_causal = True
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """`targets` [B, L], the next token; `target_weights` 0 where there is none."""

@@ -1,4 +1,4 @@
-"""Which software runs a model's folder: TensorFlow a BERT, PyTorch any other encoder (and BERT without TensorFlow).
+"""Which software runs a model's folder: an engine of ours a BERT, `transformers` any other encoder.
 
 The one or the other is imported when it is known which one is needed: neither is installed everywhere, and each takes
 seconds to load.
@@ -14,14 +14,15 @@ from typing import Any, Protocol
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_model, read_json
-from gaudi_bert.common.installation import has_tensorflow, install_command
-from gaudi_bert.common.tensorflow_environment import without_keras
+from gaudi_bert.common.installation import install_command
 from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.config.values import Engine as EngineChoice
 from gaudi_bert.config.values import Precision
+from gaudi_bert.engines.choose import choose_engine, load_engine
+from gaudi_bert.model.heads import Pooling
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.rows.window_plan import Runner
-from gaudi_bert.training.weights.model_files import Pooling
 
 
 class ModelFolder(Protocol):
@@ -67,41 +68,36 @@ class TaskFolder(ModelFolder, Protocol):
         """The model's outputs as one JSON object for each row."""
 
 
-def open_model_folder(path: Path) -> ModelFolder:
+def open_model_folder(path: Path, engine: EngineChoice = "auto") -> ModelFolder:
     """An encoder, whatever head it has."""
-    if _is_for_tensorflow(path):
-        with without_keras():
-            from gaudi_bert.tasks.models.bert_folder import BertFolder
-        return BertFolder(path)
+    if _is_bert(path):
+        from gaudi_bert.tasks.models.bert_folder import BertFolder
+
+        return BertFolder(path, load_engine(choose_engine(engine, key="--engine").name))
+    choose_engine(engine, is_bert=False, key="--engine")
     from gaudi_bert.tasks.models.torch_folder import TorchFolder
 
     return TorchFolder(path)
 
 
-def open_task_folder(path: Path) -> TaskFolder:
+def open_task_folder(path: Path, engine: EngineChoice = "auto") -> TaskFolder:
     """A model with the head of a task."""
-    if _is_for_tensorflow(path):
-        with without_keras():
-            from gaudi_bert.tasks.models.bert_folder import BertTaskFolder
-        return BertTaskFolder(path)
+    if _is_bert(path):
+        from gaudi_bert.tasks.models.bert_folder import BertTaskFolder
+
+        return BertTaskFolder(path, load_engine(choose_engine(engine, key="--engine").name))
+    choose_engine(engine, is_bert=False, key="--engine")
     from gaudi_bert.tasks.models.torch_folder import TorchTaskFolder
 
     return TorchTaskFolder(path)
 
 
-def _is_for_tensorflow(path: Path) -> bool:
-    """Whether TensorFlow runs it; refused where PyTorch would have to and is not there."""
+def _is_bert(path: Path) -> bool:
+    """Whether it is a BERT; another model is refused where there is no `transformers` to run it."""
     check_model(path)
     config = path / "config.json"
     content = read_json(config) if config.is_file() else {}
     kind = content.get("model_type", "bert") if isinstance(content, dict) else "bert"
-    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
-    if kind == "bert" and importlib.util.find_spec("tensorflow") is not None:
-        return True
-    if missing and kind == "bert" and has_tensorflow():
-        return True  # which is then named as missing
-    if missing:
-        raise InputError(
-            f"{path}: is a model of type {kind}, which needs {missing[0]} on this Python; run: {install_command('pytorch')}"
-        )
-    return False
+    if kind != "bert" and importlib.util.find_spec("transformers") is None:
+        raise InputError(f"{path}: is a model of type {kind}, which needs transformers; run: {install_command('pytorch')}")
+    return bool(kind == "bert")

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from safetensors.numpy import save
@@ -22,10 +21,12 @@ from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors, write_json, write_text
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.model.config import BertConfig, misfit
+from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
+from gaudi_bert.model.config import BertConfig, misfit, shapes_of
+from gaudi_bert.model.heads import variables_of
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.tokenizer import RowTokenizer
-from gaudi_bert.tasks.kinds.task import BertForTask, Task, task_named, task_specs
+from gaudi_bert.tasks.kinds.task import Task, task_named
 from gaudi_bert.training.weights.model_files import TaskConfig, read_config, tokenizer_length
 from gaudi_bert.training.weights.sources import Weights, read_weights
 
@@ -64,8 +65,8 @@ def start_weights(path: Path, task: Task) -> StartWeights:
     weights = read_weights(path)
     if weights.config is None:
         raise InputError(f"{weights.path}: its config is not known; put config.json or bert_config.json next to it")
-    config = dataclasses.replace(weights.config, attention="causal") if task.is_causal else weights.config
-    specs = task_specs(config, task)
+    config = dataclasses.replace(weights.config, attention="causal") if task.head.is_causal else weights.config
+    specs = variables_of(config, task.head)
     variables = {
         name: value for name, value in weights.variables.items() if name in specs and value.shape == specs[name].shape
     }
@@ -132,20 +133,16 @@ def _task_of(architectures: Sequence[str] | None, problem: str | None, labels: t
 
 
 def open_task_model(
-    folder: _TaskFolder,
-    task: Task,
-    *,
-    compute_dtype: Literal["float32", "bfloat16"] = "float32",
-    weights: Weights | None = None,
-) -> BertForTask:
+    folder: _TaskFolder, task: Task, engine: Engine, device: Device | None = None, *, weights: Weights | None = None
+) -> Model:
     """The model of a folder, with its weights."""
     weights = weights or read_weights(folder.path)
-    specs = task_specs(folder.config, task)
+    specs = variables_of(folder.config, task.head)
     variables = {name: value for name, value in weights.variables.items() if name in specs}
-    problem = misfit(specs, variables)
+    problem = misfit(shapes_of(specs), variables)
     if problem is not None:
         raise InputError(f"{folder.path}: {problem}; fine-tune the model again")
-    model = BertForTask(folder.config, task, seed=None, compute_dtype=compute_dtype)
+    model = engine.build(ModelSpec(folder.config, task.head), device, seed=None)
     model.load_values(variables)
     return model
 

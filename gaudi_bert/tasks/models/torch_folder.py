@@ -10,13 +10,14 @@ from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.config.values import Precision
+from gaudi_bert.model.heads import Pooling
 from gaudi_bert.pytorch.encoder import PackedEncoder
 from gaudi_bert.pytorch.model_folder import open_encoder
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.rows.window_plan import Runner
 from gaudi_bert.tasks.task_rows import file_identity
-from gaudi_bert.training.weights.model_files import Pooling, tokenizer_length
+from gaudi_bert.training.weights.model_files import tokenizer_length
 
 
 class TorchFolder:
