@@ -138,14 +138,14 @@ class Tuner:
 
     def __post_init__(self) -> None:
         from gaudi_bert.config.sections import TaskSettings, TrainingSettings
+        from gaudi_bert.engines.communicator import Communicator
+        from gaudi_bert.engines.tensorflow.optimizers import Optimizer
+        from gaudi_bert.engines.tensorflow.updates import TrainingStep
         from gaudi_bert.model.config import BertConfig
         from gaudi_bert.tasks.kinds.task import BertForTask, task_named
         from gaudi_bert.tasks.objective import TaskObjective
         from gaudi_bert.tasks.task_data import task_batches
-        from gaudi_bert.training.distributed.communicator import Communicator
         from gaudi_bert.training.input.batches import TrainingOrder
-        from gaudi_bert.training.tensorflow.optimizers import Optimizer
-        from gaudi_bert.training.tensorflow.step import TrainingStep
 
         names = tuple(f"label {number}" for number in range(self.labels))
         task = task_named("multi-label")(TaskSettings(name="multi-label"), names)

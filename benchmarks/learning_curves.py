@@ -143,14 +143,14 @@ def train(work: Path, name: str, seed: int, updates: int) -> dict[str, Any]:
 def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> Iterator[dict[str, float]]:
     """Train, and measure on the held-out sequences every so many updates."""
     from gaudi_bert.artefacts.training import LossFigures
-    from gaudi_bert.model.bert import BertForPretraining
+    from gaudi_bert.engines.communicator import Communicator
+    from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+    from gaudi_bert.engines.tensorflow.optimizers import Optimizer, learning_rate_at
+    from gaudi_bert.engines.tensorflow.updates import TrainingStep
     from gaudi_bert.model.config import BertConfig
-    from gaudi_bert.training.distributed.communicator import Communicator
     from gaudi_bert.training.evaluator import PretrainingEvaluator
     from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
     from gaudi_bert.training.input.source import open_source
-    from gaudi_bert.training.tensorflow.optimizers import Optimizer, learning_rate_at
-    from gaudi_bert.training.tensorflow.step import TrainingStep
 
     source = open_source(work / "packed" if variant.packed else work / "short" / "train")
     rows = round(settings.global_batch_sequences / source.packing_factor)

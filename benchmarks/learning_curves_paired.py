@@ -69,13 +69,13 @@ class Runner:
     """
 
     def __init__(self, work: Path, kind: str, dropout: float, updates: int) -> None:
-        from gaudi_bert.model.bert import BertForPretraining
+        from gaudi_bert.engines.communicator import Communicator
+        from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+        from gaudi_bert.engines.tensorflow.optimizers import Optimizer
+        from gaudi_bert.engines.tensorflow.updates import TrainingStep
         from gaudi_bert.model.config import BertConfig
-        from gaudi_bert.training.distributed.communicator import Communicator
         from gaudi_bert.training.evaluator import PretrainingEvaluator
         from gaudi_bert.training.input.source import open_source
-        from gaudi_bert.training.tensorflow.optimizers import Optimizer
-        from gaudi_bert.training.tensorflow.step import TrainingStep
 
         self._kind, self._updates = kind, updates
         self._source = open_source(work / "short" / "train" if kind == "unpacked" else work / "packed")
@@ -98,7 +98,7 @@ class Runner:
 
     def run(self, seed: int) -> Run:
         """The training loss of some early updates, and the held-out loss after each quarter."""
-        from gaudi_bert.training.tensorflow.optimizers import learning_rate_at
+        from gaudi_bert.engines.tensorflow.optimizers import learning_rate_at
 
         self._start_from(seed)
         shape = {"learning_rate": LEARNING_RATE, "warmup_updates": WARMUP_UPDATES, "decay_power": 1.0}
@@ -115,7 +115,7 @@ class Runner:
 
     def _start_from(self, seed: int) -> None:
         """The weights of `seed`, and an optimizer that has seen nothing."""
-        from gaudi_bert.model.bert import BertForPretraining
+        from gaudi_bert.engines.tensorflow.bert import BertForPretraining
 
         fresh = BertForPretraining(self._config, seed=seed)
         self._model.load_values({name: variable.numpy() for name, variable in fresh.variables_by_name.items()})

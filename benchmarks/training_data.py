@@ -13,14 +13,14 @@ from records_data import DEPTH, LENGTH, QUIET, VOCABULARY, make_files
 
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.optimizers import Optimizer
+from gaudi_bert.engines.tensorflow.updates import TrainingStep
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, open_source
-from gaudi_bert.training.tensorflow.optimizers import Optimizer
-from gaudi_bert.training.tensorflow.step import TrainingStep
 
 FILES, SEQUENCES_A_FILE, SEED = 4, 1500, 11
 

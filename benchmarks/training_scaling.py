@@ -55,9 +55,9 @@ def work(folder: Path, threads: int) -> None:
     from training_data import SMALL, Trainer
 
     from gaudi_bert.config.sections import TrainingSettings
-    from gaudi_bert.training.distributed.horovod import connect
+    from gaudi_bert.engines.tensorflow.device import open_device
+    from gaudi_bert.engines.tensorflow.horovod import connect
     from gaudi_bert.training.input.source import open_source
-    from gaudi_bert.training.tensorflow.device import open_device
 
     settings = TrainingSettings(device="cpu", threads=threads)
     communicator = connect(settings)

@@ -18,7 +18,8 @@ def launch(kind: str) -> None:
 
 def be_watched(kind: str) -> None:
     from gaudi_bert.training.distributed import watchdog  # the launcher needs nothing of ours
-    from gaudi_bert.training.distributed.watchdog import Watchdog, WatchServer, connect_to_server
+
+    from gaudi_bert.engines.watchdog import Watchdog, WatchServer, connect_to_server
 
     watchdog.ORPHAN_SECONDS = 1.0
 

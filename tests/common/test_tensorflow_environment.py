@@ -36,7 +36,7 @@ def test_on_gaudi_the_vendor_chooses_the_kernels(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "module", ["gaudi_bert.model.bert", "gaudi_bert.training.tensorflow.device", "gaudi_bert.tasks.finetune"]
+    "module", ["gaudi_bert.engines.tensorflow.bert", "gaudi_bert.engines.tensorflow.device", "gaudi_bert.tasks.finetune"]
 )
 def test_it_is_set_before_tensorflow_is_loaded(module: str) -> None:
     """The import is stopped where it comes to TensorFlow, which would read its variables there."""

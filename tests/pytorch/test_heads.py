@@ -16,9 +16,8 @@ torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tensorflow", reason="TENSORFLOW MISSING: the heads are compared with those of our trainer")
 
-from gaudi_bert.model.bert import BertForPretraining  # noqa: E402
+from gaudi_bert.engines.tensorflow.bert import BertForPretraining  # noqa: E402
 from gaudi_bert.model.config import BertConfig  # noqa: E402
-from gaudi_bert.model.equivalence import gradients_of  # noqa: E402
 from gaudi_bert.model.huggingface import hugging_face_name, to_hugging_face  # noqa: E402
 from gaudi_bert.pytorch import (  # noqa: E402
     PackCollator,
@@ -30,6 +29,7 @@ from gaudi_bert.pytorch import (  # noqa: E402
     update_counts,
     update_loss,
 )
+from gaudi_bert.training.equivalence import gradients_of  # noqa: E402
 from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits  # noqa: E402
 from gaudi_bert.training.input.source import open_source  # noqa: E402
 

@@ -20,9 +20,9 @@ from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
+from gaudi_bert.engines.communicator import Communicator
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
-from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.results import DryRun
 from tests.builders.agree import agree
 from tests.builders.command_line import run_command

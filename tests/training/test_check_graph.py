@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.engines.graph_report import CardFit, GraphProblem, GraphReport
 from gaudi_bert.model import bert
-from gaudi_bert.model.inputs import BatchSizes
+from gaudi_bert.model.features import BatchSizes
 from gaudi_bert.training.check_graph import describe_graph
 from gaudi_bert.training.results import GraphResult
-from gaudi_bert.training.tensorflow.graph import CardFit, GraphProblem, GraphReport
 from tests.builders import training_data as data
 from tests.builders.command_line import Done, run_command
 

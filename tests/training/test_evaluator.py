@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.tensorflow.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.evaluator import PretrainingEvaluator, majority_share
 from gaudi_bert.training.input.source import open_source
 from tests.builders import training_data as data

@@ -11,12 +11,12 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.optimizers import Optimizer
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, resume_run, share_state, write_checkpoint
-from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.loop import stop_requests
-from gaudi_bert.training.tensorflow.optimizers import Optimizer
 from gaudi_bert.training.weights.sources import load_weights
 
 

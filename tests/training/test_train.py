@@ -22,10 +22,10 @@ from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.models import model_overrides
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
-from gaudi_bert.training.distributed.horovod import HorovodCommunicator
 from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.train import train
 from tests.builders import training_data as data

@@ -12,8 +12,8 @@ import tensorflow as tf
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.engines.tensorflow.bert import BertForPretraining
 from gaudi_bert.model import bert
-from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
 from gaudi_bert.training.verify_model import verify_model

@@ -11,10 +11,8 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.model.config import BertConfig, parameter_count
-from gaudi_bert.model.inputs import BatchSizes
-from gaudi_bert.training.tensorflow.device import BFLOAT16_LIST
-from gaudi_bert.training.tensorflow.graph import (
+from gaudi_bert.engines.tensorflow.device import BFLOAT16_LIST
+from gaudi_bert.engines.tensorflow.graph import (
     CARDS,
     USABLE_SHARE,
     MemoryModel,
@@ -27,6 +25,8 @@ from gaudi_bert.training.tensorflow.graph import (
     operations_of,
     report_on_step,
 )
+from gaudi_bert.model.config import BertConfig, parameter_count
+from gaudi_bert.model.features import BatchSizes
 
 NUMBERS = tf.TensorSpec([4], tf.float32)
 CONFIG = BertConfig(

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.model.bert import PretrainingOutputs
-from gaudi_bert.model.losses import pretraining_sums
+from gaudi_bert.engines.tensorflow.bert import PretrainingOutputs
+from gaudi_bert.engines.tensorflow.losses import pretraining_sums
 from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
 from tests.builders.agree import agree
 from tests.builders.model_packs import random_packs

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_bert.model.equivalence import probe_leaks
 from gaudi_bert.model.sequences import join_sequences, split_packs
+from gaudi_bert.training.equivalence import probe_leaks
 from tests.builders.model_packs import VOCABULARY, random_packs, small_model
 
 

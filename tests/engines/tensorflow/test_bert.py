@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.graph import matrix_flops
+from gaudi_bert.engines.tensorflow.losses import pretraining_sums
 from gaudi_bert.model.config import BertConfig, parameter_count, parameter_specs
-from gaudi_bert.model.equivalence import gradients_of
-from gaudi_bert.model.inputs import as_packed, check_batch
-from gaudi_bert.model.losses import pretraining_sums
+from gaudi_bert.model.features import as_packed, check_batch
 from gaudi_bert.model.sequences import join_sequences, split_packs
-from gaudi_bert.training.tensorflow.graph import matrix_flops
+from gaudi_bert.training.equivalence import gradients_of
 from tests.builders.agree import agree, identical
 from tests.builders.model_packs import random_packs, small_config, small_model
 

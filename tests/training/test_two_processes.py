@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.engines.communicator import Communicator
 from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint, write_checkpoint
-from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.train import train
 from tests.builders import training_data as data

@@ -16,9 +16,9 @@ import tensorflow as tf
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.launch import Launch, find_launch
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.distributed.horovod import connect
-from gaudi_bert.training.distributed.watchdog import (
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.tensorflow.horovod import connect
+from gaudi_bert.engines.watchdog import (
     Member,
     Watchdog,
     WatchServer,

@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.model.equivalence import compare_packed_with_unpacked, gradients_of
 from gaudi_bert.model.sequences import join_sequences, split_packs
+from gaudi_bert.training.equivalence import compare_packed_with_unpacked, gradients_of
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
 from tests.builders.model_packs import random_packs, small_model

@@ -9,13 +9,13 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.model.losses import pretraining_sums
-from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.tensorflow import optimizers
+from gaudi_bert.engines.tensorflow.optimizers import Optimizer, UpdateTensors, clip_factor
+from gaudi_bert.model.config import is_decayed
 from gaudi_bert.training.input.source import open_source
 from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for
-from gaudi_bert.training.tensorflow import optimizers
-from gaudi_bert.training.tensorflow.optimizers import Optimizer, clip_factor, is_decayed
-from gaudi_bert.training.tensorflow.step import TrainingStep, dropout_seed
+from gaudi_bert.training.step import dropout_seed
 from tests.builders import training_data as data
 from tests.builders import training_updates as work
 from tests.builders.agree import agree, identical
@@ -27,12 +27,10 @@ PACKS = data.make_packs(12)
 
 def one_update(micro_batches, loss="token", clip_norm=0.0):
     """Gradients of one update (from the first moments, which are (1 - beta_1) times them), and what `run` returned."""
-    model = work.make_model()
     settings = TrainingSettings(beta_1=0.5, loss=loss, clip_norm=clip_norm, seed=3)
-    optimizer = Optimizer(model.variables_by_name, settings)
-    step = TrainingStep(model, optimizer, Communicator(), settings, accumulation_steps=len(micro_batches))
+    step = work.make_step(work.make_model(loss=loss), settings, Communicator(), len(micro_batches))
     sums = step.run(micro_batches, 1, 1e-3).numpy()
-    return {name: 2 * moment.numpy() for name, moment in optimizer.first_moments.items()}, sums
+    return {name: 2 * moment for name, moment in step.updates.moments()[0].items()}, sums
 
 
 def assert_same_gradients(one, other) -> None:
@@ -66,10 +64,9 @@ def test_a_packed_update_is_the_unpacked_update(loss) -> None:
 
 @pytest.mark.parametrize("loss", ["token", "sequence"])
 def test_the_weights_known_before_are_those_of_the_loss(loss) -> None:
-    model, batch = work.make_model(), work.packed(PACKS)
-    inputs = {name: tf.constant(values) for name, values in batch.items()}
-    sums = pretraining_sums(model(inputs, dropout_seed=None), inputs, loss)
-    expected = [sums.masked_lm_weight.numpy(), sums.next_sentence_weight.numpy()]
+    batch = work.packed(PACKS)
+    _, sums = work.make_model(loss=loss).evaluate(batch)
+    expected = [sums[1], sums[3]]
     agree(PretrainingObjective(loss).weights(batch), expected, 1e-6)
 
 
@@ -85,18 +82,18 @@ def test_clipping_comes_after_accumulation() -> None:
 def test_dropout_is_a_function_of_the_update_and_no_sum_has_an_order_that_may_vary() -> None:
     """`AddN` of three or more adds into whichever input's memory is free: its last bit differs from run to run."""
     model, settings = work.make_model(dropout=0.2), TrainingSettings(seed=3)
-    optimizer = Optimizer(model.variables_by_name, settings)
-    step = TrainingStep(model, optimizer, Communicator(), settings, accumulation_steps=1)
-    moment, moments = optimizer.first_moments["bert/embeddings/word_embeddings"], []
+    step = work.make_step(model, settings, Communicator(), 1)
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in model.shapes().items()}
+    moments = []
     for update in (7, 7, 8):
-        moment.assign(tf.zeros_like(moment))
+        step.updates.load_moments(zeros, zeros)
         step.run([work.packed(PACKS)], update, 0.0)
-        moments.append(moment.numpy())
+        moments.append(step.updates.moments()[0]["bert/embeddings/word_embeddings"])
     one, again, later = moments
     identical(again, one)
     assert np.abs(later - one).max() > 1e-6
-    assert step.graphs_traced == 1
-    sums = [operation for operation in step.graph.get_operations() if operation.type == "AddN"]
+    assert step.updates.graphs_built == 1
+    sums = [operation for operation in step.updates.graph.get_operations() if operation.type == "AddN"]
     assert all(len(operation.inputs) == 2 for operation in sums)
 
 
@@ -108,9 +105,7 @@ def test_dropout_seeds_differ_by_seed_update_micro_batch_and_rank() -> None:
 
 
 def test_the_wrong_number_of_micro_batches_is_a_defect() -> None:
-    model = work.make_model()
-    optimizer = Optimizer(model.variables_by_name, TrainingSettings())
-    step = TrainingStep(model, optimizer, Communicator(), TrainingSettings(), accumulation_steps=2)
+    step = work.make_step(work.make_model(), TrainingSettings(), Communicator(), 2)
     with pytest.raises(ValueError, match="1 micro-batches given, 2 make an update"):
         step.run([work.packed(PACKS)], 1, 1e-3)
 
@@ -192,7 +187,9 @@ def run_ours(settings, values, gradients_of_updates, rates, compiled: bool = Fal
     apply = tf.function(optimizer.apply, autograph=False)
     for number, (gradients, rate) in enumerate(zip(gradients_of_updates, rates, strict=True), start=1):
         given = [tf.constant(gradients[name] / FACTOR) for name in variables]
-        apply(given, optimizer.scalars(number, rate), tf.constant(FACTOR))
+        corrections = (1.0 / (1.0 - beta**number) for beta in (settings.beta_1, settings.beta_2))
+        scalars = UpdateTensors(*(tf.constant(value, tf.float32) for value in (rate, *corrections)))
+        apply(given, scalars, tf.constant(FACTOR))
     return {name: variable.numpy() for name, variable in variables.items()}
 
 

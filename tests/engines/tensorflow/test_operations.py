@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_bert.model.attention import attend, attention_bias
-from gaudi_bert.model.dropout import ForwardPass, keep_mask, keep_scale
-from gaudi_bert.model.losses import cross_entropy
-from gaudi_bert.model.operations import (
+from gaudi_bert.engines.tensorflow.attention import attend, attention_bias
+from gaudi_bert.engines.tensorflow.dropout import ForwardPass, keep_mask, keep_scale
+from gaudi_bert.engines.tensorflow.losses import cross_entropy
+from gaudi_bert.engines.tensorflow.operations import (
     activation,
     dense,
     dropout,
