@@ -256,7 +256,7 @@ def kill_when_there(command: list[str], out: Path, moment: str) -> None:
 def everything_in(out: Path) -> dict[str, bytes]:
     """All that a run leaves, but for how fast it was."""
     files = [path for path in out.rglob("*") if path.is_file()]
-    clocks = {out / "metrics.jsonl", out / "tensorflow.log", *out.glob("tensorboard/*")}
+    clocks = {out / "metrics.jsonl", out / "engine.log", *out.glob("tensorboard/*")}
     return {str(path.relative_to(out)): path.read_bytes() for path in files if path not in clocks}
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.model.sequences import join_sequences, split_packs
-from gaudi_bert.training.equivalence import compare_packed_with_unpacked, gradients_of
+from gaudi_bert.training.equivalence import compare_packed_with_unpacked
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
+from tests.builders.engine_models import as_model, gradients_of
 from tests.builders.model_packs import random_packs, small_model
 from tests.builders.properties import examples
 from tests.oracles import model as naive
@@ -42,16 +42,15 @@ def check_gradients(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) 
 def check_against_naive(model, packs, length, masked_slots, depth, loss) -> None:
     batch = join_sequences(packs, length, masked_slots, depth)
     outputs, losses, gradients = gradients_of(model, batch, loss)
-    hidden_BLH = model.with_hidden_states({name: tf.constant(value) for name, value in batch.items()})[0].numpy()
     values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
     sequences = [sequence for pack in packs for sequence in pack]
     expected_outputs, expected_losses, expected_gradients = naive.everything(model.config, values, sequences, loss)
     for placed, (hidden, words, sentence) in zip(split_packs(batch), expected_outputs, strict=True):
-        ours = hidden_BLH[placed.pack, placed.positions]
+        ours = outputs["hidden_states"][placed.pack, placed.positions]
         agree(ours, hidden, OUTPUT_BOUND, scale=1.0)
-        ours = outputs.masked_lm_logits_BQV[placed.pack, placed.masked_slots]
+        ours = outputs["masked_lm_logits"][placed.pack, placed.masked_slots]
         agree(ours, words, OUTPUT_BOUND, scale=1.0)
-        ours = outputs.next_sentence_logits_BS2[placed.pack, placed.number - 1]
+        ours = outputs["next_sentence_logits"][placed.pack, placed.number - 1]
         agree(ours, sentence, OUTPUT_BOUND, scale=1.0)
     agree(list(losses.values()), expected_losses, OUTPUT_BOUND, scale=1.0)
     check_gradients(gradients, expected_gradients)
@@ -107,7 +106,7 @@ def test_packed_is_unpacked_at_every_depth(depth, padding, loss):
         pack.append(length - sum(pack) - padding * (number > 0))
     full[1:2] = [full[1][: max(1, depth // 2)]]
     batch = join_sequences(random_packs(depth, full), length, 29, depth)
-    found = compare_packed_with_unpacked(small_model(), batch, loss)
+    found = compare_packed_with_unpacked(as_model(small_model()), batch, loss)
     assert found.packs == 3
     for name, (difference, largest) in {**found.outputs, **found.losses}.items():
         assert difference <= OUTPUT_BOUND, name
@@ -128,7 +127,7 @@ def test_compiled_kernels_are_held_to_the_same(loss):
 
 def test_float64_shows_that_the_rest_is_rounding():
     batch = join_sequences(random_packs(7, [[11, 5, 13, 8], [17, 9], [37]]), 37, 23, 4)
-    found = compare_packed_with_unpacked(small_model(compute_dtype="float64"), batch)
+    found = compare_packed_with_unpacked(as_model(small_model(compute_dtype="float64")), batch)
     assert all(difference < 1e-13 for difference, _ in found.outputs.values())
     assert all(difference <= 1e-7 * size for difference, size in found.gradients.values())
 

@@ -52,7 +52,7 @@ def test_what_a_run_leaves(whole_run) -> None:
         "settings.json",
         "settings.yaml",
         "tensorboard",
-        "tensorflow.log",
+        "engine.log",
         "tokenizer_config.json",
         "training.json",
         "vocab.txt",
@@ -339,6 +339,6 @@ def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(calls, packed, tmp_path) -
     assert (is_compiled(), calls) == (True, [])
     train(on_device("hpu"), packed, None, out, reporter=listener, resume=True)
     assert (is_compiled(), calls) == (False, ["load_habana_module"])
-    assert "note: the run began with kernels compiled for a CPU; dropout masks differ from here on" in listener.text
+    assert "note: the run began with a compiled step, and here it is not; dropout masks differ from now on" in listener.text
     train(on_device("cpu", 4), packed, None, out, reporter=QUIET, resume=True)
     assert is_compiled() is False

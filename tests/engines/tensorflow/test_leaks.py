@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from gaudi_bert.model.sequences import join_sequences, split_packs
 from gaudi_bert.training.equivalence import probe_leaks
+from tests.builders.engine_models import as_model
 from tests.builders.model_packs import VOCABULARY, random_packs, small_model
 
 
@@ -58,7 +59,7 @@ def test_large_scores_and_half_precision_leak_nothing(changes):
     model = small_model(**changes)
     batch = join_sequences(random_packs(4, [[7, 3, 11, 5], [13, 17]]), 31, 19, 4)
     for chosen in range(4):
-        report = probe_leaks(model, batch, chosen)
+        report = probe_leaks(as_model(model), VOCABULARY, batch, chosen)
         assert report.leaks == 0
         assert report.own_outputs_moved
     assert report.sequences_compared == 4
@@ -90,7 +91,7 @@ def test_probe_reports_a_leak():
         def with_hidden_states(self, batch):
             return model.with_hidden_states({**batch, "input_mask": tf.minimum(batch["input_mask"], 1)})
 
-    report = probe_leaks(WithoutMask(), batch)
+    report = probe_leaks(as_model(WithoutMask()), VOCABULARY, batch)
     assert report.leaks == 1
 
 
