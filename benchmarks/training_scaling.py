@@ -61,7 +61,7 @@ def work(folder: Path, threads: int) -> None:
 
     settings = TrainingSettings(device="cpu", threads=threads)
     communicator = connect(settings)
-    open_device("cpu", "float32", threads)
+    open_device(TrainingSettings(device="cpu"), threads=threads)
     source = open_source(folder / "packed")
     with communicator.watched(settings) as watched:
         trainer = Trainer(SMALL, source, ROWS, communicator=watched)

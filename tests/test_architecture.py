@@ -21,9 +21,13 @@ ROOMS = {
     "rows": {"common", "config", "packing", "corpus"},
     "tables": {"common", "config", "artefacts", "packing", "reading", "tfrecords", "corpus", "rows"},
     "model": {"common"},
-    "training": {"common", "config", "artefacts", "reading", "tfrecords", "model"},
-    "pytorch": {"common", "config", "artefacts", "reading", "tfrecords", "rows", "tables", "training"},
-    "tasks": {"common", "config", "artefacts", "packing", "corpus", "rows", "tables", "model", "training", "pytorch"},
+    "pytorch": {"common", "config", "artefacts", "reading", "tfrecords", "rows", "tables", "model"},
+    "engines": {"common", "config", "artefacts", "model", "pytorch"},
+    "training": {"common", "config", "artefacts", "reading", "tfrecords", "model", "engines"},
+    "tasks": {
+        *("common", "config", "artefacts", "packing", "corpus", "rows", "tables", "model", "pytorch", "engines"),
+        "training",
+    },
     "reporting": {"common", "config", "artefacts", "packing", "tfrecords", "rows", "tables"},
     "runners": {
         *("common", "config", "artefacts", "packing", "reading", "tfrecords", "corpus", "tables", "training", "tasks"),
@@ -52,10 +56,11 @@ STOREYS = {
         *("verify", "pack", "import_tables", "tokenize"),
     ),
     "training": (
-        *("distributed", "input", "objective", "run_plan", "metrics", "tensorflow", "evaluator"),
+        *("input", "objective", "step", "run_plan", "metrics", "evaluator", "speedup", "equivalence"),
         *("results", "checkpoint", "stored_inputs", "mlperf", "run", "loop", "weights"),
         *("train", "evaluate", "verify_model", "check_graph"),
     ),
+    "engines": ("watchdog", "processes", "protocol", "tensorflow", "pytorch", "choose"),
     "tasks": ("kinds", "task_data", "objective", "models", "finetune", "predict", "embed"),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": ("data_commands", "estimate_commands", "model_commands", "pipeline_commands", "cluster_commands", "main"),
@@ -71,9 +76,9 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "sklearn": (set(), {"tasks/kinds/classification"}),
     "highspy": (set(), {"packing/exact/linear_program"}),
     "tokenizers": (set(), {"corpus/vocabulary", "rows/tokenizer"}),
-    "tensorflow": ({"model", "tasks", "training"}, {"training/verify_model"}),
-    "horovod": (set(), {"training/distributed"}),
-    "habana_frameworks": (set(), {"training/tensorflow/device"}),
+    "tensorflow": ({"engines/tensorflow"}, set()),
+    "horovod": (set(), {"engines/tensorflow/horovod"}),
+    "habana_frameworks": (set(), {"engines"}),
     "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/model_folder"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
     "jinja2": (set(), {"reporting/page"}),
@@ -83,8 +88,8 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     ),
     "docker": (set(), {"runners/docker/engine"}),
     "kubernetes": (set(), {"runners/kubernetes", "runners/doctor/cluster"}),
-    "torch": ({"pytorch"}, set()),
-    "transformers": ({"pytorch"}, set()),
+    "torch": ({"pytorch", "engines/pytorch"}, set()),
+    "transformers": ({"pytorch", "engines/pytorch"}, set()),
 }
 
 

@@ -89,13 +89,12 @@ def finetune(
     engine = load_engine(chosen.name)
     communicator = engine.connect(settings.finetune)
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
-    reporter.say(f"finetune: {chosen.line()}")
     paths = (files.data, files.evaluation_data, files.model, files.vocabulary)
     with local_copies(paths, settings.store) as copies:
         local = FineTuneInput(*copies)  # type: ignore[arg-type]
         job = _plan_job(settings, local, Path(out), communicator, dry_run, reporter)
-        for line in _describe_job(job, dry_run):
-            reporter.say(line)
+        for line in [chosen.line(), *_describe_job(job, dry_run)]:
+            reporter.say(f"finetune: {line}")
         if dry_run:
             return DryRun(job.plan)
         with run_folder(
@@ -271,7 +270,7 @@ def _describe_job(job: _FineTuneJob, dry_run: bool) -> list[str]:
     """The run as lines for people; all of its figures before a dry run."""
     packing, section, config = job.data.packing, job.section, job.start.config
     labels = f", {len(job.task.labels)} labels" if job.task.labels else ""
-    lines = [
+    return [
         f"{job.task.name}{labels}: {len(job.data.rows):,} rows of {job.data.path}, {packing.sequences:,} sequences, "
         f"{packing.tokens / packing.sequences:.1f} tokens on average, rows of {job.data.length}",
         f"{packing.packs:,} packs of depth {packing.depth_used} ({packing.algorithm_used}), "
@@ -284,7 +283,6 @@ def _describe_job(job: _FineTuneJob, dry_run: bool) -> list[str]:
         *job.plan.short_lines(),
         *(job.plan.table() if dry_run else []),
     ]
-    return [f"finetune: {line}" for line in lines]
 
 
 def _signature(job: _FineTuneJob) -> Signature:

@@ -187,15 +187,15 @@ class TrainingLoop:
         events, sequences = self.events, self.progress.sequences
         events.evaluation_begins(sequences)
         self.evaluation = evaluator.run()
-        events.evaluation_ends(sequences, self.evaluation.accuracy, self.evaluation.sequences, self._is_finished)
-        update = self.progress.update
+        update, target = self.progress.update, self._settings.target_masked_lm_accuracy
+        succeeded = self._is_finished if target is None else self.reached_target
+        events.evaluation_ends(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
         if self.evaluated is not None:
             self.evaluated(update, self.evaluation)
         if self._metrics is not None and update not in self._metrics.evaluated_updates:
             self._metrics.write("evaluation", update, {**self.evaluation.as_json(), **self._work_done()})
             self.context.reporter.say(f"evaluation after update {update}: {self.evaluation.line()}")
         if self.reached_target:
-            target = self._settings.target_masked_lm_accuracy
             self.context.reporter.say(f"train: training.target_masked_lm_accuracy = {target:g} is reached, the run ends")
 
     def _work_done(self) -> dict[str, float]:

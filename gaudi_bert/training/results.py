@@ -31,31 +31,6 @@ class FineTuneInput:
 
 
 @dataclass(frozen=True)
-class FeedingFinding:
-    """What a way of feeding packs to a model does; `alone` and `neighbour` are None where the model refused it.
-
-    `alone` is the largest difference between packed and alone, `neighbour` the largest change by a changed neighbour.
-    """
-
-    way: str
-    right: bool
-    alone: float | None
-    neighbour: float | None
-    refusal: str
-
-
-@dataclass(frozen=True)
-class VerifyHuggingFaceResult:
-    """Which ways of feeding packs to a `transformers` model are right."""
-
-    model: str
-    model_type: str
-    attention: str
-    right: tuple[str, ...]
-    findings: tuple[FeedingFinding, ...]
-
-
-@dataclass(frozen=True)
 class VerifyModelResult:
     """How far packed is from unpacked.
 

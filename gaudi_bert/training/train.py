@@ -87,10 +87,9 @@ def train(
         engine = load_engine(chosen.name)
         communicator = engine.connect(settings.training)
         reporter = reporter if communicator.is_first else Reporter(quiet=True)
-        reporter.say(f"train: {chosen.line()}")
         config, plan = _plan(settings, source, held_out, communicator, dry_run)
-        for line in _describe(settings, source, config, plan, dry_run):
-            reporter.say(line)
+        for line in [chosen.line(), *_describe(settings, source, config, plan, dry_run)]:
+            reporter.say(f"train: {line}")
         if dry_run:
             return DryRun(plan)
         with run_folder(
@@ -179,7 +178,7 @@ def _describe(settings: PipelineSettings, source: DataSource, config: BertConfig
     if source.vocabulary_size is None:
         vocabulary += " (the data does not record its own)"
     has_default_rate = "learning_rate" not in settings.training.model_fields_set
-    lines = [
+    return [
         f"{name_of_sizes(chosen) or 'a BERT'}: {count_of(config.num_hidden_layers, 'layer')}, "
         f"hidden size {config.hidden_size}, {parameter_count(config) / 1e6:,.1f} million parameters; {origin}",
         f"{shown(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
@@ -188,7 +187,6 @@ def _describe(settings: PipelineSettings, source: DataSource, config: BertConfig
         *plan.short_lines(),
         *(plan.table() if dry_run else []),
     ]
-    return [f"train: {line}" for line in lines]
 
 
 def _signature(settings: PipelineSettings, source: DataSource, held_out: DataSource | None, config: BertConfig) -> Signature:

@@ -1,4 +1,4 @@
-"""What each of two real Horovod processes does for `training/distributed/test_two_processes.py`; started by horovodrun.
+"""What each of two real Horovod processes does for `training/test_two_processes.py`; started by horovodrun.
 
 usage: python -m tests.builders.two_processes DATA ROWS OUT   trains on DATA, and fine-tunes on ROWS (`two_finetunes.py`);
 writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz; then rank 1 falls asleep inside a graph, which ends both

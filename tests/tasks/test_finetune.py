@@ -234,7 +234,7 @@ def test_no_evaluation_data_leaves_the_last_weights(files, model, tmp_path) -> N
 
 # --- `gaudi-bert finetune` killed with SIGKILL, whatever it is doing: the same command goes on and leaves the same bytes
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 KILLED = {**SETTINGS, "batch_sequences": 10, "save_every_updates": 1, "evaluate_every_updates": 2}
 # What is there for the first time when it is killed: in the middle, soon after the start, when the model is being written.
 MIDDLE, OTHERS = "checkpoints/update-00000005.safetensors", ("checkpoints/update-00000002.safetensors", "model.safetensors")

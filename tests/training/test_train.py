@@ -48,11 +48,11 @@ def lines_of(out: Path) -> list[dict]:
 def test_what_a_run_leaves(whole_run) -> None:
     assert sorted(path.name for path in whole_run.iterdir() if not path.name.startswith(".")) == [
         "checkpoints",
+        "engine.log",
         "metrics.jsonl",
         "settings.json",
         "settings.yaml",
         "tensorboard",
-        "engine.log",
         "tokenizer_config.json",
         "training.json",
         "vocab.txt",
@@ -192,14 +192,16 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path
     agree(plan["sequences_per_update"], 8 * plan["packing_factor"])
     assert "2 x 4 packs" in listener.text
     assert list(tmp_path.iterdir()) == []
-    assert "parameters; as requested" in listener.text.splitlines()[0]
+    engine, model = listener.text.splitlines()[:2]
+    assert engine == "train: engine tensorflow: TensorFlow is installed, and the model is a BERT"
+    assert "parameters; as requested" in model
 
 
 def test_the_first_line_says_what_is_trained_and_why(packed, tmp_path) -> None:
     def first_lines(*overrides: str) -> list[str]:
         listener = Listener()
         train(load_pipeline(None, overrides), packed, None, tmp_path / "train", reporter=listener, dry_run=True)
-        return listener.text.splitlines()
+        return listener.text.splitlines()[1:]
 
     default = first_lines()
     assert default[0].startswith(

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import GaudiSettings
+from gaudi_bert.config.sections import GaudiSettings, TrainingSettings
 from gaudi_bert.engines.tensorflow.device import BFLOAT16_LIST, open_device, runtime_variables
 
 VARIABLES = (
@@ -54,18 +54,18 @@ def stand_in(monkeypatch, calls: list[str], cards: int = 1, error: Exception | N
 
 
 def test_without_the_software_auto_is_the_cpu_and_hpu_says_what_to_install() -> None:
-    device = open_device("auto", "float32")
-    assert (device.kind, device.compiles_kernels) == ("cpu", True)
+    device = open_device(TrainingSettings(device="auto"))
+    assert (device.kind, device.compiles) == ("cpu", True)
     assert not any(name in os.environ for name in VARIABLES)
     with pytest.raises(InputError, match="habana_frameworks is not installed; use the Gaudi training image"):
-        open_device("hpu", "float32")
+        open_device(TrainingSettings(device="hpu"))
 
 
 def test_on_gaudi_variables_come_before_the_module_and_the_module_before_the_card(monkeypatch) -> None:
     calls: list[str] = []
     stand_in(monkeypatch, calls)
-    device = open_device("auto", "float32")
-    assert (device.kind, device.name, device.compiles_kernels, device.notes) == ("hpu", "/device:HPU:0", False, ())
+    device = open_device(TrainingSettings(device="auto"))
+    assert (device.kind, device.name, device.compiles, device.notes) == ("hpu", "/device:HPU:0", False, ())
     assert calls == ["load_habana_module", "TF_HCCL_MEMORY_ALLOWANCE_MB=1536", "list HPU"]
 
 
@@ -75,7 +75,7 @@ def test_every_setting_becomes_its_variable(monkeypatch) -> None:
     settings = GaudiSettings(
         recipe_cache="/tmp/recipes", initial_workspace_MB=4600, cluster_size=1000, hccl_memory_MB=0, cpu_fallback=False
     )
-    open_device("hpu", "bfloat16", gaudi=settings)
+    open_device(TrainingSettings(device="hpu", precision="bfloat16"), settings)
     assert calls[1:-1] == [
         f"TF_BF16_CONVERSION={BFLOAT16_LIST}",
         "TF_RECIPE_CACHE_PATH=/tmp/recipes",
@@ -90,7 +90,7 @@ def test_what_the_environment_sets_stays_and_is_said(monkeypatch) -> None:
     calls: list[str] = []
     stand_in(monkeypatch, calls)
     monkeypatch.setenv("TF_BF16_CONVERSION", "basic")
-    device = open_device("hpu", "bfloat16")
+    device = open_device(TrainingSettings(device="hpu", precision="bfloat16"))
     assert "TF_BF16_CONVERSION=basic" in calls
     assert device.notes == (
         f"note: TF_BF16_CONVERSION=basic is set in the environment and stays (the settings say {BFLOAT16_LIST})",
@@ -98,21 +98,21 @@ def test_what_the_environment_sets_stays_and_is_said(monkeypatch) -> None:
 
 
 def test_bfloat16_is_the_runtime_on_gaudi_and_the_model_on_a_cpu_never_both(monkeypatch) -> None:
-    assert open_device("cpu", "bfloat16").compute_dtype == "bfloat16"
+    assert open_device(TrainingSettings(device="cpu", precision="bfloat16")).compute_dtype == "bfloat16"
     assert "TF_BF16_CONVERSION" not in os.environ
     stand_in(monkeypatch, [])
-    assert open_device("hpu", "bfloat16").compute_dtype == "float32"
+    assert open_device(TrainingSettings(device="hpu", precision="bfloat16")).compute_dtype == "float32"
     assert os.environ["TF_BF16_CONVERSION"] == str(BFLOAT16_LIST)
 
 
 def test_no_card_and_a_failing_driver_are_told_with_their_remedy(monkeypatch) -> None:
     stand_in(monkeypatch, [], cards=0)
     with pytest.raises(InputError, match="no Gaudi card is visible; check hl-smi"):
-        open_device("hpu", "float32")
-    assert open_device("auto", "float32").kind == "cpu"
+        open_device(TrainingSettings(device="hpu"))
+    assert open_device(TrainingSettings(device="auto")).kind == "cpu"
     stand_in(monkeypatch, [], error=RuntimeError("synStatus\n 26"))
     with pytest.raises(InputError, match=r"load_habana_module\(\) failed \(synStatus 26\); check the driver"):
-        open_device("hpu", "float32")
+        open_device(TrainingSettings(device="hpu"))
 
 
 def test_a_list_of_ones_own_is_checked_before_the_runtime_passes_over_it(tmp_path) -> None:
@@ -136,4 +136,4 @@ def test_a_list_of_ones_own_is_checked_before_the_runtime_passes_over_it(tmp_pat
 def test_threads_that_come_too_late_are_an_error() -> None:
     tf.constant(1.0)
     with pytest.raises(InputError, match=r"training.threads = 3"):
-        open_device("cpu", "float32", threads=3)
+        open_device(TrainingSettings(device="cpu"), threads=3)

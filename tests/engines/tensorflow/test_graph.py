@@ -11,17 +11,14 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.engines.graph_report import CARDS, USABLE_SHARE, MemoryModel, memory_model
 from gaudi_bert.engines.tensorflow.device import BFLOAT16_LIST
 from gaudi_bert.engines.tensorflow.graph import (
-    CARDS,
-    USABLE_SHARE,
-    MemoryModel,
     abstract_step,
     activation_bytes,
     check_graphs,
     live_bytes,
     matrix_flops,
-    memory_model,
     operations_of,
     report_on_step,
 )

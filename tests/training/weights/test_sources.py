@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from gaudi_bert.model.config import BertConfig
 from safetensors.numpy import load_file, save_file
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.engines.protocol import Model
 from gaudi_bert.engines.tensorflow.google_checkpoint import write_google_checkpoint
+from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.tokenizer import open_tokenizer
