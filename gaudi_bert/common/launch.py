@@ -28,6 +28,7 @@ LAUNCHERS = (
     ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE"),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("mpiexec", "PMI_RANK", "PMI_SIZE"),
+    ("torchrun", "RANK", "WORLD_SIZE"),
 )
 
 
@@ -51,6 +52,8 @@ def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
     for launcher, rank_name, size_name in LAUNCHERS:
         if rank_name not in variables or size_name not in variables:
             continue
+        if launcher == "torchrun" and "MASTER_ADDR" not in variables:
+            continue  # other programs have variables of these names
         rank, size = variables[rank_name], variables[size_name]
         if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
             raise InputError(
