@@ -39,27 +39,33 @@ class Optimizer:
 
     def apply(self, gradients: Mapping[str, Tensor], scalars: UpdateScalars, factor: Tensor, update: int) -> None:
         """Move every variable by its gradient times `factor`; gradients may be overwritten."""
-        torch._foreach_mul_(list(gradients.values()), factor)
         adapted = [name for name in self._variables if self._is_adapted(name)]
         plain = [name for name in self._variables if name not in set(adapted)]
         for name in adapted:
-            self._move_by_lamb(name, gradients[name], scalars)
+            self._move_by_lamb(name, gradients[name].mul_(factor), scalars)
         for decays in (True, False):
             names = [name for name in plain if (name in self._decayed) == decays]
             if names:
-                self._move_by_adamw(names, [gradients[name] for name in names], scalars, update, decays)
+                self._move_by_adamw(names, [gradients[name] for name in names], scalars, factor, update, decays)
 
     def _is_adapted(self, name: str) -> bool:
         settings = self._settings
         return settings.optimizer == "lamb" and (settings.layer_adaptation == "all" or name in self._decayed)
 
     def _move_by_adamw(
-        self, names: list[str], gradients: list[Tensor], scalars: UpdateScalars, update: int, decays: bool
+        self,
+        names: list[str],
+        gradients: list[Tensor],
+        scalars: UpdateScalars,
+        factor: Tensor,
+        update: int,
+        decays: bool,
     ) -> None:
         settings, variables = self._settings, [self._variables[name] for name in names]
         if variables[0].device.type not in _FUSED_DEVICES or not hasattr(torch, "_fused_adamw_"):
             for name, gradient in zip(names, gradients, strict=True):
-                self._variables[name].sub_(self._direction(name, gradient, scalars).mul_(scalars.learning_rate))
+                direction = self._direction(name, gradient.mul_(factor), scalars)
+                self._variables[name].sub_(direction.mul_(scalars.learning_rate))
             return
         steps = [torch.full((), float(update), device=variables[0].device) for _ in names]
         torch._fused_adamw_(
@@ -76,6 +82,7 @@ class Optimizer:
             eps=settings.epsilon,
             amsgrad=False,
             maximize=False,
+            grad_scale=1.0 / factor,
         )
 
     def _move_by_lamb(self, name: str, gradient: Tensor, scalars: UpdateScalars) -> None:
