@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.command_line import foreign_prose
 from tests.builders.effort import tries
-from tests.builders.prose import foreign_prose
 from tests.builders.watched_worker import WatchedWorker, command_in_process, inside
 
 LONGEST_LINE = 500

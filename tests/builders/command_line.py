@@ -1,10 +1,11 @@
-"""The command line in this process: what a user sees, without the start of an interpreter for each command."""
+"""The command line in this process: what a user sees, without the start of an interpreter, and what no message may show."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,3 +50,17 @@ def _set_environment(wanted: Mapping[str, str]) -> None:
     wanted = dict(wanted)
     os.environ.clear()
     os.environ.update(wanted)
+
+
+# The words of pydantic, which are for programmers, and regular expressions.
+_PYDANTIC = re.compile(
+    r"Input should|should (?:match|have|be)|valid (?:string|integer|number|list|tuple|dictionary|boolean)|unable to parse|"
+    r"Value error|Extra inputs|Field required|instance of|constrained-|literal\[|function-|NoneType|pydantic"
+)
+_EXPRESSION = re.compile(r"\^\[|\\[dsw]|[\])][*+?{]|\[a-z|\[\^|\(\?")
+
+
+def foreign_prose(message: str) -> str | None:
+    """The first words of a message that are pydantic's, or the start of a regular expression; None where it has neither."""
+    match = _PYDANTIC.search(message) or _EXPRESSION.search(message)
+    return match[0] if match else None

@@ -1,14 +1,16 @@
-"""Plans as their files have them: all groups together, or with a part changed."""
+"""Plans as their files have them: all groups together, with a part changed, or made from the strategies of the groups."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.artefacts.plan import Plan, part_path
+from gaudi_bert.artefacts.plan import Plan, files_sha256, part_path
+
+Mixture = Mapping[tuple[int, ...], int]
 
 
 def whole_plan(path: Path) -> dict[str, Any]:
@@ -35,3 +37,88 @@ def copy_plan(path: Path, folder: Path) -> Path:
         (folder / part_path(path, part).name).write_bytes(part_path(path, part).read_bytes())
     (folder / path.name).write_bytes(path.read_bytes())
     return folder / path.name
+
+
+def write_plan(path: Path, groups: Sequence[Mixture], max_sequence_length: int, gap: int = 0) -> None:
+    """A plan that can only be looked at: no files, nothing proven; each group uses `gap` packs more than its bound."""
+    depth = max(len(strategy) for mixture in groups for strategy in mixture)
+    part = {
+        "format_version": 2,
+        "part": 0,
+        "signature_sha256": "0" * 64,
+        "depth": depth,
+        "masked_slots": None,
+        "masked_slots_needed": None,
+        "smaller_masked_slots": [],
+        "files": [],
+        "groups": [_group(mixture, gap) for mixture in groups],
+    }
+    data = json.dumps(part).encode()
+    part_path(path, 0).write_bytes(data)
+    packs = [group["packs"] for group in part["groups"]]
+    listed = {
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "packs": packs,
+        "input_bytes": [0] * len(packs),
+    }
+    path.write_text(json.dumps({**_head(groups, max_sequence_length, gap), "parts": [listed]}))
+
+
+def _head(groups: Sequence[Mixture], max_sequence_length: int, gap: int) -> dict[str, Any]:
+    depth = max(len(strategy) for mixture in groups for strategy in mixture)
+    stored = [_group(mixture, gap) for mixture in groups]
+    sequences, packs = sum(group["sequences"] for group in stored), sum(group["packs"] for group in stored)
+    tokens = sum(map(_tokens, groups))
+    lower_bound = packs - gap * len(groups)
+    return {
+        "format_version": 2,
+        "algorithm": "nnls",
+        "depth": depth,
+        "max_sequence_length": max_sequence_length,
+        "max_predictions": None,
+        "masked_slots": None,
+        "seed": 5,
+        "shard_multiple": 32,
+        "shard_bytes": 1000,
+        "histogram_sha256": "0" * 64,
+        "vocabulary": None,
+        "writable": False,
+        "totals": {
+            "packs": packs,
+            "lower_bound": lower_bound,
+            "gap": packs - lower_bound,
+            "padding_tokens": packs * max_sequence_length - tokens,
+            "efficiency": tokens / (packs * max_sequence_length),
+            "packing_factor": sequences / packs,
+            "depth_used": depth,
+            "strategies_used": len({strategy for mixture in groups for strategy in mixture}),
+            "algorithm": "nnls",
+            "algorithms_used": ["iterative-nnls"],
+            "sequences": sequences,
+            "tokens": tokens,
+            "token_bound": sum(-(-_tokens(mixture) // max_sequence_length) for mixture in groups),
+            "groups": len(groups),
+            "masked_slots": None,
+            "masked_slots_needed": None,
+            "smaller_masked_slots": [],
+        },
+        "files_sha256": files_sha256([]),
+    }
+
+
+def _tokens(mixture: Mixture) -> int:
+    return sum(sum(strategy) * count for strategy, count in mixture.items())
+
+
+def _group(mixture: Mixture, gap: int) -> dict[str, Any]:
+    packs = sum(mixture.values())
+    return {
+        "files": [],
+        "sequences": sum(len(strategy) * count for strategy, count in mixture.items()),
+        "packs": packs,
+        "lower_bound": packs - gap,
+        "algorithm_used": "iterative-nnls",
+        "strategies": [[list(strategy), count] for strategy, count in mixture.items()],
+        "bound_prices": None,
+    }

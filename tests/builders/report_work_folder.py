@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.builders.plan_content import write_plan
+from tests.builders.plans import write_plan
 
 MIXTURE = {(13,): 20, (4, 9): 7, (2, 5, 6): 3, (3, 4): 1}
 SLOTS = 13

@@ -1,4 +1,4 @@
-"""Progress: plain lines in a log, nothing when quiet, figures that a person can read."""
+"""Progress: plain lines in a log, nothing when quiet, figures that a person can read; any value in a short line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from gaudi_bert.common.errors import shortened, shown
 from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds, measured
 
 
@@ -84,3 +85,25 @@ def test_a_call_is_measured() -> None:
     assert len(found.result) == 80_000_017
     assert found.seconds > 0
     assert found.memory_bytes is None or found.memory_bytes > 40_000_000
+
+
+# --- values in messages
+
+
+def test_long_texts_keep_their_ends() -> None:
+    assert shortened("a  b\nc") == "a b c"
+    line = shortened("first" + "x" * 5_000_000 + "last", 100)
+    assert len(line) <= 100
+    assert line.startswith("first")
+    assert line.endswith("last")
+
+
+def test_any_value_is_shown_shortly() -> None:
+    deep: list[object] = []
+    for _ in range(10_000):
+        deep = [deep, deep]
+    assert shown(3) == "3"
+    assert shown("a") == "'a'"
+    assert shown(1 << 24_000) == "a number of 24,001 bits"
+    assert len(shown(deep)) <= 80
+    assert len(shown({"x" * 1_000_000: "y" * 1_000_000})) <= 80
