@@ -16,14 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "gaudi_bert"
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name.
-
-    Attributes:
-        path: the importing file, relative to the package.
-        line: its line there.
-        name: what is imported, with dots: a module, or a name inside one.
-        late: inside a function, so not when the file itself is imported.
-    """
+    """A module, or a name inside one, that a file of the package imports; `late` is inside a function."""
 
     path: Path
     line: int
@@ -189,11 +182,8 @@ def test_every_room_is_known() -> None:
 
 
 def test_imports_between_rooms_point_one_way() -> None:
-    wrong = [
-        str(found)
-        for found, target in own_imports()
-        if room_of(target) not in {room_of(found.path), *ROOMS[room_of(found.path)]}
-    ]
+    both = [(str(found), room_of(found.path), room_of(target)) for found, target in own_imports()]
+    wrong = [found for found, room, other in both if other not in {room, *ROOMS[room]}]
     assert not wrong, "\n".join(wrong)
 
 
@@ -290,20 +280,11 @@ def test_no_function_swallows_everything_or_asserts_on_input() -> None:
 OPENERS = {"open", "read_text", "read_bytes"}
 # Who opens files otherwise, and why: files of this installation and of the system, and what only grows or is locked.
 OTHERWISE = {
-    "common/files.py",
-    "common/compiled.py",
-    "common/installation.py",
-    "common/progress.py",
-    "common/tensorflow_environment.py",
-    "corpus/python_texts.py",
-    "runners/doctor/host.py",
-    "runners/stop_ranks.py",
-    "runners/kubernetes/kustomize.py",
-    "runners/compile_kernels.py",
-    "artefacts/store/objects.py",
-    "training/metrics.py",
+    "common/files.py", "common/compiled.py", "common/installation.py", "common/progress.py",
+    "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/doctor/host.py", "runners/stop_ranks.py",
+    "runners/kubernetes/kustomize.py", "runners/compile_kernels.py", "artefacts/store/objects.py", "training/metrics.py",
     "tables/tokenize.py",
-}
+}  # fmt: skip
 NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model"}
 
 
@@ -359,7 +340,6 @@ def is_literal(node: ast.AST) -> bool:
 
 
 def names_of_computed(function: ast.FunctionDef) -> set[str]:
-    """The variables of a function that hold something computed."""
     names: set[str] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and computed(node.value, names):

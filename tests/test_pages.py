@@ -29,13 +29,8 @@ POSITIONS = 128
 # What a training is made of where a page's own would take hours.
 SMALL_MODEL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 FEW_UPDATES = {"updates": 3, "warmup_updates": 1, "global_batch_sequences": 16, "micro_batch_packs": 4}
-FEW_UPDATES |= {
-    "log_every_updates": 2,
-    "evaluate_every_updates": 2,
-    "save_every_updates": 2,
-    "evaluate_packs": 8,
-    "measure_speedup": False,
-}
+FEW_UPDATES |= {"log_every_updates": 2, "evaluate_every_updates": 2, "save_every_updates": 2}
+FEW_UPDATES |= {"evaluate_packs": 8, "measure_speedup": False}
 SMALL = [
     *(f"--set=model.{key}={value}" for key, value in SMALL_MODEL.items()),
     *(f"--set=training.{key}={value}" for key, value in FEW_UPDATES.items()),
@@ -92,7 +87,6 @@ def _write_models(folder: Path) -> None:
 
 
 def _write_classifier(folder: Path) -> None:
-    """A model with a head, as `transformers` saves it."""
     import transformers
 
     config = transformers.BertConfig.from_pretrained(folder.parent / "MODEL", id2label={0: "bad", 1: "good"})
@@ -101,7 +95,6 @@ def _write_classifier(folder: Path) -> None:
 
 
 def _write_tokenizer_json(folder: Path) -> None:
-    """A model that is not a BERT, with its own tokenizer."""
     from tests.builders.encoders import write_encoder
 
     write_encoder(folder, "roberta")
@@ -174,7 +167,6 @@ def page_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def matching(patterns: dict[str, Any], command: str) -> Any:
-    """What the first pattern that is the whole command stands for, or None."""
     return next((value for pattern, value in patterns.items() if re.fullmatch(pattern, command)), None)
 
 

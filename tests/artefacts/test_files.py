@@ -25,14 +25,10 @@ from tests.builders.command_line import foreign_prose
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import QUIET
 
-FIGURES = {
-    "loss": 5.25,
-    "masked_lm_loss": 4.5,
-    "masked_lm_accuracy": 0.25,
-    "next_sentence_loss": 0.75,
-    "next_sentence_accuracy": 0.5,
-}
-EVALUATION = {**FIGURES, "unigram_baseline": 0.125, "sequences": 7, "masked_tokens": 20}
+EVALUATION = {
+    "loss": 5.25, "masked_lm_loss": 4.5, "masked_lm_accuracy": 0.25, "next_sentence_loss": 0.75,
+    "next_sentence_accuracy": 0.5, "unigram_baseline": 0.125, "sequences": 7, "masked_tokens": 20,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -43,21 +39,17 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
 
 
 def test_what_the_stages_write_is_written_again_byte_for_byte(case: PackingCase, tmp_path: Path) -> None:
-    histogram = case.plan.with_name("histogram.json")
-    HistogramFile.read(histogram).write(tmp_path / "histogram.json")
-    Plan.read(case.plan).write(tmp_path / "plan.json")
-    GroupManifest.read(manifest_path(case.packed, 1)).write(manifest_path(tmp_path, 1))
     Metadata.read(case.packed).write(tmp_path)
-    Verification.read(case.packed / "verification.json").write(tmp_path / "verification.json")
-    pairs = {
-        histogram: tmp_path / "histogram.json",
-        case.plan: tmp_path / "plan.json",
-        manifest_path(case.packed, 1): manifest_path(tmp_path, 1),
-        case.packed / "metadata.json": tmp_path / "metadata.json",
-        case.packed / "verification.json": tmp_path / "verification.json",
+    assert (tmp_path / "metadata.json").read_bytes() == (case.packed / "metadata.json").read_bytes()
+    files = {
+        case.plan.with_name("histogram.json"): HistogramFile,
+        case.plan: Plan,
+        manifest_path(case.packed, 1): GroupManifest,
+        case.packed / "verification.json": Verification,
     }
-    for original, copy in pairs.items():
-        assert copy.read_bytes() == original.read_bytes(), original.name
+    for original, kind in files.items():
+        kind.read(original).write(tmp_path / original.name)
+        assert (tmp_path / original.name).read_bytes() == original.read_bytes(), original.name
 
 
 WRONG = (None, True, -1, 0.5, 2**70, "x y", [], [1], [{"a": 1}], {}, {"a": 1}, 1e400)
@@ -87,21 +79,11 @@ def test_a_plan_is_known_by_all_that_it_says(case: PackingCase) -> None:
 
 def test_results_of_training_leave_out_what_was_not_measured(tmp_path: Path) -> None:
     training = {
-        "updates": 3,
-        "sequences": 30,
-        "tokens": 300,
-        "processes": 1,
-        "packing_factor": 2.0,
-        "sequences_per_update": 10.0,
-        "reached_target": False,
-        "training": None,
-        "evaluation": EVALUATION,
-    }
+        "updates": 3, "sequences": 30, "tokens": 300, "processes": 1, "packing_factor": 2.0, "sequences_per_update": 10.0,
+        "reached_target": False, "training": None, "evaluation": EVALUATION,
+    }  # fmt: skip
     evaluation = {"update": 3, "loss_per": "token", **EVALUATION, "unpacked": EVALUATION, "largest_difference": 1e-7}
-    for name, value, model in (
-        ("training.json", training, TrainingResult),
-        ("evaluation.json", evaluation, EvaluationResult),
-    ):
+    for name, value, model in (("t.json", training, TrainingResult), ("e.json", evaluation, EvaluationResult)):
         text = json.dumps(value, indent=1) + "\n"
         (tmp_path / name).write_text(text)
         model.read(tmp_path / name).write(tmp_path / name)
@@ -172,7 +154,7 @@ OLD = Signature("plan", {"depth": 3, "seed": 1}, {"histogram": "abc"})
 NEW = Signature("plan", {"depth": 4, "seed": 1}, {"histogram": "abc"})
 
 
-def test_a_finished_file_of_the_same_settings_is_left_alone(tmp_path: Path) -> None:
+def test_a_finished_file_of_the_same_settings_is_unchanged(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     assert not begin_artefact(plan, plan, OLD)
     assert not begin_artefact(plan, plan, OLD), "begun but not finished: there is still work to do"

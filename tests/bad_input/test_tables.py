@@ -35,7 +35,6 @@ _WORDS = [0, 1, -1, 2, 7, 127, 128, 255, 2**15, 2**16, 2**30, 2**31 - 1, -(2**31
 
 
 def good_table(rng: random.Random, kind: str) -> bytes:
-    """A small table in one of the forms that a format has."""
     rows = tables.random_rows(rng.choice([1, 3, 17]), 9, seed=rng.randrange(100))
     if kind == "jsonl":
         return "".join(json.dumps(row, ensure_ascii=rng.random() < 0.5) + "\n" for row in rows).encode()
@@ -48,15 +47,10 @@ def good_table(rng: random.Random, kind: str) -> bytes:
         table = table.append_column("meta", pyarrow.array([{"a": n, "b": [str(n)]} for n in range(table.num_rows)]))
     sink = io.BytesIO()
     if kind == "parquet":
-        parquet.write_table(
-            table,
-            sink,
-            row_group_size=rng.choice([2, 64]),
-            compression=rng.choice(["none", "snappy", "zstd"]),
-            use_dictionary=rng.random() < 0.5,
-            data_page_version=rng.choice(["1.0", "2.0"]),
-            write_page_checksum=rng.random() < 0.2,
-        )
+        size, compression = rng.choice([2, 64]), rng.choice(["none", "snappy", "zstd"])
+        others = {"use_dictionary": rng.random() < 0.5, "data_page_version": rng.choice(["1.0", "2.0"])}
+        others["write_page_checksum"] = rng.random() < 0.2
+        parquet.write_table(table, sink, row_group_size=size, compression=compression, **others)
         return sink.getvalue()
     options = pyarrow.ipc.IpcWriteOptions(compression=rng.choice([None, None, "lz4", "zstd"]))
     make = pyarrow.ipc.new_stream if kind == "arrow" else pyarrow.ipc.new_file
@@ -93,7 +87,6 @@ def _word(rng: random.Random, data: bytearray) -> None:
 
 
 def _token(rng: random.Random, data: bytearray) -> None:
-    """What JSON is made of, at any place."""
     at = rng.randrange(len(data))
     tokens = [
         *(b"{", b"}", b"[", b"]", b'"', b",", b":", b"\\", b"\n", b"null", b"true", b"1e999", b"-"),
@@ -106,7 +99,6 @@ MUTATIONS: tuple[Callable[[random.Random, bytearray], None], ...] = (_flip, _cut
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """`data` with one or two faults."""
     damaged = bytearray(data)
     for _ in range(rng.choice([1, 1, 2])):
         if damaged:
@@ -267,11 +259,7 @@ def imported(source: Path, out: Path) -> None:
     ],
 )
 def test_offsets_that_lead_out_of_the_file(
-    tmp_path: Path,
-    write: Callable[..., None],
-    run: Callable[[Path, Path], None],
-    offsets: tuple[int, ...],
-    other: tuple[int, ...],
+    tmp_path: Path, write: Callable[..., None], run: Run, offsets: tuple[int, ...], other: tuple[int, ...]
 ) -> None:
     write(tmp_path / "rows.arrow", ROWS)
     damage(tmp_path / "rows.arrow", offsets, other)

@@ -6,6 +6,8 @@ import contextlib
 import io
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,28 @@ def run_command(*arguments: object, folder: Path | None = None, environment: Map
         except SystemExit as end:
             code = int(end.code or 0)
     return Done(code, out.getvalue(), err.getvalue())
+
+
+def succeed(*arguments: object, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Done:
+    """Run a command that must end with 0."""
+    done = run_command(*arguments, folder=folder, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def refusal(*arguments: object, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
+    """Run a command that must be refused: with 2, and one line without anything else, which is returned."""
+    done = run_command(*arguments, folder=folder, environment=environment)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+def run_python(code: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, with these variables besides those of the tests."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
 
 @contextlib.contextmanager

@@ -22,15 +22,10 @@ _NOT_FORWARDED = {"connection", "keep-alive", "transfer-encoding"}
 
 
 class FaultyProxy:
-    """What the proxy does, to be changed while it runs.
+    """What the proxy does, to be changed while it runs: of a `share` of requests, one of `faults` goes wrong.
 
-    Attributes:
-        port: where it listens.
-        share: of requests that go wrong.
-        faults: what may go wrong.
-        happened: how often each fault was injected.
-        sent: bytes of the bodies of GET requests.
-        after_get: called with the path after an object was read and before the answer goes on; for replacing it.
+    `after_get` is called with the path after an object was read and before the answer is sent, to replace it; `sent` counts
+    the bytes of the bodies of GET requests.
     """
 
     def __init__(self, upstream_port: int, seed: int, slow_seconds: float) -> None:
@@ -49,7 +44,6 @@ class FaultyProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def fault(self) -> str | None:
-        """What happens to this request."""
         with self._lock:
             if self._random.random() >= self.share:
                 return None
@@ -137,7 +131,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[:send])
 
     def _reset(self) -> None:
-        """Close the connection so that the other side sees a reset."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         self.connection.close()

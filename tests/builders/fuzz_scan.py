@@ -81,7 +81,6 @@ def expectation(data: bytes) -> tuple[list[dict], int | None, int | None]:
 
 
 def scan(path: Path, memory: np.ndarray) -> tuple[list[dict], RecordScan]:
-    """All records of a file, as features."""
     schema, _ = unpacked_schema(path)
     records = UnpackedFormat.for_pieces(schema, memory)
     run = RecordScan(path, records, memory)

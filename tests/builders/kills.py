@@ -59,12 +59,10 @@ Action = Callable[[], object]
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is killed.
+    """What is killed: a function that writes the input of a stage, and one that lists its actions.
 
-    Attributes:
-        make_input: writes what the stage reads; its path.
-        steps: of an input, a folder to make, how many threads work, and the number of the round: groups of actions, which
-            make that folder one group after the other, those of a group in any order.
+    Of the input, a folder to make, how many threads work, and the number of the round, `steps` gives groups of actions,
+    which make that folder one group after the other, those of a group in any order.
     """
 
     make_input: Callable[[Path], Path]
@@ -179,7 +177,6 @@ def start(action: Action) -> int:
 
 
 def finish(action: Action) -> float:
-    """Run `action` to its end in a process of its own; how many seconds that took."""
     started = time.monotonic()
     code = os.waitstatus_to_exitcode(os.waitpid(start(action), 0)[1])
     if code:
@@ -238,7 +235,6 @@ ENOUGH = 40
 
 
 def pipeline(text: str, store: dict, prepare: dict | None = None, training: dict | None = None) -> PipelineSettings:
-    """A small pipeline, from text to a report."""
     sizes = {"train_vocab": 300, "max_sequence_length": 61, "max_predictions": 9, "shards": 7, "duplicates": 3}
     rhythm = {"updates": 12, "warmup_updates": 1, "save_every_updates": 3, "log_every_updates": 3, "threads": 1}
     batch = {"global_batch_sequences": 12, "micro_batch_packs": 4, "measure_speedup": False}

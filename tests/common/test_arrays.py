@@ -60,13 +60,8 @@ def test_the_first_number_that_would_wrap_is_found(values: list[int], kind: str)
 @pytest.mark.parametrize(
     "values",
     [
-        np.array([1, True], object),
-        np.array([1, 2.0], object),
-        np.array([1, 2**64], object),
-        np.array([1, None], object),
-        np.array([1, "2"], object),
-        np.array([1, 1.5]),
-        np.array([1, np.nan]),
+        *(np.array([1, wrong], object) for wrong in (True, 2.0, 2**64, None, "2")),
+        *(np.array([1, wrong]) for wrong in (1.5, np.nan)),
         np.array([1, np.inf], np.float32),
         np.array([1, 2**64 - 1], np.uint64),
     ],

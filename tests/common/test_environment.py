@@ -16,17 +16,14 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.installation import has_tensorflow, install_command
 from gaudi_bert.common.launch import parse_part
 from gaudi_bert.common.tensorflow_environment import native_lines_to, prepare_tensorflow
+from tests.builders.command_line import run_python
 
 
 def slurm(task: int, first: int, last: int, count: int | None = None, step: int = 1) -> dict[str, str]:
     """The variables of one task of `sbatch --array=first-last:step`."""
-    return {
-        "SLURM_ARRAY_TASK_ID": str(task),
-        "SLURM_ARRAY_TASK_MIN": str(first),
-        "SLURM_ARRAY_TASK_MAX": str(last),
-        "SLURM_ARRAY_TASK_COUNT": str((last - first) // step + 1 if count is None else count),
-        "SLURM_ARRAY_TASK_STEP": str(step),
-    }
+    tasks = (last - first) // step + 1 if count is None else count
+    numbers = {"ID": task, "MIN": first, "MAX": last, "COUNT": tasks, "STEP": step}
+    return {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in numbers.items()}
 
 
 @pytest.mark.parametrize(
@@ -42,11 +39,8 @@ def test_the_tasks_of_an_array_are_counted_from_its_first(first: int) -> None:
     parts = [parse_part("auto", slurm(task, first, first + 4)) for task in range(first, first + 5)]
     assert parts == [(0, 5), (1, 5), (2, 5), (3, 5), (4, 5)]
 
-
-def test_an_array_that_names_no_step_has_steps_of_one() -> None:
-    found = slurm(9, 8, 9)
-    del found["SLURM_ARRAY_TASK_STEP"]
-    assert parse_part("auto", found) == (1, 2)
+    without_step = {name: value for name, value in slurm(9, 8, 9).items() if name != "SLURM_ARRAY_TASK_STEP"}
+    assert parse_part("auto", without_step) == (1, 2)
 
 
 def test_the_pods_of_an_indexed_job_are_counted_by_their_index() -> None:
@@ -59,11 +53,7 @@ def test_the_pods_of_an_indexed_job_are_counted_by_their_index() -> None:
         ("auto", slurm(3, 1, 7, step=2), "the 4 tasks of this array go from 1 to 7 in steps of 2; .* --array=1-4"),
         ("auto", slurm(3, 1, 7, count=3), "the 3 tasks of this array go from 1 to 7 in steps of 1; .* without gaps"),
         ("auto", slurm(8, 0, 7), "SLURM_ARRAY_TASK_ID is 8, and the array goes from 0 to 7"),
-        (
-            "auto",
-            slurm(0, 0, 7) | {"SLURM_ARRAY_TASK_COUNT": "many"},
-            "SLURM_ARRAY_TASK_COUNT is 'many', not a whole number",
-        ),
+        ("auto", slurm(0, 0, 7) | {"SLURM_ARRAY_TASK_COUNT": "many"}, "SLURM_ARRAY_TASK_COUNT is 'many', not a"),
         ("auto", slurm(0, 0, 7) | {"SLURM_ARRAY_TASK_ID": "-1"}, "SLURM_ARRAY_TASK_ID is '-1', not a whole number"),
         ("auto", {}, "SLURM_ARRAY_TASK_ID is not set, so this is not part of a Slurm array"),
         ("auto", {"JOB_COMPLETION_INDEX": "0"}, "an Indexed Job does not say how many pods it has; write auto/N"),
@@ -73,12 +63,7 @@ def test_the_pods_of_an_indexed_job_are_counted_by_their_index() -> None:
         ("auto/4", {"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX is '', not a whole number"),
         ("auto/0", {"JOB_COMPLETION_INDEX": "0"}, "K from 0 to N - 1"),
         ("automatic", {}, "write K/N .* or auto, or auto/N"),
-        ("4/4", {}, "K from 0 to N - 1"),
-        ("0/0", {}, "K from 0 to N - 1"),
-        ("-1/4", {}, "K from 0 to N - 1"),
-        ("1", {}, "K from 0 to N - 1"),
-        ("1/4 ", {}, "K from 0 to N - 1"),
-        ("٣/4", {}, "K from 0 to N - 1"),
+        *((text, {}, "K from 0 to N - 1") for text in ("4/4", "0/0", "-1/4", "1", "1/4 ", "٣/4")),
     ],
 )
 def test_what_is_no_part_is_refused_in_one_line(text: str, found: dict[str, str], said: str) -> None:
@@ -91,16 +76,14 @@ def test_what_is_no_part_is_refused_in_one_line(text: str, found: dict[str, str]
 # --- the variables that TensorFlow reads while it is loaded: before every import of it, and never over the user's own
 
 
-def test_onednn_is_used_on_every_processor_and_the_terminal_is_left_alone() -> None:
-    environment: dict[str, str] = {}
-    prepare_tensorflow(environment)
-    assert environment == {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-
-
-def test_what_the_user_has_set_stays() -> None:
-    environment = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "1"}
-    prepare_tensorflow(environment)
-    assert environment == {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "1"}
+def test_onednn_is_used_on_every_processor_unless_the_user_says_otherwise() -> None:
+    unset: dict[str, str] = {}
+    prepare_tensorflow(unset)
+    assert unset == {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    chosen = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "1"}
+    before = dict(chosen)
+    prepare_tensorflow(chosen)
+    assert chosen == before
 
 
 def test_on_gaudi_the_vendor_chooses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,20 +136,16 @@ reporter.say("after")
 """
 
 
-def run_native(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", NATIVE, *arguments], capture_output=True, text=True, check=False)
-
-
 def test_only_what_is_below_python_goes_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "native.log"
     log.write_text("of the run before\n", encoding="utf-8")
-    done = run_native(str(log))
+    done = run_python(NATIVE, log)
     assert done.stderr.splitlines() == ["before", "inside", "error: inside", "native again", "after"]
     assert log.read_text(encoding="utf-8").splitlines() == ["of the run before", "native"]
 
 
 def test_an_error_inside_reaches_the_terminal(tmp_path: Path) -> None:
-    done = run_native(str(tmp_path / "native.log"), "stop")
+    done = run_python(NATIVE, tmp_path / "native.log", "stop")
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["before", "inside", "error: inside", "stopped"]
 
@@ -200,12 +179,7 @@ def test_where_tensorflow_does_not_run_another_python_is_named(monkeypatch: pyte
 
 
 def test_without_its_clone_the_package_is_named_as_the_readme_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "distributions", lambda name: [Wheel()])
+    gone = '{"url": "file:///gone/gaudi_bert-1.0-py3-none-any.whl", "archive_info": {}}'
+    wheel = types.SimpleNamespace(read_text=lambda name: gone)
+    monkeypatch.setattr(installation, "distributions", lambda name: [wheel])
     assert install_command("parquet").endswith(" -m pip install './gaudi-bert[parquet]'")
-
-
-class Wheel:
-    """Installed from a file that is gone."""
-
-    def read_text(self, name: str) -> str:
-        return '{"url": "file:///gone/gaudi_bert-1.0-py3-none-any.whl", "archive_info": {}}'

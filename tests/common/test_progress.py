@@ -77,7 +77,7 @@ def test_quiet_is_quiet() -> None:
     assert stream.getvalue() == ""
 
 
-#
+# --- measuring
 
 
 def test_a_call_is_measured() -> None:

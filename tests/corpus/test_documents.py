@@ -57,11 +57,8 @@ def test_formats_are_found_by_content(
 
 def test_a_long_document_is_cut_between_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DOCUMENT_CHARACTERS", 10)
-    assert read(source(tmp_path / "a", "1234.\n5678.\n9.\n123456789012.\n")) == [
-        ["1234.", "5678."],
-        ["9."],
-        ["123456789012."],
-    ]
+    documents = read(source(tmp_path / "a", "1234.\n5678.\n9.\n123456789012.\n"))
+    assert documents == [["1234.", "5678."], ["9."], ["123456789012."]]
 
 
 @pytest.mark.parametrize(
@@ -87,17 +84,14 @@ def test_bad_input_names_file_and_place(tmp_path: Path, content: bytes | str, me
     assert "\n" not in str(caught.value)
 
 
-def test_json_is_demanded_of_a_file_named_so(tmp_path: Path) -> None:
+def test_a_file_named_jsonl_must_be_json_and_any_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="line 1: not JSON"):
         read(source(tmp_path / "a.jsonl", "{'text': 'a'}\n"))
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot read: No such file"):
         detect_format(Source("a", tmp_path / "a", 0))
 
 
-#
+# --- files
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.arrays import philox, random_words
+from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.corpus.documents import detect_format, find_sources, read_documents
 from gaudi_bert.corpus.examples import (
     BlockExamples,
@@ -36,16 +37,9 @@ PAD, UNK, CLS, SEP, MASK = range(5)
 
 def settings_of(**changes: object) -> ExampleSettings:
     values: dict[str, object] = {
-        "vocabulary": VOCABULARY,
-        "lower_case": True,
-        "max_sequence_length": 31,
-        "max_predictions": 5,
-        "duplicates": 3,
-        "short_sequence_probability": 0.1,
-        "masked_lm_probability": 0.15,
-        "whole_word_masking": False,
-        "seed": 7,
-    }
+        "vocabulary": VOCABULARY, "lower_case": True, "max_sequence_length": 31, "max_predictions": 5, "duplicates": 3,
+        "short_sequence_probability": 0.1, "masked_lm_probability": 0.15, "whole_word_masking": False, "seed": 7,
+    }  # fmt: skip
     return ExampleSettings(**{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -81,21 +75,13 @@ def test_every_example_is_well_formed(seed: int, length: int, predictions: int, 
     runs = {tuple(text[start : start + size]) for start in range(len(text)) for size in range(1, length)}
     for payload in payloads(made):
         example = decode_example(payload)
+        sizes = {"tokens": length, "masked": predictions, "sequences": 1}
         assert {name: len(values) for name, values in example.items()} == {
-            "input_ids": length,
-            "input_mask": length,
-            "segment_ids": length,
-            "masked_lm_positions": predictions,
-            "masked_lm_ids": predictions,
-            "masked_lm_weights": predictions,
-            "next_sentence_labels": 1,
+            feature.key: sizes[feature.axis] for feature in UnpackedFeature
         }
         tokens = restored(example)
-        assert tokens[0] == CLS
-        assert tokens[-1] == SEP
+        assert (tokens[0], tokens[-1], tokens.count(CLS), tokens.count(SEP)) == (CLS, SEP, 1, 2)
         middle = tokens.index(SEP)
-        assert tokens.count(SEP) == 2
-        assert tokens.count(CLS) == 1
         assert tuple(tokens[1:middle]) in runs
         assert tuple(tokens[middle + 1 : -1]) in runs
         padding = [0] * (length - len(tokens))
@@ -170,7 +156,7 @@ def test_on_real_text_statistics_are_those_of_the_published_script(shared_data: 
     assert abs(figures["masked"] / figures["tokens"] - 0.1486) < 0.002
 
 
-#
+# --- masks
 
 MASK_ID, VOCABULARY_SIZE = 4, 1009
 
@@ -346,7 +332,7 @@ def test_same_distribution_as_the_naive_twin(length: int) -> None:
         assert abs(statistics.mean(mine) - statistics.mean(theirs)) < 5 * spread
 
 
-#
+# --- random numbers
 
 
 def test_words_are_those_of_the_documented_generator() -> None:

@@ -109,7 +109,6 @@ def strategies(capacity: int, depth: int, *, full: bool = True) -> list[tuple[in
 
 
 def strategy_matrix(packs: list[tuple[int, ...]], capacity: int) -> np.ndarray:
-    """The matrix A of the paper: float64 [capacity, strategies]."""
     matrix = np.zeros((capacity, len(packs)))
     for column, pack in enumerate(packs):
         for length in pack:
@@ -129,7 +128,6 @@ def best_worth(prices: list[int], depth: int) -> int:
 
 
 def deal(lengths: Sequence[int], strategies: Sequence[tuple[Sequence[int], int]], seed: int, group: int) -> list[list[int]]:
-    """Sequences dealt to packs, one at a time."""
     waiting: dict[int, list[int]] = {}
     for sequence in permutation(len(lengths), seed, "sequences", group):
         waiting.setdefault(lengths[sequence], []).append(int(sequence))

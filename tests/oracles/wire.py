@@ -10,12 +10,7 @@ import random
 import struct
 
 UNPACKED_KEYS = (
-    "input_ids",
-    "input_mask",
-    "segment_ids",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "masked_lm_weights",
+    *("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights"),
     "next_sentence_labels",
 )
 FLOAT_KEYS = ("masked_lm_weights", "next_sentence_weights")

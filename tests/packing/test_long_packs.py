@@ -23,11 +23,14 @@ from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
 
 
+def few_counts(generator: np.random.Generator, max_length: int) -> np.ndarray:
+    return generator.integers(0, 9, max_length) * generator.integers(0, 2, max_length)
+
+
 @given(st.integers(0, 2**32 - 1), st.sampled_from([31, 64, 97]), st.integers(1, 9))
 @examples(100)
 def test_packs_are_packs_and_never_more(seed: int, max_length: int, depth: int) -> None:
-    generator = np.random.default_rng(seed)
-    counts = generator.integers(0, 9, max_length) * generator.integers(0, 2, max_length)
+    counts = few_counts(np.random.default_rng(seed), max_length)
     before = pack_longest_first(counts, depth)
     after = rematch_halves(before, max_length, depth, 0, Work(1e6))
     check_mixture(after, Histogram(max_length, counts), depth)
@@ -59,7 +62,7 @@ def test_packs_as_arrays_and_back() -> None:
 @examples(60)
 def test_packs_are_packs_and_no_sequence_is_lost(seed: int, max_length: int, depth: int, operations: float) -> None:
     generator = np.random.default_rng(seed)
-    counts = generator.integers(0, 9, max_length) * generator.integers(0, 2, max_length)
+    counts = few_counts(generator, max_length)
     counts[int(generator.integers(0, max_length))] += 1
     bins = int(generator.integers(5, 20))
     coarse = pack_longest_first(split_counts(counts, bins), depth)

@@ -68,19 +68,18 @@ def test_adding_sorts_and_ignores_none() -> None:
     assert packs_of(mixture) == 3
 
 
-def test_trimming_drops_whole_packs_before_slots() -> None:
-    # Two sequences of 1 and one of 7 too many: one pack (1, 7) goes as a whole, one slot of 1 is given up.
-    trimmed = trim_to_exact({(1, 7): 3, (8,): 1}, np.array([1, 0, 0, 0, 0, 0, 2, 1]))
-    assert trimmed == {(1, 7): 1, (7,): 1, (8,): 1}
-
-
-def test_trimming_takes_several_slots_of_one_pack() -> None:
-    assert trim_to_exact({(1, 1, 1, 5): 2}, np.array([1, 0, 0, 0, 2, 0, 0, 0])) == {(5,): 1, (1, 5): 1}
-
-
-def test_trimming_leaves_no_empty_pack() -> None:
-    assert trim_to_exact({(1,): 4, (2,): 1}, np.array([0, 1])) == {(2,): 1}
-    assert trim_to_exact({}, np.array([0, 0])) == {}
+@pytest.mark.parametrize(
+    ("mixture", "counts", "trimmed"),
+    [
+        # Two sequences of 1 and one of 7 too many: one pack (1, 7) goes completely, one slot of 1 is given up.
+        ({(1, 7): 3, (8,): 1}, [1, 0, 0, 0, 0, 0, 2, 1], {(1, 7): 1, (7,): 1, (8,): 1}),
+        ({(1, 1, 1, 5): 2}, [1, 0, 0, 0, 2, 0, 0, 0], {(5,): 1, (1, 5): 1}),  # several slots of one pack
+        ({(1,): 4, (2,): 1}, [0, 1], {(2,): 1}),  # no pack is empty
+        ({}, [0, 0], {}),
+    ],
+)
+def test_trimming(mixture: dict, counts: list[int], trimmed: dict) -> None:
+    assert trim_to_exact(mixture, np.array(counts)) == trimmed
 
 
 def test_trimming_refuses_a_shortage() -> None:
@@ -102,8 +101,7 @@ def test_trimming_is_exact_and_never_adds_packs(data: st.DataObject) -> None:
         assert packs_of(trimmed) <= packs_of(mixture)
         assert all(strategy and count > 0 for strategy, count in trimmed.items())
         assert list(trimmed) == list(sorted_mixture(trimmed))
-        by_strategy = max(map(len, mixture), default=0)
-        assert max(map(len, trimmed), default=0) <= by_strategy
+        assert max(map(len, trimmed), default=0) <= max(map(len, mixture), default=0)
 
 
 def test_a_longer_slot_holds_a_shorter_sequence() -> None:
@@ -180,8 +178,7 @@ def test_every_budget_is_kept(histogram: Histogram, depth: int, data: st.DataObj
     histogram = Histogram(histogram.max_sequence_length, histogram.counts, masked)
     mixture = pack_longest_first(histogram.counts, depth)
     least, needed = least_masked_slots(histogram), needed_masked_slots(mixture, histogram)
-    assert least is not None
-    assert needed is not None
+    assert None not in (least, needed)
     budget = data.draw(st.integers(least, max(least, needed)))
     fitted = fit_to_budget(mixture, histogram, depth, budget)
     check_mixture(fitted, histogram, depth, budget)

@@ -86,12 +86,8 @@ def test_solves_the_stated_problem(seed: int) -> None:
     assert all(count >= 0 for count in usage.values())
     matrix = strategy_matrix(list(usage), size)
     agree(counts - matrix @ np.array(list(usage.values())), residual, 1e-6, scale=1.0)
-    agree(
-        problem.objective(residual),
-        objective_of_equation_24(counts, 3),
-        1e-3,
-        scale=max(objective_of_equation_24(counts, 3), 1),
-    )
+    objective = objective_of_equation_24(counts, 3)
+    agree(problem.objective(residual), objective, 1e-3, scale=max(objective, 1))
 
 
 def test_better_than_one_shot_where_padding_cannot_be_avoided() -> None:
@@ -104,12 +100,8 @@ def test_better_than_one_shot_where_padding_cannot_be_avoided() -> None:
 # The published loop: its numbers, and the inputs on which the published listing fails.
 
 EXPECTED = expected()["habana_iterative_nnls"]["structured-solver"]
-CASES = [
-    (name, int(depth))
-    for name, depths in EXPECTED.items()
-    for depth in depths
-    if not name.startswith(("wikipedia-1", "wikipedia-2"))
-]
+QUICK = [name for name in EXPECTED if not name.startswith(("wikipedia-1", "wikipedia-2"))]
+CASES = [(name, int(depth)) for name in QUICK for depth in EXPECTED[name]]
 
 
 @pytest.mark.parametrize(("name", "depth"), CASES)
@@ -128,12 +120,9 @@ def test_best_fit_leftovers_need_fewer_packs(name: str, depth: int) -> None:
     assert packs_of(mixture) < packs_of(iterative_nnls(counts, depth, "complement"))
 
 
-def test_unknown_leftovers() -> None:
+def test_weights_and_leftovers() -> None:
     with pytest.raises(InputError, match="leftovers"):
         iterative_nnls(np.ones(5, dtype=np.int64), 2, "none")  # type: ignore[arg-type]
-
-
-def test_weights() -> None:
     weights = loop_weights(512)
     agree(weights[7], (8 / 1024) ** 0.5)
     assert weights[8] == 1.0

@@ -25,7 +25,7 @@ from gaudi_bert.packing.mixture import check_mixture, packs_of
 from gaudi_bert.packing.nnls import iterative_nnls, pack_by_nnls
 from gaudi_bert.packing.result import Work, estimate_limit
 from tests.builders.agree import agree
-from tests.builders.effort import LONG
+from tests.builders.effort import LONG, long_form
 from tests.builders.histograms import lognormal, perfect_triplets, published, scattered, small_histograms
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
@@ -46,7 +46,6 @@ SLOW = [pytest.param(*case, marks=pytest.mark.repeated) for case in LONGEST if L
 
 
 def checked(counts: np.ndarray, depth: int) -> Any:
-    """Pack, and check mixture and certificate."""
     optimum = pack_optimally(counts, depth)
     check_mixture(optimum.mixture, Histogram(len(counts), counts), depth)
     assert check_certificate(optimum.certificate, counts) == optimum.certificate.bound <= packs_of(optimum.mixture)
@@ -120,7 +119,7 @@ def test_what_the_search_leaves_far_from_the_bound_is_packed_by_nnls_too() -> No
     assert solved.certificate.bound == 67
 
 
-# Limits of effort: whatever the histogram, a valid packing and an honest bound, for no more work than allowed.
+# --- limits of effort: whatever the histogram, a valid packing and an honest bound, for no more work than allowed
 
 ALLOWED = [0.0, 1e5, 3e6, 1e9]
 
@@ -238,8 +237,7 @@ def test_few_lengths_are_exact_and_more_depth_is_never_worse(
         assert check_certificate(packing.certificate, counts) == packing.lower_bound == packing.packs
 
 
-@pytest.mark.skipif(not LONG, reason="takes a gigabyte; `make test-long` runs it")
-@pytest.mark.repeated
+@long_form  # each takes a gigabyte
 @pytest.mark.parametrize("depth", FEW_DEPTHS)
 def test_two_lengths_in_the_longest_packs(depth: int | str) -> None:
     counts = counts_of({0.5: 1000, 0.5 + 1 / MOST_SLOTS: 1000}, MOST_SLOTS)
@@ -251,12 +249,9 @@ def test_two_lengths_in_the_longest_packs(depth: int | str) -> None:
 @examples(60)
 def test_plans_from_a_list_against_trying_everything(histogram: Histogram, depth: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in (
-            (linear_program, "LONGEST_TABLE"),
-            (bounds, "LONGEST_TABLE"),
-            (linear_program, "LONGEST_EXACT"),
-        ):
-            patch.setattr(module, name, 3)
+        patch.setattr(linear_program, "LONGEST_TABLE", 3)
+        patch.setattr(linear_program, "LONGEST_EXACT", 3)
+        patch.setattr(bounds, "LONGEST_TABLE", 3)
         optimum = pack_optimally(histogram.counts, depth)
     fewest = naive.fewest_packs(tuple(histogram.counts.tolist()), depth)
     assert packs_of(optimum.mixture) == fewest
@@ -285,7 +280,7 @@ def test_a_list_that_is_too_long_is_not_made() -> None:
     assert list_strategies(np.array([10, 31]), 100, 4, most_entries=7) is None
 
 
-# --- bounds
+# --- bounds by thresholds
 
 
 @given(small_histograms(9, 2), st.integers(1, 9))

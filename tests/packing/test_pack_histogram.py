@@ -117,13 +117,9 @@ def test_max_depth_promises_no_more_than_it_uses() -> None:
     assert pack_histogram(histogram, "lpfhp", "max", max_predictions=2).masked_slots == 2 + 4
 
 
-@pytest.mark.parametrize("depth", [0, -1, 1.5, "three", True, None])
-def test_bad_depths(depth: object) -> None:
+def test_bad_depths_and_algorithms_are_refused() -> None:
     with pytest.raises(InputError, match="it must be a whole number from 1, or `max`"):
-        pack_histogram(published("squad-384"), "lpfhp", depth)  # type: ignore[arg-type]
-
-
-def test_unknown_algorithms_get_a_hint() -> None:
+        pack_histogram(published("squad-384"), "lpfhp", 0)
     with pytest.raises(InputError, match="algorithm `nnsl` is unknown; did you mean `nnls"):
         pack_histogram(published("squad-384"), "nnsl")
 

@@ -28,11 +28,8 @@ def test_every_algorithm_at_every_depth(tmp_path: Path) -> None:
         SQUAD, depths=["2", 3, "max"], algorithms=["none", "spfhp", " lpfhp", "sort"], picture=picture, reporter=QUIET
     )
     rows = {(row.algorithm, row.depth): row for row in result.rows}
-    assert list(rows) == [
-        ("none", 1),
-        *((name, depth) for name in ("spfhp", "lpfhp") for depth in (2, 3, "max")),
-        ("sort", 1),
-    ]
+    each = [(name, depth) for name in ("spfhp", "lpfhp") for depth in (2, 3, "max")]
+    assert list(rows) == [("none", 1), *each, ("sort", 1)]
     assert rows["spfhp", 3].packs == 40_711
     assert rows["spfhp", 3].gap == 40_711 - 40_195
     assert rows["lpfhp", 2].gap == 0
@@ -58,14 +55,7 @@ def test_shipped_histograms_are_known_by_name(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_six_shipped_histograms() -> None:
-    assert list(shipped_histograms()) == [
-        "squad-384",
-        "wikipedia-128",
-        "wikipedia-384",
-        "wikipedia-512",
-        "wikipedia-1024",
-        "wikipedia-2048",
-    ]
+    assert list(shipped_histograms()) == ["squad-384", *(f"wikipedia-{length}" for length in (128, 384, 512, 1024, 2048))]
 
 
 def test_records_are_counted_first(shared_data: Path) -> None:

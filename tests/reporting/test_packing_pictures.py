@@ -58,7 +58,6 @@ def test_titles_say_the_numbers() -> None:
 
 
 def words_in(axes) -> list[str]:
-    """The texts inside axes, and their title and legend."""
     legend = axes.get_legend()
     labels = legend.get_texts() if legend is not None else []
     words = [text.get_text() for text in (*axes.texts, *labels)] + [axes.get_title(), axes.get_title("right")]
@@ -162,7 +161,6 @@ def test_nothing_is_rounded_to_all_or_nothing(share: float, decimals: int, writt
 
 @pytest.fixture(scope="module")
 def drawing(repository: Path) -> ModuleType:
-    """The benchmark that draws the README's picture."""
     path = repository / "benchmarks" / "draw_how_it_works.py"
     specification = importlib.util.spec_from_file_location(path.stem, path)
     assert specification is not None
@@ -173,9 +171,8 @@ def drawing(repository: Path) -> ModuleType:
 
 
 def words_of(picture: str) -> list[str]:
-    return [
-        element.text for element in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text") if element.text
-    ]
+    texts = ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
+    return [element.text for element in texts if element.text]
 
 
 def test_the_committed_picture_is_what_is_drawn(drawing: ModuleType, repository: Path) -> None:

@@ -151,11 +151,8 @@ def test_batches_are_fetched_ahead_once_and_only_as_they_were_listed(s3: S3Serve
                 assert not paths[number].exists()
             with pytest.raises(InputError, match=f"{url}/6: changed while it was read"), batches.batch(6):
                 pass
-        with (
-            pytest.raises(InputError, match=f"{url}/none: no such object"),
-            read_ahead([[folder / "none"]]) as batches,
-            batches.batch(0),
-        ):
+        absent = pytest.raises(InputError, match=f"{url}/none: no such object")
+        with absent, read_ahead([[folder / "none"]]) as batches, batches.batch(0):
             pass
 
 
