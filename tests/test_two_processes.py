@@ -36,19 +36,13 @@ ENVIRONMENT = {
 STAGES = ("train", "evaluate", "finetune")
 # One micro-batch an update and no dropout: a third of the graph to trace, in each of four processes.
 LOOP = {"micro_batch_packs": 4, "threads": 1, "log_every_updates": 1, "stall_seconds": 120}
+ROWS = {"data": "rows.jsonl", "evaluation_data": "held-out.jsonl"}
 PIPELINE = {
     "name": "tiny",
     "model": MODEL,
     "training": {**LOOP, "updates": 2, "warmup_updates": 1, "global_batch_sequences": 16, "measure_speedup": False},
     "task": {"name": "classification"},
-    "finetune": {
-        **LOOP,
-        "data": "rows.jsonl",
-        "evaluation_data": "held-out.jsonl",
-        "max_sequence_length": 23,
-        "epochs": 1,
-        "batch_sequences": 12,
-    },
+    "finetune": {**LOOP, **ROWS, "max_sequence_length": 23, "epochs": 1, "batch_sequences": 12},
 }
 
 

@@ -11,26 +11,22 @@ from gaudi_bert.common.errors import shortened, shown
 from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds, measured
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(7, "7 B"), (1500, "1.5 kB"), (2_300_000, "2.3 MB"), (4e12, "4.0 TB"), (7e18, "7000.0 PB")]
-)
-def test_bytes(count: float, text: str) -> None:
-    assert human_bytes(count) == text
+def test_bytes_and_seconds() -> None:
+    sizes = {7: "7 B", 1500: "1.5 kB", 2_300_000: "2.3 MB", 4e12: "4.0 TB", 7e18: "7000.0 PB"}
+    assert {size: human_bytes(size) for size in sizes} == sizes
+    times = {0.44: "0.4 s", 59: "59 s", 61: "1 min 01 s", 7260: "2 h 01 min"}
+    assert {seconds: human_seconds(seconds) for seconds in times} == times
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (59, "59 s"), (61, "1 min 01 s"), (7260, "2 h 01 min")])
-def test_seconds(seconds: float, text: str) -> None:
-    assert human_seconds(seconds) == text
-
-
-def test_a_log_gets_whole_lines() -> None:
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_log_gets_complete_lines_or_nothing(quiet: bool) -> None:
     stream = io.StringIO()
-    reporter = Reporter(stream)
+    reporter = Reporter(stream, quiet=quiet)
     reporter.say("done")
     with reporter.task("scan", 10, "sequences") as task:
         task.advance(5)
         reporter.show(task.line(task.started + 1))
-    assert stream.getvalue() == "done\nscan: 50 %, 5.0 sequences/s, 1.0 s left\n"
+    assert stream.getvalue() == ("" if quiet else "done\nscan: 50 %, 5.0 sequences/s, 1.0 s left\n")
 
 
 @pytest.mark.parametrize(
@@ -66,15 +62,6 @@ def test_work_whose_first_unit_takes_long_shows_that_it_goes_on(monkeypatch: pyt
         while "plan: 0 %" not in stream.getvalue():
             time.sleep(0.001)
     assert stream.getvalue().endswith("\r"), "the line is gone in the end"
-
-
-def test_quiet_is_quiet() -> None:
-    stream = io.StringIO()
-    reporter = Reporter(stream, quiet=True)
-    reporter.say("done")
-    with reporter.task("scan", 10, "bytes") as task:
-        task.advance(10)
-    assert stream.getvalue() == ""
 
 
 # --- measuring

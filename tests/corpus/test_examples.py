@@ -303,13 +303,11 @@ def test_without_truncation_every_token_is_used_once_as_first_or_real_second() -
     assert uses.mean() > 0.9
 
 
-def test_one_document_takes_its_random_segment_from_itself() -> None:
+def test_one_document_takes_its_random_segment_from_itself_and_none_has_no_pairs() -> None:
     pairs = choose_pairs(block_of([[5]]), 16, 0.0, RandomStream(1, "test"))
     columns = (pairs.first_start, pairs.first_stop, pairs.second_start, pairs.second_stop, pairs.labels)
     assert [column.tolist() for column in columns] == [[0], [5], [0], [5], [1]]
 
-
-def test_no_documents_no_pairs() -> None:
     empty = TokenBlock(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64))
     assert len(choose_pairs(empty, 16, 0.1, RandomStream(1, "test"))) == 0
 

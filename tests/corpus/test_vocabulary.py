@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -37,15 +38,11 @@ def test_a_vocabulary_is_read_and_written_alike(tmp_path: Path) -> None:
     assert vocabulary.continuations().tolist() == [False] * 6 + [True, False, False]
 
 
-@pytest.mark.parametrize("missing", SPECIAL_TOKENS)
-def test_special_tokens_are_needed(tmp_path: Path, missing: str) -> None:
-    path = write(tmp_path / "vocab.txt", *(token for token in SPECIAL_TOKENS if token != missing), "the")
-    with pytest.raises(InputError, match="has no") as caught:
-        read_vocabulary(path)
-    assert missing in str(caught.value).split(";")[0]
-
-
 def test_bad_vocabularies(tmp_path: Path) -> None:
+    for missing in SPECIAL_TOKENS:
+        path = write(tmp_path / "vocab.txt", *(token for token in SPECIAL_TOKENS if token != missing), "the")
+        with pytest.raises(InputError, match=rf"has no {re.escape(missing)}"):
+            read_vocabulary(path)
     with pytest.raises(InputError, match=r"line 7: token 'a' is on line 6"):
         read_vocabulary(write(tmp_path / "twice", *SPECIAL_TOKENS, "a", "a"))
     (tmp_path / "binary").write_bytes(b"[PAD]\n\xff")

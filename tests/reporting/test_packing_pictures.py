@@ -128,12 +128,9 @@ def test_pictures_of_a_page_have_no_background() -> None:
     assert FIGURES["curves"]().get_facecolor()[3] == 1
 
 
-def test_empty_data_are_drawn_too() -> None:
+def test_empty_data_are_drawn_too_and_other_endings_are_refused(tmp_path: Path) -> None:
     for figure in (pictures.draw_histogram([0, 0, 0]), pictures.draw_mixture({}, 8)):
         assert pictures.picture_bytes(figure, "png").startswith(b"\x89PNG")
-
-
-def test_other_endings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"written as \.png or \.svg"):
         pictures.save_picture(FIGURES["mixture"](), tmp_path / "x.pdf")
 

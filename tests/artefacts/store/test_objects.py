@@ -23,9 +23,7 @@ def test_places_in_a_store_are_paths_too() -> None:
     assert path_below(Path("/pipelines"), "s3://bucket/text") == Path("s3://bucket/text")
     assert path_below(Path("/pipelines"), "text") == Path("/pipelines/text")
     assert not any(in_store(place) for place in ("work", "/work", "./s3:/x", "c:", "s3:", "s3://"))
-
-
-def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    # Credentials in a URL are refused, and not repeated.
     with pytest.raises(InputError, match="credentials") as caught:
         url_of("s3://key:secret@bucket/x")
     assert "secret" not in str(caught.value)
