@@ -91,13 +91,8 @@ def test_commands_are_quoted_in_places() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_and_option_is_on_a_page(command: str) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    options = {
-        option
-        for parameter in COMMANDS[command].params
-        if parameter.param_type_name == "option"
-        for option in parameter.opts
-        if option.startswith("--")
-    }
+    parameters = [parameter for parameter in COMMANDS[command].params if parameter.param_type_name == "option"]
+    options = {option for parameter in parameters for option in parameter.opts if option.startswith("--")}
     first, *others = command.split()
     reference = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").splitlines()
     lines = [line for line in reference if re.search(rf"`gaudi-bert {first}\b", line)]

@@ -34,13 +34,11 @@ def write_text(folder: Path) -> None:
     generator = random.Random(7)
     words = ["alpha", "beta", "gamma", "delta", "river", "stone", "green", "quick", "sings", "under", "over", "the", "a"]
     folder.mkdir()
-    documents = [
-        "\n".join(
-            " ".join(generator.choice(words) for _ in range(generator.randint(2, 9))).capitalize() + "."
-            for _ in range(generator.randint(3, 11))
-        )
-        for _ in range(13)
-    ]
+
+    def sentence() -> str:
+        return " ".join(generator.choice(words) for _ in range(generator.randint(2, 9))).capitalize() + "."
+
+    documents = ["\n".join(sentence() for _ in range(generator.randint(3, 11))) for _ in range(13)]
     (folder / "some.txt").write_text("\n\n".join(documents) + "\n")
 
 

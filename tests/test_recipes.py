@@ -46,6 +46,7 @@ PUBLISHED_STEPS = {
 }  # fmt: skip
 CARDS = {1: ["resources.cards=1"], 8: [], 32: ["resources.workers=4"]}
 FACTORS = (1.0, 1.2, 2.0)
+WIKIPEDIA = ("wikipedia-128", "wikipedia-512")
 
 
 def recipe(repository: Path, name: str, cards: int) -> PipelineSettings:
@@ -73,6 +74,10 @@ def test_hyperparameters_are_the_published_ones(repository: Path, name: str) -> 
     assert (training.weight_decay, training.clip_norm, training.loss) == (0.01, 1.0, "token")
     assert training.layer_adaptation == ("decayed" if name == "mlperf" else "all")
     assert training.target_masked_lm_accuracy == (0.72 if name == "mlperf" else None)
+    model = recipe(repository, name, 8).model  # BERT-large
+    sizes = (model.num_hidden_layers, model.hidden_size, model.num_attention_heads, model.intermediate_size)
+    assert sizes == (24, 1024, 16, 4096)
+    assert (model.vocab_size, model.max_position_embeddings, model.hidden_dropout_prob) == (30_522, 512, 0.1)
 
 
 @pytest.mark.parametrize(("name", "update"), [(name, update) for name, rates in PUBLISHED_RATES.items() for update in rates])
@@ -81,20 +86,9 @@ def test_the_rate_is_the_published_one(repository: Path, name: str, update: int)
     agree(rate / PUBLISHED_RATES[name][update], 1.0, 1e-4)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_the_model_is_bert_large(repository: Path, name: str) -> None:
-    model = recipe(repository, name, 8).model
-    sizes = (model.num_hidden_layers, model.hidden_size, model.num_attention_heads, model.intermediate_size)
-    assert sizes == (24, 1024, 16, 4096)
-    assert (model.vocab_size, model.max_position_embeddings, model.hidden_dropout_prob) == (30_522, 512, 0.1)
-
-
 @pytest.mark.parametrize(("name", "cards"), PUBLISHED_STEPS)
 def test_unpacked_a_recipe_accumulates_as_published(repository: Path, name: str, cards: int) -> None:
     assert plan(recipe(repository, name, cards), 1.0).accumulation_steps == PUBLISHED_STEPS[name, cards]
-
-
-WIKIPEDIA = ("wikipedia-128", "wikipedia-512")
 
 
 @pytest.mark.parametrize("factor", FACTORS)
@@ -126,7 +120,7 @@ def test_mlperf_at_other_factors_is_as_near_as_the_cards_allow_or_says_so(
 
 
 @pytest.mark.parametrize("cards", CARDS)
-@pytest.mark.parametrize("name", ["wikipedia-128", "wikipedia-512"])
+@pytest.mark.parametrize("name", WIKIPEDIA)
 def test_at_the_factor_of_the_real_lengths(repository: Path, name: str, cards: int) -> None:
     counted = json.loads((repository / "gaudi_bert" / "histograms" / f"{name}.json").read_text(encoding="utf-8"))
     packing = pack_histogram(Histogram(counted["max_sequence_length"], counted["counts"]), "nnls", 3)

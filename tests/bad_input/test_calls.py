@@ -13,8 +13,6 @@ from gaudi_bert.common.errors import InputError
 from tests.builders.effort import tries
 from tests.builders.watched_worker import WatchedWorker, inside
 
-LONGEST_MESSAGE = 1000
-
 # Evaluated in the watched process, with numpy as `np`.
 ROW = (
     "{'input_ids': [5, 6, 0], 'position_ids': [0, 1, 0], 'sequence_ids': [1, 1, 0], 'seq_lens': [2], 'labels': [5, 6, -100]}"
@@ -24,12 +22,9 @@ VALUES = [
     "['5', '6', '0']", "np.array([5, 2**64 - 1, 0], np.uint64)", "np.array([1.5, 2, 3])", "np.array([np.nan, 2, 3])",
     "np.array([True, True, False])", "np.array(['a', 'b', 'c'])", "np.array([5, None, 0], object)",
 ]  # fmt: skip
+NAMES = ("input_ids", "position_ids", "sequence_ids", "labels")
 COLLATED = [
-    *(
-        f"{{**{ROW}, '{name}': {value}}}"
-        for name in ("input_ids", "position_ids", "sequence_ids", "labels")
-        for value in VALUES
-    ),
+    *(f"{{**{ROW}, '{name}': {value}}}" for name in NAMES for value in VALUES),
     *(f"{{**{ROW}, 'seq_lens': {value}}}" for value in ("[2.5]", "[2**40]", "['2']", "[None]", "[True]")),
     f"{ROW}, {{**{ROW}, 'input_ids': [5, 6]}}",
 ]
@@ -75,11 +70,10 @@ def folders(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("empty", "index", "damaged"):
         (folder / name).mkdir()
     os.mkfifo(folder / "pipe")
-    parquet.write_table(
-        pyarrow.table({"row": [0], "indices": [[1]], "seq_lens": [[2]]}), folder / "index" / "packed-00000-00000.parquet"
-    )
-    pack = {"input_ids": [[5, None]], "position_ids": [[0, 1]], "sequence_ids": [[1, 1]], "seq_lens": [[2]]}
-    parquet.write_table(pyarrow.table(pack), folder / "damaged" / "packed-00000-00000.parquet")
+    index = {"row": [0], "indices": [[1]], "seq_lens": [[2]]}
+    damaged = {"input_ids": [[5, None]], "position_ids": [[0, 1]], "sequence_ids": [[1, 1]], "seq_lens": [[2]]}
+    for name, columns in (("index", index), ("damaged", damaged)):
+        parquet.write_table(pyarrow.table(columns), folder / name / "packed-00000-00000.parquet")
     return folder
 
 
@@ -91,5 +85,5 @@ def test_a_bad_argument_is_named(worker: WatchedWorker, folders: Path, expressio
     assert outcome.how == "ended", outcome
     kind, message = outcome.value
     assert kind == "InputError", message
-    assert len(message) <= LONGEST_MESSAGE
+    assert len(message) <= 1000
     assert "\n" not in message

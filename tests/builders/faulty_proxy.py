@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 FAULTS = ("500", "503", "reset", "slow", "truncated")
@@ -136,16 +136,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.close()
 
     def handle(self) -> None:
-        try:
+        with suppress(OSError, ValueError):  # the other side is gone, or we closed it
             super().handle()
-        except (OSError, ValueError):
-            self.close_connection = True  # the other side is gone, or we closed it
 
     def finish(self) -> None:
-        try:
+        with suppress(OSError, ValueError):
             super().finish()
-        except (OSError, ValueError):
-            self.close_connection = True
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""

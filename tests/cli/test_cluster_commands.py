@@ -49,14 +49,11 @@ def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[s
     assert not list(tmp_path.iterdir())
 
 
-def test_waiting_in_vain_fails_in_the_stated_time() -> None:
+def test_waiting_in_vain_fails_in_the_stated_time_and_for_nothing_returns_at_once() -> None:
     done = run_command("wait", DEMO, "--for", "plan", "--timeout", "0.1")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: work/demo/histogram.json and 1 more: not there after 0.1 s, so plan cannot start")
-
-
-def test_waiting_for_nothing_returns_at_once() -> None:
     done = succeed("wait", DEMO, "--for", "prepare", "--json")
     assert json.loads(done.stdout) == {"stage": "prepare", "waited_seconds": 0.0}
 

@@ -168,11 +168,8 @@ def test_the_command_is_for_this_python_and_the_clone(extra: str, repository: Pa
     assert source == "./gaudi-bert" or (Path(source) / "pyproject.toml").is_file()
 
 
-def test_pytorch_is_the_build_for_cpus_where_there_is_no_gpu() -> None:
+def test_pytorch_is_the_build_for_this_machine_and_tensorflow_may_need_another_python(monkeypatch) -> None:
     assert "-m uv pip install --torch-backend auto " in install_command("pytorch")
-
-
-def test_where_tensorflow_does_not_run_another_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [has_tensorflow((3, minor)) for minor in range(9, 14)] == [False, True, True, False, False]
     monkeypatch.setattr(installation, "_TENSORFLOW_PYTHONS", ())
     assert install_command("tensorflow").startswith("python3.11 -m venv env && env/bin/python -m pip install ")

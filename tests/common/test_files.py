@@ -66,13 +66,10 @@ with atomic_file(Path({str(path)!r})) as handle:
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_full_disk_is_one_line_with_a_remedy() -> None:
+def test_a_full_disk_and_a_folder_that_cannot_be_made_are_one_line(tmp_path: Path) -> None:
     full = Path("/dev/full")
     with pytest.raises(FailedError, match="free some space"), explained_os_errors(full, "write"):
         full.write_bytes(b"x")
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file/a\.txt: cannot write: Not a directory; one of its folders is a file"):
         write_text(tmp_path / "file" / "a.txt", "x")
