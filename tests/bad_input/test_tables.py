@@ -268,23 +268,21 @@ def test_offsets_that_lead_out_of_the_file(
     assert not list(tmp_path.glob("out/*.*"))
 
 
-@pytest.mark.parametrize("run", [packed, imported])
 @pytest.mark.parametrize("name", ["rows.arrow", "rows.parquet"])
-def test_names_of_columns_that_are_not_utf_8(tmp_path: Path, run: Run, name: str) -> None:
+@pytest.mark.parametrize(
+    ("run", "text", "other", "said"),
+    [
+        (packed, b"a_long_name", b"a_\xff\xfeng_name", "cannot be read as a Parquet or Arrow table"),
+        (imported, b"a_long_name", b"a_\xff\xfeng_name", "cannot be read as a Parquet or Arrow table"),
+        (packed, b"abcde", b"ab\xffde", "Invalid UTF8"),
+    ],
+)
+def test_names_of_columns_and_texts_that_are_not_utf_8(
+    tmp_path: Path, run: Run, name: str, text: bytes, other: bytes, said: str
+) -> None:
     rows = [{**row, "a_long_name": 7} for row in ROWS]
     (tables.write_parquet if name.endswith("parquet") else tables.write_stream)(tmp_path / name, rows)
-    content = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(content.replace(b"a_long_name", b"a_\xff\xfeng_name"))
-    with pytest.raises(InputError, match=r"cannot be read as a Parquet or Arrow table"):
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes().replace(text, other))
+    with pytest.raises(InputError, match=said):
         run(tmp_path / name, tmp_path / "out")
-    assert not list(tmp_path.glob("out/*.*"))
-
-
-@pytest.mark.parametrize("name", ["rows.arrow", "rows.parquet"])
-def test_text_that_is_not_utf_8(tmp_path: Path, name: str) -> None:
-    (tables.write_parquet if name.endswith("parquet") else tables.write_stream)(tmp_path / name, ROWS)
-    content = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(content.replace(b"abcde", b"ab\xffde"))
-    with pytest.raises(InputError, match="Invalid UTF8"):
-        packed(tmp_path / name, tmp_path / "out")
     assert not list(tmp_path.glob("out/*.*"))
