@@ -24,7 +24,7 @@ SETTINGS := $(foreach setting,$(SET),--set '$(setting)')
 RUN = $(BIN)/gaudi-bert run $(1) --work $(WORK) $(SETTINGS)
 # Benchmarks are held to what they call, not to the types of their figures.
 FIGURES := arg-type assignment call-overload dict-item index misc no-untyped-def operator union-attr unused-ignore
-FAST := artefacts common corpus packing reading tfrecords
+FAST := artefacts common config corpus packing reading tfrecords
 PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 
 # Hundreds of processes are started by the tests: none compiles the sources again.

@@ -41,7 +41,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    """The root of the checkout."""
     return ROOT
 
 

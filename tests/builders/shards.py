@@ -47,8 +47,6 @@ def mend_sums(packed: Path, group: int = 0, **others: object) -> None:
             shard["packs"] = len(each)
     path.write_text(json.dumps(manifest))
     metadata = json.loads(stored.read_text())
-    metadata["groups"][group] = {
-        **{key: [shard[key] for shard in manifest["shards"]] for key in ("packs", "bytes")},
-        "manifest_crc32c": crc32c(path.read_bytes()),
-    }
+    listed = {key: [shard[key] for shard in manifest["shards"]] for key in ("packs", "bytes")}
+    metadata["groups"][group] = {**listed, "manifest_crc32c": crc32c(path.read_bytes())}
     stored.write_text(json.dumps(metadata))

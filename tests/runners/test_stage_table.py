@@ -26,7 +26,7 @@ from gaudi_bert.runners.stage_table import (
     stages_of,
     steps_of,
 )
-from tests.builders.plan_content import write_plan
+from tests.builders.plans import write_plan
 
 TASK = ["task.name=classification", "finetune.data=python-docstrings", "predict.data=python-docstrings"]
 

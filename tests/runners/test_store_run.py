@@ -18,7 +18,7 @@ from gaudi_bert.runners.stage_table import stages_of
 from tests.builders import folders
 from tests.builders.faulty_proxy import faulty_proxy
 from tests.builders.folders import comparable
-from tests.builders.kill_in_store import pipeline as small_pipeline
+from tests.builders.kills import pipeline as small_pipeline
 from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,11 +17,21 @@ from gaudi_bert.config.pipeline import (
     PipelineSettings,
     load_pipeline,
     pipeline_from_mapping,
+    section_from_mapping,
     section_from_options,
     settings_page,
 )
-from gaudi_bert.config.sections import FineTuneSettings, ModelSettings, PrepareSettings, TrainingSettings
+from gaudi_bert.config.problems import full_keys
+from gaudi_bert.config.sections import (
+    FineTuneSettings,
+    ModelSettings,
+    PrepareSettings,
+    TableSettings,
+    TokenizeSettings,
+    TrainingSettings,
+)
 from gaudi_bert.config.values import free_settings, parse_bytes
+from tests.builders.command_line import foreign_prose
 
 
 def test_every_committed_pipeline_is_valid(repository: Path) -> None:
@@ -31,11 +42,9 @@ def test_every_committed_pipeline_is_valid(repository: Path) -> None:
         assert load_pipeline(file).name == file.stem.removeprefix("finetune-")
 
 
-def test_defaults_need_no_file() -> None:
-    assert load_pipeline(None) == PipelineSettings()
-
-
-def test_settings_are_frozen() -> None:
+def test_defaults_need_no_file_and_are_frozen(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("")
+    assert load_pipeline(None) == load_pipeline(tmp_path / "empty.yaml") == PipelineSettings()
     with pytest.raises(ValidationError):
         load_pipeline(None).packing.depth = 4  # type: ignore[misc]
 
@@ -109,25 +118,19 @@ def test_what_is_refused_says_what_is_right(override: str, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("- a\n- b\n", "key: value"), ("a: [1\n", "line 2, column 1: not valid YAML"), ("packing: 3\n", "packing")],
+    [
+        ("- a\n- b\n", "key: value"),
+        ("a: [1\n", "line 2, column 1: not valid YAML"),
+        ("packing: 3\n", "packing"),
+        ("images: {tag: 9.9}", "`images.tag` = 9.9: .*put it in quotes"),
+        (None, "check the path"),
+    ],
 )
-def test_a_file_that_is_no_pipeline_is_refused_with_its_name(tmp_path: Path, text: str, said: str) -> None:
-    file = tmp_path / "wrong.yaml"
-    file.write_text(text)
-    with pytest.raises(InputError, match=r"wrong\.yaml") as caught:
-        load_pipeline(file)
-    assert said in str(caught.value)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="check the path"):
-        load_pipeline(tmp_path / "absent.yaml")
-
-
-def test_an_empty_file_means_all_defaults(tmp_path: Path) -> None:
-    file = tmp_path / "empty.yaml"
-    file.write_text("")
-    assert load_pipeline(file) == PipelineSettings()
+def test_a_file_that_is_no_pipeline_is_refused_with_its_name(tmp_path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        (tmp_path / "wrong.yaml").write_text(text)
+    with pytest.raises(InputError, match=rf"wrong\.yaml.*{said}"):
+        load_pipeline(tmp_path / "wrong.yaml")
 
 
 def test_options_are_keys_and_those_that_were_not_given_keep_the_default() -> None:
@@ -150,15 +153,15 @@ def test_a_depth_that_is_none_is_refused_in_one_piece(value: str) -> None:
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize(("value", "depth"), [("1", 1), ("1024", 1024), ("'7'", 7), ("max", "max")])
-def test_depths_within_the_limits(value: str, depth: int | str) -> None:
-    assert load_pipeline(None, [f"packing.depth={value}"]).packing.depth == depth
+def test_depths_within_the_limits() -> None:
+    for value, depth in (("1", 1), ("1024", 1024), ("'7'", 7), ("max", "max")):
+        assert load_pipeline(None, [f"packing.depth={value}"]).packing.depth == depth
 
 
-@pytest.mark.parametrize("key", ["packing.seed", "training.updates", "training.learning_rate", "packing.masked_slots"])
-def test_true_is_no_number(key: str) -> None:
-    with pytest.raises(InputError, match=rf"--set {key}=true: must be a "):
-        load_pipeline(None, [f"{key}=true"])
+def test_true_is_not_a_number() -> None:
+    for key in ("packing.seed", "training.updates", "training.learning_rate", "packing.masked_slots"):
+        with pytest.raises(InputError, match=rf"--set {key}=true: must be a "):
+            load_pipeline(None, [f"{key}=true"])
     assert load_pipeline(None, ["prepare.whole_word_masking=true"]).prepare.whole_word_masking
 
 
@@ -168,21 +171,10 @@ def test_a_tag_is_the_text_that_was_given(tag: str) -> None:
 
 
 def test_only_texts_are_kept_as_they_are_written() -> None:
-    settings = load_pipeline(
-        None,
-        ["packing.depth=4", "images.tag=null", "kubernetes.scratch=2", "resources.data.cpu=0.5", "training.epsilon=1.0e-6"],
-    )
-    assert settings.packing.depth == 4
-    assert settings.images.tag is None
+    changes = ["packing.depth=4", "images.tag=null", "kubernetes.scratch=2", "resources.data.cpu=0.5"]
+    settings = load_pipeline(None, [*changes, "training.epsilon=1.0e-6"])
+    assert (settings.packing.depth, settings.images.tag, settings.training.epsilon) == (4, None, 1e-6)
     assert (settings.kubernetes.scratch, settings.resources.data.cpu) == ("2", "0.5")
-    assert settings.training.epsilon == 1e-6
-
-
-def test_a_number_in_a_file_that_should_be_a_text_says_so(tmp_path: Path) -> None:
-    file = tmp_path / "p.yaml"
-    file.write_text("images: {tag: 9.9}")
-    with pytest.raises(InputError, match=r"`images.tag` = 9.9: .*put it in quotes"):
-        load_pipeline(file)
 
 
 def test_one_resource_of_a_pod_leaves_the_others_as_they_are() -> None:
@@ -201,17 +193,13 @@ def test_keys_that_disagree_are_named_without_all_the_others() -> None:
 # --- the page of all settings is made from the types, and docs/settings.md is that page
 
 
-def keys() -> list[str]:
-    return [line.split("`")[1] for line in settings_page() if line.startswith("| `")]
-
-
 def test_the_page_in_docs_is_the_types(repository: Path) -> None:
     written = (repository / "docs" / "settings.md").read_text(encoding="utf-8").splitlines()
     assert written == settings_page(), "write it again: gaudi-bert settings > docs/settings.md"
 
 
 def test_every_key_is_there_once_and_can_be_set_to_its_default() -> None:
-    listed = keys()
+    listed = [line.split("`")[1] for line in settings_page() if line.startswith("| `")]
     assert len(set(listed)) == len(listed)
     for key in listed:
         default = setting(PipelineSettings(), key)
@@ -240,3 +228,96 @@ def test_what_is_free_is_no_part_of_a_run() -> None:
     both |= {"fusion_bytes", "stall_seconds", "watch_port", "metrics_port"}
     assert free_settings(FineTuneSettings) == both
     assert free_settings(TrainingSettings) == both | {"evaluate_every_updates", "evaluate_packs", "measure_speedup"}
+
+
+# --- wrong values of every key, and keys that do not exist: one line in plain words, with the key that can be typed
+
+
+KEYS = tuple(full_keys(PipelineSettings))
+# As YAML; each is wrong for most keys.
+VALUES = (
+    "true", "-1", "0.5", "1e400", ".nan", "''", "gpu", "x y/../Ä", "2024-01-01", "[1, 2]", "[{a: 1}]", "{a: 1}", "{1A: []}",
+    "9" * 400, f"{'9' * 400}GiB", "[]", "{}",
+)  # fmt: skip
+ODD: tuple[Any, ...] = (None, 10**400, "\ud800", {1: 2}, [[]], ("a", 1), float("-inf"), b"bytes", object())
+
+
+def refusal(settings: Any, *arguments: Any) -> str | None:
+    """The message where a value is refused, which is one line in plain words."""
+    try:
+        settings(*arguments)
+    except InputError as error:
+        message = str(error)
+        assert foreign_prose(message) is None, message
+        assert "\n" not in message
+        return message
+    return None
+
+
+def nested(key: str, value: Any) -> Any:
+    """The value as a file has it: each part of its key in a mapping of its own."""
+    return functools.reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_wrong_values_of_every_key_are_refused_in_plain_words(key: str) -> None:
+    refused = 0
+    for value in VALUES:
+        message = refusal(load_pipeline, None, [f"{key}={value}"])
+        if message is not None:
+            refused += 1
+            assert message.startswith((f"--set {key}="[:30], f"the settings: {key} ")), message
+    assert refused, "no value is wrong for it"
+    for value in ODD:
+        message = refusal(pipeline_from_mapping, nested(key, value), "mine.yaml")
+        assert message is None or (message.startswith("mine.yaml: ") and key in message), message
+
+
+@pytest.mark.parametrize("section", [TableSettings, TokenizeSettings])
+def test_wrong_values_of_options(section: Any) -> None:
+    for name in section.model_fields:
+        for value in (*ODD, *VALUES):
+            refusal(section_from_mapping, section, {"max_sequence_length": 8, name: value}, "the options")
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("task.txt", "did you mean `task.text`?"),
+        ("max_sequence_length", "did you mean `prepare.max_sequence_length` or `finetune.max_sequence_length` or `predict."),
+        ("training.epochs", "did you mean `finetune.epochs`?"),
+        ("learning_rat", "did you mean `finetune.learning_rate`?"),
+        ("kubernetes.training_pods.node_selecter", "did you mean `kubernetes.training_pods.node_selector`?"),
+        ("data_workers", "did you mean `resources.data_workers`?"),
+        ("mlperf.zzzz", "known: mlperf.log, mlperf.organization, mlperf.platform, mlperf.division"),
+        ("zzzz", "known: name, prepare, packing, "),
+    ],
+)
+def test_an_unknown_key_is_looked_for_in_all_sections(key: str, nearest: str) -> None:
+    message = refusal(pipeline_from_mapping, nested(key, 1), "mine.yaml")
+    assert message is not None
+    assert message.startswith(f"mine.yaml: unknown key `{key}`; {nearest}")
+
+
+def test_only_the_first_of_several_problems_is_shown_in_full() -> None:
+    wrong = {"packing": {"depth": 0, "seed": "x"}, "prepare": {"text": 7}}
+    said = "p.yaml: `prepare.text` = 7: must be text or a list (and 2 more)"
+    assert refusal(pipeline_from_mapping, wrong, "p.yaml") == said
+
+
+def test_every_known_key_can_be_suggested() -> None:
+    for key in KEYS:
+        section, _, name = key.rpartition(".")
+        message = refusal(load_pipeline, None, [f"{section}.{name}x=1" if section else f"{name}x=1"])
+        assert message is not None
+        assert "did you mean `" in message, message
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--labels", "[a"), ("--labels", "{a: 1}"), ("--columns", "[a: 1]"), ("--task", "clasification")]
+)
+def test_a_wrong_option_is_named_as_it_was_typed(option: str, value: str) -> None:
+    key = {"--labels": "task.labels", "--columns": "task.columns", "--task": "task.name"}[option]
+    message = refusal(load_pipeline, None, [], {key: (option, value)})
+    assert message is not None
+    assert message.startswith(f"{option} {value}: ")
