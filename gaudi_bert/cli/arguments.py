@@ -65,6 +65,10 @@ Format = Annotated[
     str | None,
     typer.Option("--format", help="jsonl, csv, tsv, parquet, txt, ...; default: by the ending, JSON lines of a pipe."),
 ]
+Engine = Annotated[
+    str | None,
+    typer.Option(metavar="tensorflow|pytorch", help="What computes; default: TensorFlow for a BERT, if installed."),
+]
 Work = Annotated[Path, typer.Option(help="The folder that holds the work folders of pipelines.")]
 
 

@@ -95,9 +95,7 @@ def test_on_gaudi_the_vendor_chooses_the_kernels(monkeypatch: pytest.MonkeyPatch
     assert environment == {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-@pytest.mark.parametrize(
-    "module", ["gaudi_bert.engines.tensorflow.bert", "gaudi_bert.engines.tensorflow.engine"]
-)
+@pytest.mark.parametrize("module", ["gaudi_bert.engines.tensorflow.bert", "gaudi_bert.engines.tensorflow.engine"])
 def test_it_is_set_before_tensorflow_is_loaded(module: str) -> None:
     """The import is stopped where it comes to TensorFlow, which would read its variables there."""
     code = (
