@@ -47,7 +47,7 @@ from gaudi_bert.training.checkpoint import (
 from gaudi_bert.training.input.batches import TrainingOrder
 from gaudi_bert.training.loop import Evaluation, TrainingLoop
 from gaudi_bert.training.results import DryRun, FineTuneInput
-from gaudi_bert.training.run import COMPILED_KEY, RunContext, processes_of, run_engine, run_folder
+from gaudi_bert.training.run import COMPILED_KEY, OF_THE_MACHINE, RunContext, processes_of, run_engine, run_folder
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
 from gaudi_bert.training.step import TrainingStep
 
@@ -330,7 +330,7 @@ def _train(job: _FineTuneJob, context: RunContext[FineTuning]) -> FineTuning:
     batches = task_batches(job.data, job.task, settings.micro_batch_packs, job.section.epochs, order)
     stored_settings = {
         "model": job.start.config.to_json(),
-        "training": _loop_settings(job.section),
+        "training": {name: value for name, value in _loop_settings(job.section).items() if name not in OF_THE_MACHINE},
         COMPILED_KEY: compiled,
     }
 

@@ -39,6 +39,8 @@ from gaudi_bert.training.checkpoint import newest_settings
 
 CHECKPOINTS = "checkpoints/update-*.safetensors"
 COMPILED_KEY = "compiled_kernels"
+OF_THE_MACHINE = ("engine", "device", "compile")
+"""Settings that a checkpoint does not hold: any engine on any machine goes on from it."""
 
 R = TypeVar("R", bound=Artefact)
 

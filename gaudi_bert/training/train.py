@@ -36,7 +36,7 @@ from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.mlperf import open_events
 from gaudi_bert.training.objective import PretrainingObjective, denominators_for
 from gaudi_bert.training.results import DryRun
-from gaudi_bert.training.run import COMPILED_KEY, RunContext, processes_of, run_engine, run_folder
+from gaudi_bert.training.run import COMPILED_KEY, OF_THE_MACHINE, RunContext, processes_of, run_engine, run_folder
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.speedup import measure_speedup
 from gaudi_bert.training.step import TrainingStep
@@ -119,7 +119,7 @@ def train(
             batches = _open_batches(context, plan, source, config, progress.packs)
             stored_settings = {
                 "model": config.to_json(),
-                "training": settings.training.model_dump(mode="json", exclude={"init_checkpoint"}),
+                "training": settings.training.model_dump(mode="json", exclude={"init_checkpoint", *OF_THE_MACHINE}),
                 "data": asdict(source.schema),
                 COMPILED_KEY: context.compiled,
             }

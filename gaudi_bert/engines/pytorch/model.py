@@ -187,7 +187,7 @@ class TorchBert(TorchModel):
                 "masked_lm_logits": to_numpy(words_BQV),
                 "next_sentence_logits": to_numpy(sentences_BS2),
             },
-            {"masked_lm_loss": float(masked_lm_loss), "next_sentence_loss": float(next_sentence_loss)},
+            {"masked_lm_loss": masked_lm_loss.item(), "next_sentence_loss": next_sentence_loss.item()},
             {
                 name: np.zeros(leaf.shape, np.float32) if gradient is None else to_numpy(gradient)
                 for name, leaf, gradient in zip(names, leaves, gradients, strict=True)

@@ -50,7 +50,7 @@ class TorchUpdates:
     ) -> TorchSums:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         model, communicator = self._model, self._communicator
-        factors = torch.from_numpy(factors_M2).to(torch.float32).to(model.device)
+        factors = torch.tensor(factors_M2, dtype=torch.float32, device=model.device)
         sums = torch.zeros(model.spec.head.sums, device=model.device)
         for number, batch in enumerate(micro_batches):
             if number:
