@@ -15,7 +15,9 @@ BIN := .venv/bin
 # What .venv holds by now, from little to all: each part is installed over the ones that it needs.
 LINT := .venv/.lint-complete
 TEST := .venv/.test-complete
-PRODUCT := .venv/.product-complete
+# SET=training.engine=pytorch brings PyTorch in place of TensorFlow.
+ENGINE := $(if $(findstring engine=pytorch,$(SET)),pytorch,tensorflow)
+PRODUCT := .venv/.product-$(ENGINE)-complete
 HOROVOD := .venv/.horovod-complete
 DEVELOPMENT := .venv/.development-complete
 REQUIREMENTS := pyproject.toml constraints.txt scripts/make-venv.sh
@@ -49,11 +51,11 @@ $(LINT): $(REQUIREMENTS)
 $(TEST): $(REQUIREMENTS)
 	$(call INSTALL,test)
 
-$(PRODUCT): $(REQUIREMENTS)
-	$(call INSTALL,product)
+.venv/.product-%-complete: $(REQUIREMENTS)
+	$(call INSTALL,product $*)
 
 # Built from source, two to three minutes the first time.
-$(HOROVOD): $(PRODUCT)
+$(HOROVOD): .venv/.product-tensorflow-complete
 	$(call INSTALL,horovod)
 
 $(DEVELOPMENT): $(HOROVOD)
@@ -62,10 +64,13 @@ $(DEVELOPMENT): $(HOROVOD)
 pack: setup
 	$(call RUN,$(PIPELINE)) --stages prepare,histogram,plan,write,verify
 
-train: $(if $(findstring resources.workers,$(SET)),setup-horovod,setup)
+# Only TensorFlow's processes meet by Horovod.
+HAS_PROCESSES := $(if $(filter tensorflow,$(ENGINE)),$(findstring resources.workers,$(SET)))
+
+train: $(if $(HAS_PROCESSES),setup-horovod,setup)
 	$(call RUN,$(PIPELINE)) --stages train,evaluate,report
 
-finetune: $(if $(findstring resources.workers,$(SET)),setup-horovod,setup)
+finetune: $(if $(HAS_PROCESSES),setup-horovod,setup)
 	$(call RUN,$(FINETUNE)) --stages finetune,predict,report
 
 # Everything.
