@@ -77,10 +77,7 @@ def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress)
     ("change", "message"),
     [
         (lambda content: content[:-3], "record 6 at byte .*: the file is cut short"),
-        (
-            lambda content: content[:50] + bytes([content[50] ^ 1]) + content[51:],
-            "record 0 at byte 0: its bytes are damaged",
-        ),
+        (lambda content: content[:50] + bytes([content[50] ^ 1]) + content[51:], "record 0 at byte 0: its bytes"),
         (lambda content: content[:3] + b"\1" + content[4:], "not a TFRecord"),
         (lambda content: content + b"\0" * 20, "record 7 at byte .*: its length is damaged"),
         (lambda content: content * 2, "holds 14 records, 7 in the metadata"),
@@ -145,12 +142,9 @@ def test_the_index_tells_what_a_walk_finds(tmp_path: Path) -> None:
 )
 def test_sizes_that_are_not_those_of_the_records_are_refused(tmp_path: Path, change) -> None:
     files, shard = indexed_case(tmp_path, change)
-    with pytest.raises(
-        InputError, match=r"record [01] at byte .*: does not match the index of its group .*; remove"
-    ) as told:
+    name = files.paths[shard].name
+    with pytest.raises(InputError, match=rf"{name}: record [01] at byte .*: does not match the index .*; remove.*$"):
         read_all(files, shard)
-    assert files.paths[shard].name in str(told.value)
-    assert "\n" not in str(told.value)
 
 
 def test_sizes_of_another_sum_are_not_used(tmp_path: Path) -> None:
@@ -224,18 +218,14 @@ def test_the_keys_are_those_that_its_trainer_knows(fresh_case: PackingCase) -> N
     assert 0 < len(content["top_8_strategies"]) <= 8
 
 
-def test_lost_records_are_noticed(fresh_case: PackingCase, tmp_path: Path) -> None:
-    as_predecessor(fresh_case, tmp_path / "training")
-    next((tmp_path / "training").glob("strategy_*")).unlink()
-    with pytest.raises(InputError, match=r"its files hold .* packs, training_metadata.json states"):
-        read_metadata(tmp_path / "training")
-
-
-def test_a_file_cut_short_is_noticed(fresh_case: PackingCase, tmp_path: Path) -> None:
+def test_files_that_are_cut_short_or_lost_are_noticed(fresh_case: PackingCase, tmp_path: Path) -> None:
     as_predecessor(fresh_case, tmp_path / "training")
     victim = next((tmp_path / "training").glob("strategy_*"))
     victim.write_bytes(victim.read_bytes()[:-3])
     with pytest.raises(InputError, match=r"strategy_7_22_part_.*cut short"):
+        read_metadata(tmp_path / "training")
+    victim.unlink()
+    with pytest.raises(InputError, match=r"its files hold .* packs, training_metadata.json states"):
         read_metadata(tmp_path / "training")
 
 

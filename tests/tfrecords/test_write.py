@@ -254,15 +254,8 @@ def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingC
 def test_all_lengths_and_depths(
     tmp_path: Path, max_sequence_length: int, max_predictions: int, depth: int | str, sequences: int
 ) -> None:
-    case = make_case(
-        tmp_path,
-        files=2,
-        sequences_per_file=sequences,
-        max_sequence_length=max_sequence_length,
-        max_predictions=max_predictions,
-        depth=depth,
-        algorithm="lpfhp",
-    )
+    sizes = {"max_sequence_length": max_sequence_length, "max_predictions": max_predictions, "depth": depth}
+    case = make_case(tmp_path, files=2, sequences_per_file=sequences, algorithm="lpfhp", **sizes)
     assert sequences_in(case.packed) == Counter(unpacked_key(sequence) for sequence in case.sequences)
 
 
