@@ -1,4 +1,4 @@
-"""The table of stages: its rows belong together."""
+"""The table of stages: its rows belong together; what each waits for; its images and resources."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import render
 from gaudi_bert.runners.local import missing_inputs, run_stages, wait_for_inputs
+from gaudi_bert.runners.resources import evaluation_resources, quantity_value, training_resources
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import (
     STAGES,
@@ -26,6 +27,7 @@ from gaudi_bert.runners.stage_table import (
     stages_of,
     steps_of,
 )
+from tests.builders.agree import agree
 from tests.builders.plan_content import write_plan
 
 TASK = ["task.name=classification", "finetune.data=python-docstrings", "predict.data=python-docstrings"]
@@ -270,3 +272,40 @@ def test_images_have_registry_and_version() -> None:
     assert image_reference(load_pipeline(None).images, "gaudi-bert-data") == f"gaudi-bert-data:{__version__}"
     images = load_pipeline(None, ["images.registry=registry.example:5000/us", "images.tag=v2"]).images
     assert image_reference(images, "x") == "registry.example:5000/us/x:v2"
+
+
+# --- quantities, and the resources that pods of a pipeline request
+
+
+@pytest.mark.parametrize(
+    ("quantity", "value"),
+    [("500m", 0.5), ("2", 2), ("409Gi", 409 * 2**30), ("1k", 1000), ("95000Mi", 95000 * 2**20), ("1e3", 1000)],
+)
+def test_quantities_have_values(quantity: str, value: float) -> None:
+    agree(quantity_value(quantity), value)
+
+
+@pytest.mark.parametrize("quantity", ["", "lots", "1GiB", "-1"])
+def test_what_is_not_a_quantity_is_refused(quantity: str) -> None:
+    with pytest.raises(ValueError, match="is not a quantity"):
+        quantity_value(quantity)
+
+
+def test_with_cards_requests_equal_limits() -> None:
+    settings = load_pipeline(
+        None,
+        [
+            *("resources.cards=8", "resources.workers=2", "kubernetes.efa=4", "resources.hugepages_2Mi=95000Mi"),
+            "resources.training={cpu: 95, memory: 409Gi}",
+        ],
+    )
+    training = training_resources(settings)
+    assert training["requests"] == training["limits"]
+    assert training["limits"]["vpc.amazonaws.com/efa"] == "4"
+    one = evaluation_resources(settings.resources)
+    assert one["limits"] == {"cpu": "11", "memory": "52352Mi", "habana.ai/gaudi": "1", "hugepages-2Mi": "11874Mi"}
+
+
+def test_a_share_of_less_than_a_core_is_in_thousandths() -> None:
+    settings = load_pipeline(None, ["resources.cards=8", "resources.training={cpu: 2, memory: 8Gi}"])
+    assert evaluation_resources(settings.resources)["limits"]["cpu"] == "250m"
