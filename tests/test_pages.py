@@ -46,7 +46,7 @@ ELSEWHERE = {
 NOT_HERE = {
     r"git clone .*|pip install .*|cd gaudi-bert|make test": "installs or downloads: .ci/run does it on a clean clone",
     r".*s3://.*|export AWS_.*|kubectl .*|gaudi-bert run mine.yaml --on .*": "needs a bucket or a cluster",
-    r"gaudi-bert run mine.yaml --render manifests/": "of a pipeline in a bucket: tests/k8s/test_object_store.py",
+    r"gaudi-bert run mine.yaml --render manifests/": "of a pipeline in a bucket: tests/k8s/test_rendered.py",
     r"python -m mlperf_logging\..*": "needs MLPerf's package",
 }
 # What is added to a command so that it takes seconds: fewer updates, a smaller model; containers are only planned.

@@ -1,8 +1,10 @@
-"""Pipelines with --on docker, in real containers, as a user runs them: to the end, stopped midway, and set up wrongly."""
+"""Pipelines with --on docker, in real containers, as a user runs them: to the end, stopped midway, in a bucket, in CI."""
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -12,10 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gaudi_bert import __version__
-from tests.builders.folders import contents
+from gaudi_bert.artefacts.store.objects import Objects
+from tests.builders.agree import identical
+from tests.builders.folders import comparable, contents
 from tests.builders.real_containers import DATA, TRAIN, Docker
+from tests.builders.s3_server import ENVIRONMENT, S3Server, quick, s3_server, upload
+from tests.builders.s3_server import contents as bucket_contents
 
 ROOT = Path(__file__).resolve().parents[2]
 GaudiBert = Callable[..., subprocess.CompletedProcess[str]]
@@ -36,17 +43,23 @@ predict: {data: rows.jsonl}
 """
 SENTENCES = "The river runs under the stone. A quick delta sings. Green alpha is over beta.\nGamma is the river's stone.\n"
 DATA_STAGES = "prepare,histogram,plan,write,verify"
+ALL_STAGES = [*DATA_STAGES.split(","), "train", "evaluate", "report"]
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, docker: Docker) -> Path:
     """A folder with a small pipeline, owned by a user who is not root."""
-    (tmp_path / "text").mkdir()
-    for number in range(11):
-        (tmp_path / "text" / f"{number}.txt").write_text(SENTENCES * (number % 3 + 2))
-    (tmp_path / "tiny.yaml").write_text(TINY)
+    write_pipeline(tmp_path, TINY)
     give_away(tmp_path / "work" / "tiny")
     return tmp_path
+
+
+def write_pipeline(folder: Path, pipeline: str) -> None:
+    """tiny.yaml, and the text beside it."""
+    (folder / "text").mkdir()
+    for number in range(11):
+        (folder / "text" / f"{number}.txt").write_text(SENTENCES * (number % 3 + 2))
+    (folder / "tiny.yaml").write_text(pipeline)
 
 
 def give_away(folder: Path) -> None:
@@ -72,7 +85,7 @@ def test_the_demo_runs_to_its_end_and_packs_the_same_bytes_as_without_containers
     done = gaudi_bert(tmp_path, "run", demo, "--on", "docker", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert list(summary) == ["prepare", "histogram", "plan", "write", "verify", "train", "evaluate", "report"]
+    assert list(summary) == ALL_STAGES
     assert summary["evaluate"]["masked_lm_accuracy"] > summary["evaluate"]["unigram_baseline"]
     in_docker = tmp_path / "work" / "demo"
     assert (in_docker / "report.html").stat().st_uid == in_docker.stat().st_uid != 0
@@ -177,3 +190,116 @@ def test_a_task_is_learnt_and_answered_as_without_containers(docker: Docker, gau
         assert made[name] == alone[name], name
     assert [json.loads(line)["label"] in "ab" for line in made["predict/predictions.jsonl"].splitlines()] == [True] * 13
     assert leftovers(docker, tiny) == ""
+
+
+# --- from and to a bucket: the bytes of a run on a disk, and no secret left
+
+
+SECRET = ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]
+TINY_STORED = TINY.replace("training: {", "training: {threads: 1, measure_speedup: false, ")
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory: pytest.TempPathFactory, docker: Docker, gaudi_bert: GaudiBert) -> Path:
+    """A folder with the text, and what the pipeline makes of it without containers."""
+    folder = tmp_path_factory.mktemp("disk")
+    write_pipeline(folder, TINY_STORED)
+    done = gaudi_bert(folder, "run", "tiny.yaml")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def losses(metrics: bytes) -> list[float]:
+    lines = map(json.loads, metrics.decode().splitlines())
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+def test_from_and_to_a_bucket_on_this_machines_loopback(
+    on_disk: Path, s3: S3Server, docker: Docker, gaudi_bert: GaudiBert, tmp_path: Path
+) -> None:
+    objects = Objects(quick(s3.endpoint))
+    upload(on_disk / "text", "s3://bucket/docker/text", objects)
+    pipeline = TINY_STORED.replace("text: text", "text: s3://bucket/docker/text")
+    (tmp_path / "tiny.yaml").write_text(
+        f'{pipeline}store: {{endpoint_url: "{s3.endpoint}", scratch: "{tmp_path / "scratch"}"}}\n'
+    )
+    done = gaudi_bert(tmp_path, "run", "tiny.yaml", "--on", "docker", "--work", "s3://bucket/docker/work", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "on this machine's network, where the store is" in done.stderr
+    assert list(json.loads(done.stdout)) == ALL_STAGES
+    made, wanted = bucket_contents("s3://bucket/docker/work/tiny", objects), contents(on_disk / "work" / "tiny")
+    others = ("settings.", "examples.json")
+    assert comparable(made, *others) == comparable(wanted, *others)
+    identical(losses(made["train/metrics.jsonl"]), losses(wanted["train/metrics.jsonl"]))
+    assert {"report.html", "train/training.json"} <= made.keys()
+    everything = b"".join(made.values()) + done.stdout.encode() + done.stderr.encode()
+    assert SECRET.encode() not in everything
+    assert list((tmp_path / "scratch").iterdir()) == [], "scratch is left"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["scratch", "tiny.yaml"]
+    assert docker("ps", "--all", "--quiet", "--filter", "label=gaudi-bert.work=s3://bucket/docker/work/tiny").stdout == ""
+
+
+def test_two_training_containers_work_in_a_bucket(
+    on_disk: Path, s3: S3Server, docker: Docker, gaudi_bert: GaudiBert, tmp_path: Path
+) -> None:
+    """The server listens on the bridge, so containers reach it from a network of their own."""
+    # A daemon that has just made the bridge does not say its gateway, which is the first address of the subnet.
+    subnet = docker("network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Subnet}}").stdout.strip()
+    gateway = str(next(ipaddress.ip_network(subnet, strict=False).hosts()))
+    workers = ("--stages", "train", "--set", "resources.workers=2", "--set", "training.updates=4")
+    with s3_server(gateway) as server:
+        server.make_bucket("bucket")
+        objects = Objects(quick(server.endpoint))
+        upload(on_disk / "work" / "tiny" / "packed", "s3://bucket/work/tiny/packed", objects)
+        (tmp_path / "tiny.yaml").write_text(f'{TINY_STORED}store: {{endpoint_url: "{server.endpoint}"}}\n')
+        done = gaudi_bert(tmp_path, "run", "tiny.yaml", "--on", "docker", "--work", "s3://bucket/work", *workers)
+        assert done.returncode == 0, done.stderr
+        assert "(2 containers)" in done.stderr
+        metrics = objects.read("s3://bucket/work/tiny/train/metrics.jsonl")
+    local = gaudi_bert(on_disk, "run", "tiny.yaml", *workers, "--overwrite")
+    assert local.returncode == 0, local.stderr
+    identical(losses(metrics), losses((on_disk / "work" / "tiny" / "train" / "metrics.jsonl").read_bytes()))
+    (tmp_path / "tiny.yaml").write_text(f'{TINY_STORED}store: {{endpoint_url: "{s3.endpoint}"}}\n')
+    refused = gaudi_bert(tmp_path, "run", "tiny.yaml", "--on", "docker", "--work", "s3://bucket/work", *workers)
+    assert refused.returncode == 2
+    assert "name the server by another address of this machine" in refused.stderr.splitlines()[-1]
+
+
+def test_a_bucket_that_is_not_there_is_one_line(s3: S3Server, docker: Docker, gaudi_bert: GaudiBert, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(f'{TINY_STORED}store: {{endpoint_url: "{s3.endpoint}"}}\n')
+    wanted = ("--set", "prepare.text=s3://no-such-bucket/text", "--stages", "prepare")
+    done = gaudi_bert(tmp_path, "run", "tiny.yaml", "--on", "docker", "--work", "s3://no-such-bucket/work", *wanted)
+    assert done.returncode == 2, done.stderr
+    assert "s3://no-such-bucket/" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+# --- the workflow that docs/ci-example gives to users: its steps are run, in order, as a runner would
+
+
+EXAMPLE = ROOT / "docs" / "ci-example"
+
+
+def steps() -> list[dict[str, str]]:
+    """The steps of the workflow's only job."""
+    (job,) = yaml.safe_load((EXAMPLE / "workflow.yaml").read_text())["jobs"].values()
+    return job["steps"]
+
+
+def test_the_workflow_checks_out_both_repositories_and_then_runs_commands() -> None:
+    assert [step["uses"] for step in steps() if "uses" in step] == ["actions/checkout@v4", "actions/checkout@v4"]
+    assert sum("run" in step for step in steps()) == 4
+
+
+def test_every_step_of_the_workflow_ends_well(tmp_path: Path, docker: Docker) -> None:
+    """What the two checkouts give is laid by hand: the user's files, and this checkout as `gaudi-bert`."""
+    shutil.copy(EXAMPLE / "ci.yaml", tmp_path)
+    shutil.copytree(EXAMPLE / "text", tmp_path / "text")
+    (tmp_path / "gaudi-bert").symlink_to(ROOT)
+    give_away(tmp_path / "work" / "ci")  # a runner of the workflow is not root
+    for step in steps():
+        if "run" in step:
+            command = ["bash", "-e", "-o", "pipefail", "-c", step["run"]]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ)
+            assert done.returncode == 0, f"{step['name']}: {done.stdout[-2000:]} {done.stderr[-2000:]}"
+    assert "packing factor" in done.stdout

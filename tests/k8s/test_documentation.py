@@ -19,7 +19,7 @@ from gaudi_bert.runners.kubernetes.results import sent_lines
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, active, complete, node, running, succeeded
-from tests.k8s.schema_checks import check_schema
+from tests.k8s.manifest_checks import check_schema
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [(ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("kubernetes", "kubernetes-details")]

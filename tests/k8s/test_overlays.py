@@ -19,9 +19,7 @@ from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline
 from gaudi_bert.runners.kubernetes import kustomize
 from gaudi_bert.runners.kubernetes.kustomize import MANIFESTS, build
 from gaudi_bert.runners.kubernetes.manifests import render
-from tests.k8s.manifest_checks import check_manifests
-from tests.k8s.pod_checks import amount, check_pod, containers
-from tests.k8s.schema_checks import VERSIONS, check_schema
+from tests.k8s.manifest_checks import VERSIONS, amount, check_manifests, check_pod, check_schema, containers
 
 Json = dict[str, Any]
 
