@@ -46,10 +46,8 @@ def _short_grace(monkeypatch) -> None:
 def test_each_process_is_told_its_number_and_where_the_others_are(tmp_path) -> None:
     run(f"import json; json.dump(dict(os.environ), open(r'{tmp_path}/' + str(rank), 'w'))")
     found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
-    assert [(each["HOROVOD_RANK"], each["HOROVOD_LOCAL_RANK"], each["HOROVOD_SIZE"]) for each in found] == [
-        ("0", "0", "2"),
-        ("1", "1", "2"),
-    ]
+    ranks = [(each["HOROVOD_RANK"], each["HOROVOD_LOCAL_RANK"], each["HOROVOD_SIZE"]) for each in found]
+    assert ranks == [("0", "0", "2"), ("1", "1", "2")]
     assert found[0]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == found[1]["HOROVOD_GLOO_RENDEZVOUS_PORT"]
 
 
@@ -72,14 +70,10 @@ def test_when_one_fails_the_others_are_not_waited_for(capfd) -> None:
 
 def test_a_process_that_is_killed_is_named_because_it_cannot_say_so_itself() -> None:
     """Also after the last update, when the others have ended well."""
-    with pytest.raises(
-        FailedError, match=r"train: rank 1 of 2 \(process \d+\) was killed by SIGKILL; .* run it again to resume"
-    ):
+    killed = r"rank 1 of 2 \(process \d+\) was killed by SIGKILL"
+    with pytest.raises(FailedError, match=f"train: {killed}; .* run it again to resume"):
         run("os.kill(os.getpid(), 9) if rank else sys.exit(0)")
-    named = (
-        r"one of 2 processes ended with exit code 1; see its error above; rank 1 of 2 \(process \d+\) was killed by SIGKILL"
-    )
-    with pytest.raises(FailedError, match=named):
+    with pytest.raises(FailedError, match=f"one of 2 processes ended with exit code 1; see its error above; {killed}"):
         run("os.kill(os.getpid(), 9) if rank else sys.exit(1)")
 
 

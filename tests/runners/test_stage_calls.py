@@ -118,11 +118,9 @@ def test_without_its_own_weights_a_pipeline_says_what_to_run_first(folder: Path)
 
 
 def test_a_work_folder_in_a_store_is_refused_in_one_line(folder: Path) -> None:
-    settings = pipeline(folder)
-    with pytest.raises(
-        InputError, match=r"--work s3://bucket/work/tiny: the stages finetune and predict need a work folder"
-    ):
-        run_stages(RunRequest(settings, Path("s3://bucket/work"), folder / "pipelines", QUIET), ["finetune"])
+    request = RunRequest(pipeline(folder), Path("s3://bucket/work"), folder / "pipelines", QUIET)
+    with pytest.raises(InputError, match="--work s3://bucket/work/tiny: the stages finetune and predict need a work"):
+        run_stages(request, ["finetune"])
 
 
 def test_names_of_labels_lie_beside_the_pipeline_file(folder: Path) -> None:

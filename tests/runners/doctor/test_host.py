@@ -16,13 +16,8 @@ from gaudi_bert.runners.doctor.checks import CheckResult, examine_store
 from gaudi_bert.runners.doctor.host import HostAnswers, ask_host, check_host
 from tests.builders.s3_server import S3Server, quick
 
-CARDS = load_pipeline(
-    None,
-    [
-        *("resources.cards=8", "resources.hugepages_2Mi=95000Mi", "resources.cores_per_process=6"),
-        "resources.training={cpu: 95, memory: 409Gi}",
-    ],
-)
+SERVER_OF_8 = ["resources.cards=8", "resources.hugepages_2Mi=95000Mi", "resources.training={cpu: 95, memory: 409Gi}"]
+CARDS = load_pipeline(None, [*SERVER_OF_8, "resources.cores_per_process=6"])
 
 HL_SMI = """
 +-----------------------------------------------------------------------------+
@@ -102,13 +97,7 @@ def test_a_laptop_is_not_asked_for_what_only_cards_need() -> None:
     [
         ((3, 11), "2.15.1", "2.13", "ok", "TensorFlow 2.15.1: everything runs here, embed and predict with any encoder"),
         ((3, 11), "2.15.1", "", "ok", "everything runs here, embed and predict with a BERT (for other encoders: "),
-        (
-            (3, 13),
-            "",
-            "",
-            "warning",
-            "Python 3.13: estimate, pack, verify, import run here; train, evaluate, finetu",
-        ),
+        ((3, 13), "", "", "warning", "Python 3.13: estimate, pack, verify, import run here; train, evaluate, fi"),
         ((3, 13), "", "2.13", "warning", "import, embed and predict (by PyTorch) run here; train, evaluate and finetune do"),
         ((3, 10), "", "", "warning", "TensorFlow is not installed: estimate, pack, verify"),
         ((3, 11), "2.16.1", "", "warning", "TensorFlow is 2.16.1, and 2.15 is needed"),

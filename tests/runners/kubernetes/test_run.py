@@ -55,9 +55,7 @@ def test_logs_are_streamed_once_each_and_taken_up_again_after_a_drop(
 ) -> None:
     server.logs["plan-x"] = [f"2026-01-01T00:00:0{number}Z line {number}" for number in range(6)]
     server.log_drops["plan-x"] = 3
-    server.script(
-        "demo-plan", active(), *[active(running("plan-x"))] * 3, complete(succeeded("plan-x")), complete(succeeded("plan-x"))
-    )
+    server.script("demo-plan", active(), *[active(running("plan-x"))] * 3, *[complete(succeeded("plan-x"))] * 2)
     # Let the first log end before the Job is looked at again, as in life.
     server.watches.extend(["silence"] * 3)
     run(PLAN)
@@ -84,14 +82,10 @@ def test_each_of_six_data_pods_has_retries_of_its_own(
     assert ("podFailurePolicy" in spec) == ("backoffLimitPerIndex" in spec)
 
 
-def test_a_second_run_skips_what_is_complete(server: FakeApiServer, run: Run) -> None:
+def test_a_second_run_skips_what_is_complete_unless_it_has_other_settings(server: FakeApiServer, run: Run) -> None:
     run(PLAN)
     assert run(PLAN) == {"plan": "skipped"}
     assert server.created("Job") == ["demo-plan"]
-
-
-def test_a_complete_job_of_other_settings_is_replaced(server: FakeApiServer, run: Run) -> None:
-    run(PLAN)
     assert run(PLAN, "packing.depth=4") == {"plan": "done"}
     assert server.created("Job") == ["demo-plan", "demo-plan"]
     assert "depth: 4" in server.objects["ConfigMap", "demo-pipeline"]["data"]["pipeline.yaml"]
@@ -113,19 +107,17 @@ def test_another_run_in_the_same_work_folder_is_left_alone(server: FakeApiServer
     assert server.created("Job") == []
 
 
+NO_CARDS = unschedulable("p", "0/3 nodes are available: 3 Insufficient habana.ai/gaudi.")
+BAD_DEPTH = failed("p", 2, "error: packing.depth: 0 is too small")
+
+
 @pytest.mark.parametrize(
     ("states", "said_why"),
     [
         ([gave_up(failed("p", 1, "a\nerror: disk full"))], r"pod p, container plan: exit code 1: a \| error: disk full"),
         ([gave_up()], "BackoffLimitExceeded: Job has reached the specified backoff limit"),
-        (
-            [active(unschedulable("p", "0/3 nodes are available: 3 Insufficient habana.ai/gaudi."))],
-            r"Unschedulable: 0/3 nodes .* 3 Insufficient habana.ai/gaudi. after .*was removed\); wait until cards",
-        ),
-        (
-            [active(running("p")), active(failed("p", 2, "error: packing.depth: 0 is too small"))],
-            r"exit code 2: error: packing.depth: 0 is too small .*correct the pipeline file",
-        ),
+        ([active(NO_CARDS)], r"Unschedulable: 0/3 nodes .* 3 Insufficient .* after .*was removed\); wait until cards"),
+        ([active(running("p")), active(BAD_DEPTH)], "exit code 2: error: packing.depth: 0 .*correct the pipeline file"),
     ],
     ids=["exit", "no pod left", "cards", "bad input"],
 )
@@ -157,11 +149,8 @@ def test_a_step_that_is_always_taken_away_ends_the_run(server: FakeApiServer, ru
 
 @pytest.mark.parametrize("about", ["demo-plan", "p"])
 def test_a_pod_that_never_comes_up_is_not_waited_for_for_ever(about: str, server: FakeApiServer, run: Run) -> None:
-    server.objects["PersistentVolumeClaim", "demo-work"] = {
-        "metadata": {"name": "demo-work", "uid": "1"},
-        "spec": {},
-        "status": {"phase": "Bound"},
-    }
+    claim = {"metadata": {"name": "demo-work", "uid": "1"}, "spec": {}, "status": {"phase": "Bound"}}
+    server.objects["PersistentVolumeClaim", "demo-work"] = claim
     creating = pod("p", "Pending", waiting={"reason": "ContainerCreating"})
     server.script("demo-plan", active(*([creating] if about == "p" else [])))
     message = "MountVolume.SetUp failed" if about == "p" else "exceeded quota: team"
@@ -194,9 +183,7 @@ def test_a_claim_that_is_not_bound_is_named_with_what_the_cluster_says(server: F
     message = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
     server.script("demo-plan", active(unschedulable("p", message)))
     server.warn("demo-work", 'storageclass.storage.k8s.io "fast" not found')
-    with pytest.raises(
-        FailedError, match=r"claim demo-work is Pending, not Bound \(fast, .*\"fast\" not found.*storage_class"
-    ):
+    with pytest.raises(FailedError, match=r"claim demo-work is Pending, not Bound \(fast, .* not found.*storage_class"):
         run(PLAN, "kubernetes.storage_class=fast")
 
 
@@ -309,9 +296,7 @@ def test_an_mpijob_whose_workers_the_quota_refuses_ends_with_that_remedy(server:
     worker["metadata"]["labels"] = {"training.kubeflow.org/job-role": "worker"}
     server.script("demo-train", State({}, [worker]))
     server.warn("demo-train", 'pods "demo-train-worker-1" is forbidden: exceeded quota: compute')
-    with pytest.raises(
-        FailedError, match=r"MPIJob demo-train gets 1 of 2 pods: .*quota.*was removed\); wait until the quota"
-    ):
+    with pytest.raises(FailedError, match=r"demo-train gets 1 of 2 pods: .*quota.*was removed\); wait until the quota"):
         run(["train"], "resources.workers=2")
 
 
@@ -394,20 +379,20 @@ def test_the_error_of_the_rank_that_failed_is_the_reason(
     assert str(status.problem).startswith(expected)
 
 
-def test_an_mpijob_without_operator_is_refused_with_the_remedy(server: FakeApiServer, run: Run) -> None:
+@pytest.mark.parametrize(
+    ("stage", "override", "error", "said_why"),
+    [
+        ("train", "resources.workers=2", ClusterError, "404: .*that the MPI operator is installed"),
+        ("plan", "kubernetes.namespace=nowhere", InputError, "namespace nowhere does not exist .*`kubectl create"),
+        ("plan", "kubernetes.data_claim=corpus", InputError, "kubernetes.data_claim: no claim corpus in namespace gaudi"),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_refused(
+    stage: str, override: str, error: type[Exception], said_why: str, server: FakeApiServer, run: Run
+) -> None:
     server.kinds_unknown = {"MPIJob"}
-    with pytest.raises(ClusterError, match=r"404: .*that the MPI operator is installed"):
-        run(["train"], "resources.workers=2")
-
-
-def test_a_namespace_that_is_not_there_is_refused(run: Run) -> None:
-    with pytest.raises(InputError, match="namespace nowhere does not exist on this cluster; make it with `kubectl create"):
-        run(PLAN, "kubernetes.namespace=nowhere")
-
-
-def test_a_named_claim_that_is_not_there_is_refused(run: Run) -> None:
-    with pytest.raises(InputError, match=r"kubernetes.data_claim: no claim corpus in namespace gaudi-bert"):
-        run(PLAN, "kubernetes.data_claim=corpus")
+    with pytest.raises(error, match=said_why):
+        run([stage], override)
 
 
 def test_without_kubeconfig_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
