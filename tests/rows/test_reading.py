@@ -92,10 +92,7 @@ def test_words_of_a_text_know_where_they_start(tmp_path: Path) -> None:
 
 def test_squad(tmp_path: Path) -> None:
     context = "The Elbe flows north."
-    expected = [
-        QuestionRow(1, "a", "What flows?", context, (("Elbe", 4),)),
-        QuestionRow(2, "b", "Why?", context, ()),
-    ]
+    expected = [QuestionRow(1, "a", "What flows?", context, (("Elbe", 4),)), QuestionRow(2, "b", "Why?", context, ())]
     assert rows_of(write(tmp_path / "x.json", json.dumps(SQUAD)), "question-answering") == expected
     lines = [
         {"id": "a", "question": "What flows?", "context": context, "answers": {"text": ["Elbe"], "answer_start": [4]}},

@@ -21,12 +21,7 @@ from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.reading.global_order import GlobalOrder
 from gaudi_bert.runners import launch
-from gaudi_bert.runners.launch import (
-    LARGEST_VALUE_BYTES,
-    RendezvousServer,
-    run_training_processes,
-    training_command,
-)
+from gaudi_bert.runners.launch import LARGEST_VALUE_BYTES, RendezvousServer, run_training_processes, training_command
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from tests.builders import training_data as data
 
