@@ -76,9 +76,7 @@ def leftovers(docker: Docker, folder: Path) -> str:
     )
 
 
-def test_the_demo_runs_to_its_end_and_packs_the_same_bytes_as_without_containers(
-    docker: Docker, gaudi_bert: GaudiBert, tmp_path: Path
-) -> None:
+def test_the_demo_packs_the_same_bytes_as_without_containers(docker: Docker, gaudi_bert: GaudiBert, tmp_path: Path) -> None:
     assert "gaudi-bert run pipelines/demo.yaml --on docker\n" in (ROOT / "docs" / "docker.md").read_text()
     demo = str(ROOT / "pipelines" / "demo.yaml")
     give_away(tmp_path / "work" / "demo")
@@ -101,9 +99,7 @@ def test_the_demo_runs_to_its_end_and_packs_the_same_bytes_as_without_containers
     assert again.stdout.count("nothing to do") >= 5
 
 
-def test_a_users_own_text_and_settings_give_the_same_bytes_as_without_containers(
-    docker: Docker, gaudi_bert: GaudiBert, tiny: Path
-) -> None:
+def test_own_text_and_settings_give_the_same_bytes(docker: Docker, gaudi_bert: GaudiBert, tiny: Path) -> None:
     changed = ("--set", "packing.depth=4", "--stages", DATA_STAGES)
     done = gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", *changed)
     assert done.returncode == 0, done.stderr
@@ -133,9 +129,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(docker: Docker,
     assert leftovers(docker, tiny) == ""
 
 
-def test_a_run_that_was_killed_leaves_a_container_that_the_next_one_names(
-    docker: Docker, gaudi_bert: GaudiBert, tiny: Path
-) -> None:
+def test_the_container_of_a_killed_run_is_named(docker: Docker, gaudi_bert: GaudiBert, tiny: Path) -> None:
     label = f"gaudi-bert.work={tiny / 'work' / 'tiny'}"
     docker("run", "--detach", "--name", "gaudi-bert-test-left", "--label", label, "--entrypoint", "sleep", DATA, "600")
     try:
@@ -214,9 +208,7 @@ def losses(metrics: bytes) -> list[float]:
     return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
-def test_from_and_to_a_bucket_on_this_machines_loopback(
-    on_disk: Path, s3: S3Server, docker: Docker, gaudi_bert: GaudiBert, tmp_path: Path
-) -> None:
+def test_a_bucket_on_loopback(on_disk: Path, s3: S3Server, docker: Docker, gaudi_bert: GaudiBert, tmp_path: Path) -> None:
     objects = Objects(quick(s3.endpoint))
     upload(on_disk / "text", "s3://bucket/docker/text", objects)
     pipeline = TINY_STORED.replace("text: text", "text: s3://bucket/docker/text")
@@ -239,7 +231,7 @@ def test_from_and_to_a_bucket_on_this_machines_loopback(
     assert docker("ps", "--all", "--quiet", "--filter", "label=gaudi-bert.work=s3://bucket/docker/work/tiny").stdout == ""
 
 
-def test_two_training_containers_work_in_a_bucket(
+def test_two_containers_in_a_bucket(
     on_disk: Path, s3: S3Server, docker: Docker, gaudi_bert: GaudiBert, tmp_path: Path
 ) -> None:
     """The server listens on the bridge, so containers reach it from a network of their own."""

@@ -94,7 +94,7 @@ def test_an_overlay_is_what_the_runner_submits(overlay: str, repository: Path, b
 
 
 @pytest.mark.parametrize("overlay", ["cpu", "gaudi/training-mpijob"])
-def test_after_an_edit_no_step_is_taken_for_one_that_ran_the_new_pipeline(
+def test_after_an_edit_every_step_is_another(
     overlay: str, repository: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]
 ) -> None:
     shutil.copytree(repository / "k8s", tmp_path / "k8s")
@@ -107,9 +107,7 @@ def test_after_an_edit_no_step_is_taken_for_one_that_ran_the_new_pipeline(
 
 
 @pytest.mark.parametrize("overlay", [overlay for overlay in OVERLAYS if "mpijob" in overlay])
-def test_training_on_several_nodes_has_the_claim_that_its_data_were_packed_on(
-    overlay: str, built: dict[str, list[Json]]
-) -> None:
+def test_training_on_several_nodes_has_the_claim_of_its_data(overlay: str, built: dict[str, list[Json]]) -> None:
     """A claim cannot be changed: kubectl refuses another mode when the data are done."""
     modes = {
         each: [item["spec"]["accessModes"] for item in built[each] if item["kind"] == "PersistentVolumeClaim"]
@@ -174,7 +172,7 @@ def test_a_change_of_the_demo_reaches_all_its_copies(repository: Path, tmp_path:
             assert getattr(settings, part) == getattr(written, part)
 
 
-def test_the_run_inside_the_cluster_passes_the_schemas_and_has_no_more_rights_than_a_role(
+def test_the_run_inside_the_cluster_is_sound_and_has_few_rights(
     repository: Path, kustomize: Callable[[Path], list[Json]]
 ) -> None:
     pytest.importorskip("kubernetes_validate")
@@ -191,7 +189,7 @@ def test_the_run_inside_the_cluster_passes_the_schemas_and_has_no_more_rights_th
     assert not any("secrets" in rule["resources"] for rule in role["rules"])
 
 
-def test_an_overlay_with_the_failure_policy_is_what_the_runner_submits(
+def test_an_overlay_with_the_failure_policy(
     repository: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]
 ) -> None:
     shutil.copytree(repository / "k8s", tmp_path / "k8s")

@@ -76,9 +76,7 @@ BUILT += [(path, "cards and mpijob") for path in PIPELINES if "demo" in path.ste
 
 @pytest.mark.repeated
 @pytest.mark.parametrize(("pipeline", "variant"), BUILT, ids=[f"{path.stem}, {variant}" for path, variant in BUILT])
-def test_kustomize_builds_what_is_rendered(
-    variant: str, pipeline: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]
-) -> None:
+def test_kustomize_builds_it(variant: str, pipeline: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]) -> None:
     settings = cluster_settings(pipeline, variant)
     manifests = render(settings)
     parts = ["data", "training"] if settings.pretrains else []

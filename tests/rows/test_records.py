@@ -200,7 +200,7 @@ QUESTION = '{"question": "why?", "context": "c", "answers": []}'
         ("x.jsonl", QUESTION, "question-answering", {}, "JSON lines, question, context; row 1 begins 'why?'"),
     ],
 )
-def test_the_first_line_states_what_is_read(
+def test_the_first_line_says_what_is_read(
     tmp_path: Path, name: str, content: str, task: Any, settings: Any, line: str
 ) -> None:
     path = tmp_path / name

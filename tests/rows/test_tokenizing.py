@@ -173,9 +173,7 @@ def test_every_word_is_in_one_window(words: list[str], data: st.DataObject, toke
 
 @examples(60)
 @given(start=st.integers(0, len(CONTEXT) - 1), length=st.integers(1, 30), most=st.integers(18, 64))
-def test_answers_are_found_in_the_windows_that_hold_them(
-    start: int, length: int, most: int, tokenizer: RowTokenizer
-) -> None:
+def test_answers_are_in_the_windows_that_hold_them(start: int, length: int, most: int, tokenizer: RowTokenizer) -> None:
     text = CONTEXT[start : start + length].strip()
     if not text:
         return

@@ -196,9 +196,7 @@ def on_disk(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
 
 
 @pytest.mark.slow
-def test_from_and_to_a_bucket_through_a_bad_server(
-    s3: S3Server, text: Path, on_disk: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_a_bucket_behind_a_bad_server(s3: S3Server, text: Path, on_disk: dict[str, bytes], tmp_path: Path) -> None:
     objects = Objects(quick(s3.endpoint))
     upload(text, "s3://bucket/text", objects)
     with faulty_proxy(s3.port, seed=5) as proxy:

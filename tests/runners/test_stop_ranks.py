@@ -88,7 +88,7 @@ def test_workers_that_never_answer_end_the_wait(
 
 
 @pytest.mark.parametrize(("code", "starts"), [(75, 2), (1, 1), (2, 1), (0, 1)])
-def test_ranks_that_a_stopped_worker_has_stopped_are_started_again_and_others_are_not(
+def test_only_ranks_of_a_stopped_worker_are_started_again(
     code: int, starts: int, worker: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an end of the launcher, so that the Job counts nothing and waits for no backoff."""

@@ -220,7 +220,7 @@ def local(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Path:
     return folder
 
 
-def test_from_and_to_a_bucket_through_a_bad_server(local: Path, s3: S3Server, tmp_path: Path) -> None:
+def test_a_bucket_behind_a_bad_server(local: Path, s3: S3Server, tmp_path: Path) -> None:
     out = Path("s3://bucket/tables/packed.v2")
     with faulty_proxy(s3.port, seed=3) as proxy:
         proxy.share = 0.1

@@ -53,9 +53,7 @@ def _packed_and_verified(records: str | Path, packed: Path, store: StoreSettings
     return verify(records, packed, reporter=QUIET, store=store)
 
 
-def test_packing_in_a_bucket_through_a_bad_server(
-    case: PackingCase, s3: S3Server, proxy: FaultyProxy, tmp_path: Path
-) -> None:
+def test_packing_through_a_bad_server(case: PackingCase, s3: S3Server, proxy: FaultyProxy, tmp_path: Path) -> None:
     wanted = _packed_and_verified(case.records, tmp_path / "packed")
     proxy.share = 0.15
     verified = _packed_and_verified("s3://bucket/records", Path("s3://bucket/bad/packed"), store=quick(proxy.endpoint))

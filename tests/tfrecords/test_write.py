@@ -355,9 +355,7 @@ def test_a_limit_on_file_sizes_is_said(large_case: PackingCase, tmp_path: Path) 
     assert contents(tmp_path / "out") == contents(large_case.packed)
 
 
-def test_a_file_that_vanishes_midway_is_said(
-    large_case: PackingCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_vanishes_is_said(large_case: PackingCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is there when the run begins, and gone when its group is read."""
     from gaudi_bert.tfrecords.scanning import group
 

@@ -291,9 +291,7 @@ def test_no_daemon_is_said_at_once(address: str, monkeypatch: pytest.MonkeyPatch
         (500, "something of its own", FailedError, "see the daemon's log"),
     ],
 )
-def test_a_refusal_names_its_remedy(
-    daemon: FakeDaemon, status: int, message: str, error: type[Exception], remedy: str
-) -> None:
+def test_refusals_name_a_remedy(daemon: FakeDaemon, status: int, message: str, error: type[Exception], remedy: str) -> None:
     daemon.answers["/containers/create"] = (status, {"message": message})
     with pytest.raises(error, match=f"{re.escape(message)}.*{re.escape(remedy)}") as caught:
         Engine().create({"image": "some:1", "name": "one"})

@@ -164,9 +164,7 @@ THREE_CORES = ["resources.data={cpu: 3, memory: 1Gi}"]
     ],
     ids=["selector", "training's", "cordoned", "and training", "tainted", "both", "cordoned room", "scratch", "trainer's"],
 )
-def test_why_no_node_takes_the_pods_is_said_with_its_own_remedy(
-    overrides: list[str], nodes: list[Any], check: str, said: str
-) -> None:
+def test_why_no_node_takes_the_pods_has_a_remedy(overrides: list[str], nodes: list[Any], check: str, said: str) -> None:
     assert_failed(wrong_with(load_pipeline(None, overrides), nodes=nodes)[check], said)
 
 
@@ -289,9 +287,7 @@ def test_the_access_modes_of_a_claim_that_is_there_count_and_not_those_of_the_se
     ("provisioner", "nodes", "verdict"),
     [("ebs.csi.aws.com", 2, "failed"), ("ebs.csi.aws.com", 1, None), ("efs.csi.aws.com", 2, None)],
 )
-def test_workers_on_several_nodes_need_a_volume_for_all_unless_the_class_gives_them_one(
-    provisioner: str, nodes: int, verdict: str | None
-) -> None:
+def test_workers_on_several_nodes_need_a_volume_for_all(provisioner: str, nodes: int, verdict: str | None) -> None:
     classes = [{**STORAGE_CLASS, "provisioner": provisioner}]
     changed = {"storage_classes": classes, "nodes": list(CLUSTER.nodes or ())[:nodes]}
     claim = {"spec": {"accessModes": ["ReadWriteOnce"]}, "status": {"phase": "Bound"}}
@@ -375,9 +371,7 @@ def test_the_queues_of_either_version_are_found(gaudi_server: FakeApiServer, clu
     assert ask_cluster(cluster, DEMO).local_queues is None
 
 
-def test_an_account_of_one_namespace_is_not_told_to_fix_what_it_may_not_see(
-    gaudi_server: FakeApiServer, cluster: Cluster
-) -> None:
+def test_what_an_account_may_not_see_is_a_warning(gaudi_server: FakeApiServer, cluster: Cluster) -> None:
     hidden = ("nodes", "storageclasses", "persistentvolumes")
     gaudi_server.forbidden = {("get", "namespaces"), *(("list", resource) for resource in hidden)}
     found = wrong_at(cluster, DEMO)

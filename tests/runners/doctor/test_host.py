@@ -73,9 +73,7 @@ def test_a_server_as_the_vendor_wants_it_is_ready() -> None:
         ({"tcp": TCP.replace("00000000:0016", "00000000:0BCE")}, "ports", "warning", "3022 is taken"),
     ],
 )
-def test_what_is_wrong_with_a_host_is_said_with_its_remedy(
-    changed: dict[str, Any], check: str, verdict: str, said: str
-) -> None:
+def test_what_is_wrong_with_a_host_has_a_remedy(changed: dict[str, Any], check: str, verdict: str, said: str) -> None:
     found = wrong(check_host(dataclasses.replace(SERVER, **changed), CARDS))
     assert list(found) == [check]
     assert found[check].verdict == verdict

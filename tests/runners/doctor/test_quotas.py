@@ -70,9 +70,7 @@ def test_a_limit_range_that_refuses_pods_or_the_claim_is_found(overrides: list[s
     ],
     ids=["cpu", "memory", "short name", "not named", "workers", "storage", "in use"],
 )
-def test_a_quota_that_refuses_pods_or_the_claim_is_found(
-    overrides: list[str], limits: Json, verdict: str, said: str
-) -> None:
+def test_a_quota_that_refuses_pods_or_claims_is_found(overrides: list[str], limits: Json, verdict: str, said: str) -> None:
     ((actual, text),) = found(overrides, quotas=[limits])
     assert actual == verdict
     assert said in text

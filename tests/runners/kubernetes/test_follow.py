@@ -63,9 +63,7 @@ def told(reporter: Reporter, said: io.StringIO) -> Told:
 
 
 @pytest.mark.parametrize("condition", [UNBOUND, FULL], ids=["unbound", "full"])
-def test_a_condition_that_passes_within_15_seconds_is_not_reported_and_one_that_lasts_is_once(
-    condition: Json, told: Told
-) -> None:
+def test_only_a_condition_that_lasts_15_seconds_is_reported_and_once(condition: Json, told: Told) -> None:
     assert told.at(0, condition) + told.at(14, condition) + told.at(14.9, running("p")) == []
     assert told.at(100, condition) + told.at(114.9, condition) == []
     (line,) = told.at(115, condition)
@@ -165,7 +163,7 @@ DRAINED = failed("p", 75, "error: /work/demo/run: stopped on request after updat
     [[active(DRAINED)], [active(preempted("p"))], [active()], [gave_up(DRAINED)] * 2, [gave_up(preempted("p"))] * 2],
     ids=["drained", "preempted", "deleted", "drained too often", "preempted too often"],
 )
-def test_a_step_that_is_stopped_on_request_is_started_again_at_once_however_often(
+def test_a_step_that_is_stopped_is_started_again_however_often(
     stopped: list[State], server: FakeApiServer, said: io.StringIO, run: Run
 ) -> None:
     """Before the Job's own backoff is over, and after its retries are used up."""
@@ -280,9 +278,7 @@ def test_without_a_workload_the_job_speaks_for_itself() -> None:
     assert describe_suspension({**item, "status": {}}, []) == "Job demo-plan waits for its queue gpus: not looked at yet"
 
 
-def test_a_job_that_waits_is_named_with_its_reason_and_outlives_the_time_to_start(
-    server: FakeApiServer, said: io.StringIO, run: Run
-) -> None:
+def test_a_job_that_waits_may_outlive_the_time_to_start(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
     """The watch ends after half a second each time, so that it waits for far more than a second."""
     server.watches.extend(["silence"] * 6)
     server.script("demo-plan", waiting(None), *[waiting()] * 6, active(running("p")), complete(succeeded("p")))
@@ -294,9 +290,7 @@ def test_a_job_that_waits_is_named_with_its_reason_and_outlives_the_time_to_star
     assert "has no pods" not in said.getvalue()
 
 
-def test_an_mpijob_waits_as_one_and_training_goes_on_after_it_was_suspended_again(
-    server: FakeApiServer, said: io.StringIO, run: Run
-) -> None:
+def test_an_mpijob_waits_and_goes_on_after_a_suspension(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
     trained = State({"conditions": [{"type": "Succeeded", "status": "True"}]})
     server.script(
         "demo-train",
@@ -326,9 +320,7 @@ def test_the_time_to_start_begins_when_it_is_admitted(server: FakeApiServer, run
 
 
 @pytest.mark.parametrize("hidden", ["forbidden", "no Kueue", "older Kueue"])
-def test_workloads_that_cannot_be_read_are_done_without(
-    hidden: str, server: FakeApiServer, said: io.StringIO, run: Run
-) -> None:
+def test_a_run_does_without_hidden_workloads(hidden: str, server: FakeApiServer, said: io.StringIO, run: Run) -> None:
     if hidden == "forbidden":
         server.forbidden = {("list", "workloads")}
     unknown = {"no Kueue": {"v1beta1", "v1beta2"}, "older Kueue": {"v1beta2"}}

@@ -67,9 +67,7 @@ def test_logs_of_nothing_are_refused(server: FakeApiServer, cluster: Cluster) ->
 
 
 @pytest.mark.parametrize("data", [False, True])
-def test_delete_removes_what_is_the_pipelines_and_keeps_the_work_folder(
-    data: bool, server: FakeApiServer, cluster: Cluster, reporter: Reporter
-) -> None:
+def test_delete_keeps_the_work_folder(data: bool, server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
     run_on_kubernetes(SETTINGS, ["plan", "verify"], reporter, cluster)
     server.put("Job", {"metadata": {"name": "other-plan", "labels": {"app.kubernetes.io/instance": "other"}}})
     server.put("ConfigMap", {"metadata": {"name": "demo-pipeline-1a2b", "labels": {"app.kubernetes.io/instance": "demo"}}})
@@ -80,7 +78,7 @@ def test_delete_removes_what_is_the_pipelines_and_keeps_the_work_folder(
     assert manage.delete(SETTINGS, cluster, data=data) == []
 
 
-def test_the_role_for_runs_inside_the_cluster_allows_all_that_is_asked_and_no_more(
+def test_the_role_allows_all_that_is_used_and_no_more(
     repository: Path, server: FakeApiServer, cluster: Cluster, reporter: Reporter
 ) -> None:
     server.logs["p"] = ["2026-01-01T00:00:00Z x"]
@@ -150,7 +148,7 @@ CAUSE = [DASHES, "ORTE was unable to reliably start one or more daemons.", DASHE
     ],
     ids=["advice", "cause", "cause-and-footer"],
 )
-def test_advice_of_mpirun_is_shown_where_it_is_the_cause(
+def test_advice_of_mpirun_is_shown_as_a_cause(
     lines: list[str], shown: list[str], server: FakeApiServer, said: io.StringIO, run: Run
 ) -> None:
     server.logs["plan-x"] = [f"2026-01-01T00:00:{number:02d}Z {line}" for number, line in enumerate(lines)]
@@ -244,7 +242,7 @@ def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minut
     ]
 
 
-def test_a_run_shows_no_log_of_pods_that_share_a_step(
+def test_pods_that_share_a_step_show_no_log(
     server: FakeApiServer, said: io.StringIO, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setattr("gaudi_bert.runners.kubernetes.logs.EVERY_SECONDS", 0.0)

@@ -243,9 +243,7 @@ def test_a_volume_that_all_workers_may_mount_is_accepted(overrides: list[str]) -
 
 
 @pytest.mark.parametrize("options", [["--dry-run", "--on", "kubernetes"], ["--render", "manifests"]], ids=" ".join)
-def test_several_workers_on_one_nodes_volume_are_refused_before_anything_is_written(
-    options: list[str], repository: Path, tmp_path: Path
-) -> None:
+def test_several_workers_on_one_nodes_volume_are_refused(options: list[str], repository: Path, tmp_path: Path) -> None:
     done = run_command("run", repository / "pipelines" / "demo.yaml", *options, "--set", TWO, folder=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith(REFUSAL)
@@ -259,9 +257,7 @@ def put_cluster(server: FakeApiServer, nodes: int, provisioner: str = "ebs.csi.a
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_run_asks_the_cluster_whether_its_workers_can_share_the_volume(
-    exists: bool, server: FakeApiServer, run: Run
-) -> None:
+def test_a_volume_that_workers_cannot_share_is_refused(exists: bool, server: FakeApiServer, run: Run) -> None:
     """Which class and how many nodes there are is known here, so a cluster of one node needs no other volume."""
     put_cluster(server, 2)
     if exists:
@@ -278,7 +274,7 @@ def test_a_run_asks_the_cluster_whether_its_workers_can_share_the_volume(
     [(1, "rancher.io/local-path", set()), (2, "nfs.csi.k8s.io", set()), (2, "ebs.csi.aws.com", {("list", "nodes")})],
     ids=["one node", "network file system", "nodes are hidden"],
 )
-def test_a_run_whose_workers_can_share_the_volume_as_far_as_is_known_is_submitted(
+def test_a_volume_that_workers_may_share_is_submitted(
     nodes: int, provisioner: str, hidden: Any, server: FakeApiServer, run: Run
 ) -> None:
     put_cluster(server, nodes, provisioner)

@@ -50,9 +50,7 @@ def test_all_steps_are_submitted_in_order_and_their_objects_made(server: FakeApi
     assert "pipeline.yaml" in server.objects["ConfigMap", "demo-pipeline"]["data"]
 
 
-def test_logs_are_streamed_once_each_and_taken_up_again_after_a_drop(
-    server: FakeApiServer, said: io.StringIO, run: Run
-) -> None:
+def test_logs_are_streamed_once_also_after_a_drop(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
     server.logs["plan-x"] = [f"2026-01-01T00:00:0{number}Z line {number}" for number in range(6)]
     server.log_drops["plan-x"] = 3
     server.script("demo-plan", active(), *[active(running("plan-x"))] * 3, *[complete(succeeded("plan-x"))] * 2)
@@ -121,9 +119,7 @@ BAD_DEPTH = failed("p", 2, "error: packing.depth: 0 is too small")
     ],
     ids=["exit", "no pod left", "cards", "bad input"],
 )
-def test_a_failure_is_told_with_its_reason_and_remedy(
-    states: list[State], said_why: str, server: FakeApiServer, run: Run
-) -> None:
+def test_a_failure_has_its_reason_and_remedy(states: list[State], said_why: str, server: FakeApiServer, run: Run) -> None:
     server.script("demo-plan", *states)
     with pytest.raises(FailedError, match=said_why):
         run(["plan", "write"])
@@ -131,9 +127,7 @@ def test_a_failure_is_told_with_its_reason_and_remedy(
 
 
 @pytest.mark.parametrize("taken", [evicted("p"), preempted("p")], ids=["evicted", "preempted"])
-def test_a_step_that_the_cluster_takes_away_is_submitted_again(
-    taken: dict[str, Any], server: FakeApiServer, run: Run
-) -> None:
+def test_a_step_that_is_taken_away_is_submitted_again(taken: dict[str, Any], server: FakeApiServer, run: Run) -> None:
     lost = [active(), gave_up(taken), gave_up(taken)]
     server.script("demo-plan", *lost, *lost, active(running("q")), complete(succeeded("q")))
     assert run(PLAN) == {"plan": "done"}
@@ -159,7 +153,7 @@ def test_a_pod_that_never_comes_up_is_not_waited_for_for_ever(about: str, server
         run(PLAN)
 
 
-def test_an_interrupt_leaves_the_job_running_and_says_so(
+def test_an_interrupt_leaves_the_job(
     server: FakeApiServer, cluster: Cluster, said: io.StringIO, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     def interrupt(*_: object) -> None:
@@ -197,9 +191,7 @@ def test_a_watch_that_breaks_is_resumed(behaviour: str, server: FakeApiServer, r
 @pytest.mark.parametrize(
     ("code", "method", "path"), [(429, "GET", "/jobs/demo-plan"), (500, "POST", "/jobs"), (503, "GET", "/pods")]
 )
-def test_what_is_busy_for_a_moment_is_asked_again(
-    code: int, method: str, path: str, server: FakeApiServer, run: Run
-) -> None:
+def test_a_busy_server_is_asked_again(code: int, method: str, path: str, server: FakeApiServer, run: Run) -> None:
     server.faults = [Fault(method, path, code, {"Retry-After": "0"}) for _ in range(2)]
     server.script("demo-plan", active(), active(), complete())
     assert run(PLAN) == {"plan": "done"}
@@ -212,9 +204,7 @@ def test_what_stays_broken_ends_the_run_with_what_the_server_said(server: FakeAp
         run(PLAN)
 
 
-def test_a_server_that_is_away_for_long_is_asked_again_and_that_is_said_once(
-    server: FakeApiServer, reporter: Reporter, said: io.StringIO
-) -> None:
+def test_a_server_that_is_away_is_asked_again_for_long(server: FakeApiServer, reporter: Reporter, said: io.StringIO) -> None:
     paused: list[float] = []
     connection = Connection(outage_seconds=3600, say=reporter.say, sleep=paused.append)
     server.faults = [Fault("GET", "/jobs/demo-plan", 503, message="apiserver is shutting down") for _ in range(60)]
@@ -271,7 +261,7 @@ def test_what_the_cluster_said_of_an_earlier_object_of_that_name_does_not_count(
 QUOTA = 'Error creating: pods "demo-histogram-{}" is forbidden: exceeded quota: compute, requested: cpu=1'
 
 
-def test_a_quota_with_room_for_some_pods_is_waited_for_and_said_once(
+def test_a_quota_with_room_for_some_is_said_once(
     server: FakeApiServer, said: io.StringIO, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name of the pod that is refused changes with every attempt; the pods that are there do the work."""
@@ -337,9 +327,7 @@ def test_a_job_that_somebody_removes_ends_the_run(server: FakeApiServer, run: Ru
         run(PLAN)
 
 
-def test_training_on_two_workers_is_an_mpijob_whose_launcher_is_followed(
-    server: FakeApiServer, said: io.StringIO, run: Run
-) -> None:
+def test_two_workers_are_an_mpijob_whose_launcher_is_followed(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
     launcher, worker = running("launcher", "train"), running("worker-0", "worker")
     launcher["metadata"]["labels"] = {"training.kubeflow.org/job-role": "launcher"}
     worker["metadata"]["labels"] = {"training.kubeflow.org/job-role": "worker"}

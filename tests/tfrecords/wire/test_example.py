@@ -100,9 +100,7 @@ def matrices(rows: int, length: int, predictions: int, bits: int, seed: int) -> 
 
 @examples(60)
 @given(st.integers(0, 7), st.integers(1, 300), st.integers(1, 40), st.integers(0, 21), st.integers(0, 2**31))
-def test_every_row_is_what_the_single_encoder_and_framing_write(
-    rows: int, length: int, predictions: int, bits: int, seed: int
-) -> None:
+def test_rows_are_what_the_single_encoder_writes(rows: int, length: int, predictions: int, bits: int, seed: int) -> None:
     features = matrices(rows, length, predictions, bits, seed)
     records, lengths = encode_rows(features)
     expected = [frame(encode_example({name: values[row] for name, values in features.items()})) for row in range(rows)]
