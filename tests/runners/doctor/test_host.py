@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.doctor.checks import CheckResult, examine_store
 from gaudi_bert.runners.doctor.host import HostAnswers, ask_host, check_host
+from tests.builders.command_line import run_command
 from tests.builders.s3_server import S3Server, quick
 
 SERVER_OF_8 = ["resources.cards=8", "resources.hugepages_2Mi=95000Mi", "resources.training={cpu: 95, memory: 409Gi}"]
@@ -139,9 +138,9 @@ def test_what_is_missing_is_named(s3: S3Server) -> None:
 
 
 def test_from_the_command_line(s3: S3Server) -> None:
-    command = [sys.executable, "-m", "gaudi_bert", "doctor", "--set", f"store.endpoint_url={s3.endpoint}", "--store"]
-    ready = subprocess.run([*command, "s3://bucket/x"], capture_output=True, text=True, check=False)
+    command = ("doctor", "--set", f"store.endpoint_url={s3.endpoint}", "--store")
+    ready = run_command(*command, "s3://bucket/x")
     assert (ready.returncode, ready.stderr) == (0, "")
-    missing = subprocess.run([*command, "s3://no-such-bucket/x"], capture_output=True, text=True, check=False)
+    missing = run_command(*command, "s3://no-such-bucket/x")
     assert missing.returncode == 1
     assert "create it, or check the URL" in missing.stdout
