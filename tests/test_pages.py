@@ -38,8 +38,8 @@ PRESUPPOSED = {
 # Pages whose commands another test runs, or this one on another page.
 ELSEWHERE = {
     "docs/start.md": "README.md",  # which has them all
-    "docs/kubernetes.md": "tests/k8s/test_documentation.py",  # against a fake API server; kubectl's folders are built
-    "docs/kubernetes-details.md": "tests/k8s/test_documentation.py",
+    "docs/kubernetes.md": "tests/k8s/test_commands.py",  # against a fake API server; kubectl's folders are built
+    "docs/kubernetes-details.md": "tests/k8s/test_commands.py",
     "docs/many-machines.md": "tests/test_many_machines.py",  # with an sbatch of its own
 }
 # What is not run here, by pattern, and why. tests/test_documentation.py parses each `gaudi-bert` among them.

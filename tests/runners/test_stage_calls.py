@@ -188,7 +188,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def on_disk(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What the stored_pipeline makes on a disk."""
+    """What the pipeline makes on a disk."""
     work = tmp_path_factory.mktemp("disk")
     settings = stored_pipeline(str(text), {})
     run_stages(RunRequest(settings, work, work, QUIET, workers=1), stages_of(settings))
