@@ -174,7 +174,7 @@ def test_an_example_of_the_page_packs_what_one_command_packs(example: str, case:
 
 def test_the_job_of_the_page_is_one_that_a_cluster_takes_and_whose_pods_are_its_parts() -> None:
     pytest.importorskip("kubernetes_validate")
-    from tests.k8s.schema_checks import VERSIONS, check_schema
+    from tests.k8s.manifest_checks import VERSIONS, check_schema
 
     job = yaml.safe_load(EXAMPLES["Kubernetes"])
     for version in VERSIONS:

@@ -126,15 +126,15 @@ PRESUPPOSED = {
 # Pages whose commands another test runs, or this one on another page.
 ELSEWHERE = {
     "docs/start.md": "README.md",  # which has them all
-    "docs/kubernetes.md": "tests/k8s/test_documentation.py",  # against a fake API server; kubectl's folders are built
-    "docs/kubernetes-details.md": "tests/k8s/test_documentation.py",
+    "docs/kubernetes.md": "tests/k8s/test_commands.py",  # against a fake API server; kubectl's folders are built
+    "docs/kubernetes-details.md": "tests/k8s/test_commands.py",
     "docs/many-machines.md": "tests/test_many_machines.py",  # with an sbatch of its own
 }
 # What is not run here, by pattern, and why. tests/test_documentation.py parses each `gaudi-bert` among them.
 NOT_HERE = {
     r"git clone .*|pip install .*|cd gaudi-bert|make test": "installs or downloads: .ci/run does it on a clean clone",
     r".*s3://.*|export AWS_.*|kubectl .*|gaudi-bert run mine.yaml --on .*": "needs a bucket or a cluster",
-    r"gaudi-bert run mine.yaml --render manifests/": "of a pipeline in a bucket: tests/k8s/test_object_store.py",
+    r"gaudi-bert run mine.yaml --render manifests/": "of a pipeline in a bucket: tests/k8s/test_rendered.py",
     r"python -m mlperf_logging\..*": "needs MLPerf's package",
 }
 # What is added to a command so that it takes seconds: fewer updates, a smaller model; containers are only planned.

@@ -27,12 +27,8 @@ vendor = load("vendor_packages")
 
 
 def test_requirements_come_from_the_project_and_its_extras() -> None:
-    extras = {
-        "tensorflow": ["tensorflow-cpu>=2.15"],
-        "cpu": ["ours[tensorflow]"],
-        "all": ["ours[cpu,parquet]"],
-        "parquet": ["arrow"],
-    }
+    extras = {"tensorflow": ["tensorflow-cpu>=2.15"], "cpu": ["ours[tensorflow]"], "all": ["ours[cpu,parquet]"]}
+    extras["parquet"] = ["arrow"]
     project = {"name": "ours", "dependencies": ["numpy>=1.23,<2", "scipy"], "optional-dependencies": extras}
     assert requirements.requirements(project, ["all"], []) == ["arrow", "numpy>=1.23,<2", "scipy", "tensorflow-cpu>=2.15"]
     assert requirements.requirements(project, ["cpu"], ["scipy"]) == ["numpy>=1.23,<2", "tensorflow-cpu>=2.15"]

@@ -1,4 +1,4 @@
-"""The overlays: kustomize builds them, schemas and our own checks accept them, and they are what the runner submits."""
+"""The overlays: kustomize and our own builder make them, schemas and our checks accept them, and the runner submits them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import yaml
 
 from gaudi_bert import __version__
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
+from gaudi_bert.runners.kubernetes import kustomize
+from gaudi_bert.runners.kubernetes.kustomize import MANIFESTS, build
 from gaudi_bert.runners.kubernetes.manifests import render
-from tests.k8s.manifest_checks import check_manifests
-from tests.k8s.pod_checks import amount, check_pod, containers
-from tests.k8s.schema_checks import VERSIONS, check_schema
+from tests.k8s.manifest_checks import VERSIONS, amount, check_manifests, check_pod, check_schema, containers
 
 Json = dict[str, Any]
 
@@ -94,7 +94,7 @@ def test_an_overlay_is_what_the_runner_submits(overlay: str, repository: Path, b
 
 
 @pytest.mark.parametrize("overlay", ["cpu", "gaudi/training-mpijob"])
-def test_after_an_edit_no_step_is_taken_for_one_that_ran_the_new_pipeline(
+def test_after_an_edit_every_step_is_another(
     overlay: str, repository: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]
 ) -> None:
     shutil.copytree(repository / "k8s", tmp_path / "k8s")
@@ -107,9 +107,7 @@ def test_after_an_edit_no_step_is_taken_for_one_that_ran_the_new_pipeline(
 
 
 @pytest.mark.parametrize("overlay", [overlay for overlay in OVERLAYS if "mpijob" in overlay])
-def test_training_on_several_nodes_has_the_claim_that_its_data_were_packed_on(
-    overlay: str, built: dict[str, list[Json]]
-) -> None:
+def test_training_on_several_nodes_has_the_claim_of_its_data(overlay: str, built: dict[str, list[Json]]) -> None:
     """A claim cannot be changed: kubectl refuses another mode when the data are done."""
     modes = {
         each: [item["spec"]["accessModes"] for item in built[each] if item["kind"] == "PersistentVolumeClaim"]
@@ -174,7 +172,7 @@ def test_a_change_of_the_demo_reaches_all_its_copies(repository: Path, tmp_path:
             assert getattr(settings, part) == getattr(written, part)
 
 
-def test_the_run_inside_the_cluster_passes_the_schemas_and_has_no_more_rights_than_a_role(
+def test_the_run_inside_the_cluster_is_sound_and_has_few_rights(
     repository: Path, kustomize: Callable[[Path], list[Json]]
 ) -> None:
     pytest.importorskip("kubernetes_validate")
@@ -191,7 +189,7 @@ def test_the_run_inside_the_cluster_passes_the_schemas_and_has_no_more_rights_th
     assert not any("secrets" in rule["resources"] for rule in role["rules"])
 
 
-def test_an_overlay_with_the_failure_policy_is_what_the_runner_submits(
+def test_an_overlay_with_the_failure_policy(
     repository: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]
 ) -> None:
     shutil.copytree(repository / "k8s", tmp_path / "k8s")
@@ -204,3 +202,74 @@ def test_an_overlay_with_the_failure_policy_is_what_the_runner_submits(
     for item in jobs:
         assert item == steps[item["metadata"]["labels"]["app.kubernetes.io/component"]]
         assert "podFailurePolicy" in item["spec"]
+
+
+# --- our own small builder of kustomizations
+
+
+def write(folder: Path, name: str, content: object) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(content))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(kustomize, "MANIFESTS", tmp_path)
+    for name in ("one", "two"):
+        write(tmp_path, f"base/{name}.yaml", {"kind": "Job", "metadata": {"name": name}, "spec": {"list": ["a", "b"]}})
+    write(tmp_path, "base/kustomization.yaml", {"resources": ["one.yaml", "two.yaml"]})
+    return tmp_path
+
+
+def patched(folder: Path, target: dict[str, str], *operations: dict[str, object]) -> list[dict[str, object]]:
+    write(folder, "change/patch.yaml", list(operations))
+    write(folder, "change/kustomization.yaml", {"patches": [{"path": "patch.yaml", "target": target}]})
+    return [item["spec"] for item in build(["base"], ["change"])]
+
+
+def test_the_manifests_of_the_package_are_those_of_the_repository(repository: Path) -> None:
+    assert MANIFESTS.resolve() == (repository / "k8s").resolve()
+
+
+def test_resources_come_in_the_order_in_which_they_are_listed(folder: Path) -> None:
+    write(folder, "all/kustomization.yaml", {"resources": ["../base", "three.yaml"]})
+    write(folder, "all/three.yaml", {"kind": "Job", "metadata": {"name": "three"}})
+    assert [item["metadata"]["name"] for item in build(["all"])] == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "result"),
+    [
+        ({"op": "add", "path": "/spec/new", "value": 1}, {"list": ["a", "b"], "new": 1}),
+        ({"op": "add", "path": "/spec/list/-", "value": "c"}, {"list": ["a", "b", "c"]}),
+        ({"op": "add", "path": "/spec/list/0", "value": "c"}, {"list": ["c", "a", "b"]}),
+        ({"op": "replace", "path": "/spec/list/1", "value": "c"}, {"list": ["a", "c"]}),
+        ({"op": "replace", "path": "/spec/list", "value": []}, {"list": []}),
+        ({"op": "remove", "path": "/spec/list/0"}, {"list": ["b"]}),
+        ({"op": "remove", "path": "/spec/list"}, {}),
+    ],
+)
+def test_each_operation_does_what_the_standard_says(folder: Path, operation: dict[str, object], result: object) -> None:
+    assert patched(folder, {"kind": "Job"}, operation) == [result, result]
+
+
+@pytest.mark.parametrize(
+    ("target", "changed"),
+    [
+        ({"kind": "Job"}, [True, True]),
+        ({"kind": "Job", "name": "two"}, [False, True]),
+        ({"kind": "Job", "name": "one|two"}, [True, True]),
+        ({"kind": "Job", "name": "on"}, [False, False]),
+        ({"kind": "MPIJob"}, [False, False]),
+    ],
+)
+def test_a_patch_changes_only_what_it_is_for(folder: Path, target: dict[str, str], changed: list[bool]) -> None:
+    specs = patched(folder, target, {"op": "add", "path": "/spec/new", "value": 1})
+    assert ["new" in spec for spec in specs] == changed
+
+
+def test_values_are_not_shared_between_objects(folder: Path) -> None:
+    one, two = patched(folder, {"kind": "Job"}, {"op": "add", "path": "/spec/new", "value": {"deep": [1]}})
+    one["new"]["deep"].append(2)  # type: ignore[index]
+    assert two["new"] == {"deep": [1]}

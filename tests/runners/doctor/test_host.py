@@ -1,4 +1,4 @@
-"""The checks of a machine, on recorded answers."""
+"""The checks of a machine, on recorded answers, and of an object store."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.doctor.checks import CheckResult
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
+from gaudi_bert.runners.doctor.checks import CheckResult, examine_store
 from gaudi_bert.runners.doctor.host import HostAnswers, ask_host, check_host
+from tests.builders.command_line import run_command
+from tests.builders.s3_server import S3Server, quick
 
-CARDS = load_pipeline(
-    None,
-    [
-        *("resources.cards=8", "resources.hugepages_2Mi=95000Mi", "resources.cores_per_process=6"),
-        "resources.training={cpu: 95, memory: 409Gi}",
-    ],
-)
+SERVER_OF_8 = ["resources.cards=8", "resources.hugepages_2Mi=95000Mi", "resources.training={cpu: 95, memory: 409Gi}"]
+CARDS = load_pipeline(None, [*SERVER_OF_8, "resources.cores_per_process=6"])
 
 HL_SMI = """
 +-----------------------------------------------------------------------------+
@@ -73,9 +72,7 @@ def test_a_server_as_the_vendor_wants_it_is_ready() -> None:
         ({"tcp": TCP.replace("00000000:0016", "00000000:0BCE")}, "ports", "warning", "3022 is taken"),
     ],
 )
-def test_what_is_wrong_with_a_host_is_said_with_its_remedy(
-    changed: dict[str, Any], check: str, verdict: str, said: str
-) -> None:
+def test_what_is_wrong_with_a_host_has_a_remedy(changed: dict[str, Any], check: str, verdict: str, said: str) -> None:
     found = wrong(check_host(dataclasses.replace(SERVER, **changed), CARDS))
     assert list(found) == [check]
     assert found[check].verdict == verdict
@@ -97,13 +94,7 @@ def test_a_laptop_is_not_asked_for_what_only_cards_need() -> None:
     [
         ((3, 11), "2.15.1", "2.13", "ok", "TensorFlow 2.15.1: everything runs here, embed and predict with any encoder"),
         ((3, 11), "2.15.1", "", "ok", "everything runs here, embed and predict with a BERT (for other encoders: "),
-        (
-            (3, 13),
-            "",
-            "",
-            "warning",
-            "Python 3.13: estimate, pack, verify, import run here; train, evaluate, finetu",
-        ),
+        ((3, 13), "", "", "warning", "Python 3.13: estimate, pack, verify, import run here; train, evaluate, fi"),
         ((3, 13), "", "2.13", "warning", "import, embed and predict (by PyTorch) run here; train, evaluate and finetune do"),
         ((3, 10), "", "", "warning", "TensorFlow is not installed: estimate, pack, verify"),
         ((3, 11), "2.16.1", "", "warning", "TensorFlow is 2.16.1, and 2.15 is needed"),
@@ -120,3 +111,36 @@ def test_this_machine_can_be_asked() -> None:
     results = check_host(ask_host(), CARDS)
     assert len(results) == 9
     assert all(result.remedy for result in results if result.verdict != "ok")
+
+
+# --- `doctor --store URL`: what can be done there, and what is missing
+
+
+def stored(endpoint: str, **changes: Any) -> PipelineSettings:
+    return load_pipeline(None).model_copy(update={"store": quick(endpoint, **changes)})
+
+
+def test_a_place_that_is_ready_is_left_as_it_was(s3: S3Server) -> None:
+    found = examine_store("s3://bucket/ready/", stored(s3.endpoint))
+    assert str(found) == "ok       store: s3://bucket/ready: write, read, list and remove"
+    assert Objects(quick(s3.endpoint)).list("s3://bucket/ready") == {}
+
+
+def test_what_is_missing_is_named(s3: S3Server) -> None:
+    bucket = examine_store("s3://no-such-bucket/x", stored(s3.endpoint))
+    assert (bucket.verdict, bucket.remedy) == ("failed", "create it, or check the URL")
+    assert "no such bucket" in bucket.found
+    away = examine_store("s3://bucket/x", stored("http://127.0.0.1:9", timeout_seconds=1))
+    assert away.verdict == "failed"
+    assert "(3 attempts)" in away.found
+    with pytest.raises(InputError, match="is not an object-store URL"):
+        examine_store("bucket/x", stored(s3.endpoint))
+
+
+def test_from_the_command_line(s3: S3Server) -> None:
+    command = ("doctor", "--set", f"store.endpoint_url={s3.endpoint}", "--store")
+    ready = run_command(*command, "s3://bucket/x")
+    assert (ready.returncode, ready.stderr) == (0, "")
+    missing = run_command(*command, "s3://no-such-bucket/x")
+    assert missing.returncode == 1
+    assert "create it, or check the URL" in missing.stdout
