@@ -43,7 +43,7 @@ STOREYS = {
     "config": ("values", "problems", "sections", "places", "models", "pipeline"),
     "packing": ("heuristics", "nnls_solver", "long_packs", "nnls", "exact", "algorithms", "pack_lengths", "estimate"),
     "tfrecords": (
-        *("wire", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
+        *("wire", "files", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
         *("packed_proof", "histogram", "plan", "write", "verify", "inspect", "pack"),
     ),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
@@ -77,6 +77,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/model_folder"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
     "jinja2": (set(), {"reporting/page"}),
+    "h5py": (set(), {"tfrecords/wire/hdf5"}),
     "pyarrow": (set(), {"common/arrow", "tables", "rows"}),
     **dict.fromkeys(
         ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/store/objects"})
