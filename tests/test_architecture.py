@@ -44,7 +44,7 @@ STOREYS = {
     "packing": ("heuristics", "nnls_solver", "long_packs", "nnls", "exact", "algorithms", "pack_lengths", "estimate"),
     "tfrecords": (
         *("wire", "files", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
-        *("packed_proof", "histogram", "plan", "write", "verify", "inspect", "pack"),
+        *("packed_proof", "histogram", "plan", "write", "verify", "inspect", "pack", "convert", "vendor_packs"),
     ),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (

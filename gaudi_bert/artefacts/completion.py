@@ -161,6 +161,7 @@ OPTIONS = frozenset(
         "max_sequence_length",
         "pooling",
         "seed",
+        "to",
         "too_long",
         "train_vocab",
         "vocab",

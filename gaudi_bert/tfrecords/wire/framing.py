@@ -206,11 +206,9 @@ def _compression_of(path: Path, head: bytes) -> str:
     if not head:
         raise InputError(f"{path}: the file is empty; remove it, or make it again")
     if head.startswith(HDF5_SIGNATURE) != (path.suffix in HDF5_ENDINGS):
-        problem = "does not begin as HDF5 does" if path.suffix in HDF5_ENDINGS else "is HDF5"
-        endings = " or ".join(HDF5_ENDINGS)
-        raise InputError(
-            f"{path}: {problem}; names of HDF5 files, and of no others, end in {endings}: make or name it again"
-        )
+        problem = "does not begin as HDF5 does" if path.suffix in HDF5_ENDINGS else "is an HDF5 file"
+        rule = f"HDF5 files, and no others, end in {' or '.join(HDF5_ENDINGS)}"
+        raise InputError(f"{path}: {problem}; {rule}: make the file again, or rename it")
     if head.startswith(HDF5_SIGNATURE):
         return HDF5
     if len(head) == 12 and masked(crc32c(head[:8])) == struct.unpack("<I", head[8:])[0]:

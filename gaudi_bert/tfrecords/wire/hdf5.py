@@ -184,7 +184,7 @@ class _Column:
         for corner in itertools.product(range(self._first, self._last, self._chunk[0]), *others):
             try:
                 skipped_filters, stored = self.dataset.id.read_direct_chunk(corner)
-            except RuntimeError:
+            except (RuntimeError, MemoryError):  # as h5py has it where a chunk, or any, was never written
                 return False
             if skipped_filters:
                 return False
