@@ -188,14 +188,14 @@ def test_from_a_table_to_packed_parquet(tmp_path: Path) -> None:
     run_command("histogram", records, "--out", tmp_path / "histogram.json")
     run_command("plan", tmp_path / "histogram.json", "--out", plan, "--algorithm", "spfhp")
     write = ("write", records, "--plan", plan, "--out", packed)
-    refused = run_command(*write, "--shard", "0/2", "--parquet")
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    written = run_command(*write, "--parquet", "--predecessor-metadata", "--json")
-    assert written.returncode == 0, written.stderr
-    result = json.loads(written.stdout)
-    assert result["parquet"] == str(packed / "parquet")
-    assert json.loads(Path(result["predecessor_metadata"]).read_text())["original_number_of_samples"] == 90
-    lengths = [length for row in parquet.read_table(packed / "parquet").to_pylist() for length in row["seq_lens"]]
+    assert run_command(*write).returncode == 0
+    convert = ("convert", packed, "--to", "parquet", "--out", tmp_path / "parquet")
+    converted = run_command(*convert, "--json")
+    assert converted.returncode == 0, converted.stderr
+    result = json.loads(converted.stdout)
+    assert (result["format"], result["sequences"]) == ("parquet", 90)
+    assert run_command(*convert).stdout.endswith("(already there, nothing to do)\n")
+    lengths = [length for row in parquet.read_table(tmp_path / "parquet").to_pylist() for length in row["seq_lens"]]
     assert sorted(lengths) == sorted(map(len, rows))
 
 

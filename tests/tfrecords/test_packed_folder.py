@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.packed_folder import read_metadata, write_predecessor_metadata
+from gaudi_bert.tfrecords.convert import convert
+from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.vendor_packs import PREDECESSOR_PACKS
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 from tests.builders.agree import agree
 from tests.builders.packing_case import PackingCase, make_case
-from tests.builders.shards import shards_of
+from tests.builders.reporters import QUIET
 
 
 @pytest.fixture
@@ -22,12 +23,9 @@ def case(tmp_path: Path) -> PackingCase:
 
 
 def as_predecessor(case: PackingCase, folder: Path) -> Path:
-    """The packed folder as the predecessor would have left it."""
-    folder.mkdir()
-    for number, shard in enumerate(shard for shard in shards_of(case.packed) if shard.packs):
-        shutil.copy(case.packed / shard.name, folder / f"strategy_7_22_part_{number}")
-    sibling = write_predecessor_metadata(case.packed, case.plan)
-    return sibling.rename(folder.with_name(f"{folder.name}_metadata.json"))
+    """The packed folder as the predecessor would have left it; its metadata."""
+    convert(case.packed, folder, PREDECESSOR_PACKS, reporter=QUIET)
+    return folder.with_name(f"{folder.name}_metadata.json")
 
 
 def test_what_we_write_is_read_as_the_predecessors(case: PackingCase, tmp_path: Path) -> None:
@@ -40,9 +38,8 @@ def test_what_we_write_is_read_as_the_predecessors(case: PackingCase, tmp_path: 
     assert theirs.shard_table.packs.sum() == ours.packs
 
 
-def test_the_keys_are_those_that_its_trainer_knows(case: PackingCase) -> None:
-    path = write_predecessor_metadata(case.packed, case.plan)
-    assert path == case.packed.with_name("packed_metadata.json")
+def test_the_keys_are_those_that_its_trainer_knows(case: PackingCase, tmp_path: Path) -> None:
+    path = as_predecessor(case, tmp_path / "training")
     content = json.loads(path.read_text())
     metadata = read_metadata(case.packed)
     assert content["avg_seq_per_sample"] == metadata.sequences / metadata.packs
@@ -65,7 +62,7 @@ def test_a_file_cut_short_is_noticed(case: PackingCase, tmp_path: Path) -> None:
     as_predecessor(case, tmp_path / "training")
     victim = next((tmp_path / "training").glob("strategy_*"))
     victim.write_bytes(victim.read_bytes()[:-3])
-    with pytest.raises(InputError, match=r"strategy_7_22_part_.*cut short"):
+    with pytest.raises(InputError, match=r"strategy_mixed_part_.*cut short"):
         read_metadata(tmp_path / "training")
 
 
@@ -78,12 +75,6 @@ def test_metadata_that_cannot_be_true_is_refused(case: PackingCase, tmp_path: Pa
     sibling.write_text(json.dumps({**json.loads(sibling.read_text()), key: value}))
     with pytest.raises(InputError, match=r"training_metadata.json"):
         read_metadata(tmp_path / "training")
-
-
-def test_other_depths_are_refused_when_written(tmp_path: Path) -> None:
-    case = make_case(tmp_path, depth=2)
-    with pytest.raises(InputError, match=r"depth 2 .* plan with --depth 3 --masked-slots 8"):
-        write_predecessor_metadata(case.packed, case.plan)
 
 
 def test_a_folder_without_its_files(tmp_path: Path) -> None:
