@@ -45,7 +45,7 @@ PARTS = {
         ["histogram", "{shared}/wiki-sample/tfrecord-128", "--out", "h.json", "--json"],
         ["plan", "h.json", "--out", "nnls.json", "--json"],
         ["plan", "h.json", "--out", "optimal.json", "--algorithm", "optimal", "--depth", "max", "--json"],
-        ["write", "{shared}/wiki-sample/tfrecord-128", "--plan", "nnls.json", "--out", "packed", "--json", "--parquet"],
+        ["write", "{shared}/wiki-sample/tfrecord-128", "--plan", "nnls.json", "--out", "packed", "--json"],
         ["verify", "{shared}/wiki-sample/tfrecord-128", "packed", "--json"],
         ["pack", "{shared}/wiki-sample/tfrecord-512", "--out", "packed-512", "--verify", "--json", "--depth", "4"],
         ["inspect", "packed/packed-00000-00000.tfrecord", "--record", "3", "--json"],

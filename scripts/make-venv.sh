@@ -69,7 +69,7 @@ case "${1:-}" in
     engine=${2:-tensorflow}
     say "installing $engine and about 90 other packages: 2 GB of disk; 1 minute, longer where they are downloaded first"
     # seqeval has no wheel, and an old pip builds it in a way that fails.
-    PIP_USE_PEP517=1 install --editable ".[docker,kubernetes,parquet,s3,$engine]"
+    PIP_USE_PEP517=1 install --editable ".[docker,hdf5,kubernetes,parquet,s3,$engine]"
     compile demo
     ;;
   horovod)

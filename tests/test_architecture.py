@@ -126,8 +126,8 @@ STOREYS = {
     "config": ("values", "problems", "sections", "places", "models", "pipeline"),
     "packing": ("heuristics", "nnls_solver", "long_packs", "nnls", "exact", "algorithms", "pack_lengths", "estimate"),
     "tfrecords": (
-        *("wire", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
-        *("packed_proof", "histogram", "plan", "write", "verify", "inspect", "pack"),
+        *("wire", "files", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
+        *("packed_proof", "histogram", "plan", "write", "verify", "inspect", "pack", "convert", "vendor_packs"),
     ),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (
@@ -161,6 +161,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/model_folder"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
     "jinja2": (set(), {"reporting/page"}),
+    "h5py": (set(), {"tfrecords/wire/hdf5"}),
     "pyarrow": (set(), {"common/arrow", "tables", "rows"}),
     **dict.fromkeys(
         ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/store/objects"})
@@ -287,7 +288,8 @@ OPENERS = {"open", "read_text", "read_bytes"}
 OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/installation.py", "common/progress.py",
     "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/doctor/host.py", "runners/stop_ranks.py",
-    "runners/kubernetes/kustomize.py", "runners/compile_kernels.py", "artefacts/store/objects.py", "training/event_file.py", "training/metrics.py",
+    "runners/kubernetes/kustomize.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
+    "training/event_file.py", "training/metrics.py",
     "tables/tokenize.py",
 }  # fmt: skip
 NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model"}

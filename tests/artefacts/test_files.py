@@ -213,3 +213,14 @@ def test_the_first_difference_is_named(
     assert begin_artefact(final.parent, final, Signature("stage", stored, {}))
     with pytest.raises(InputError, match=re.escape(f"was written with {message}:")):
         begin_artefact(final.parent, final, Signature("stage", requested, {}))
+
+
+def test_a_folder_with_an_ending_takes_nothing_beside_it_for_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "packed.v1"
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert not begin_artefact(folder, folder / "metadata.json", OLD)
+    (folder / "metadata.json").write_text("{}")
+    assert not begin_artefact(folder, folder / "metadata.json", NEW, overwrite=True)
+    assert [path.name for path in folder.iterdir()] == ["settings.json"]
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    assert settings_path(folder) == settings_path(folder, folder / "metadata.json") == folder / "settings.json"

@@ -35,13 +35,16 @@ from gaudi_bert.corpus.prepare import prepare
 from gaudi_bert.runners.local import run_stages
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.tables.pack import pack_table
+from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.histogram import histogram, histogram_shard
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.plan import plan, plan_shard
+from gaudi_bert.tfrecords.vendor_packs import HDF5_PACKS, PREDECESSOR_PACKS
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import write, write_shard
 from tests.builders.faulty_proxy import faulty_proxy
 from tests.builders.folders import comparable, contents
+from tests.builders.hdf5_files import sequences_for_hdf5, write_tfrecord
 from tests.builders.reporters import QUIET
 from tests.builders.s3_server import ENVIRONMENT, quick, s3_server, upload
 from tests.builders.s3_server import contents as objects_below
@@ -148,7 +151,21 @@ def planning(path: Path, out: Path, workers: int, round_number: int) -> list[lis
     return [list(shards), [partial(plan, [path], out / "plan.json", settings, finish=True, **common)]]
 
 
+def write_packs(folder: Path) -> Path:
+    for number in range(3):
+        write_tfrecord(folder / "records" / f"part-{number}", sequences_for_hdf5(300, 61, 9, seed=number))
+    settings = PACKING.model_copy(update={"masked_slots": 12})  # as many as the predecessor's trainer reads
+    pack(folder / "records", folder / "packed", settings, reporter=QUIET)
+    return folder / "packed"
+
+
+def conversions(packed: Path, out: Path, workers: int, _: int) -> list[list[Action]]:
+    formats = (HDF5_PACKS, PREDECESSOR_PACKS)
+    return [[partial(convert, packed, out / form.name, form, reporter=QUIET, workers=workers)] for form in formats]
+
+
 SCENARIOS = {
+    "convert": Scenario(write_packs, conversions),
     "plan": Scenario(write_histogram, planning),
     "pack": Scenario(write_records, whole_packing),
     "parts": Scenario(write_records, parts),

@@ -13,7 +13,8 @@ from gaudi_bert.artefacts.shard_index import index_path, write_index
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.wire.framing import FRAME_BYTES, read_records
+from gaudi_bert.tfrecords.wire.framing import read_records
+from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES
 
 
 def notes_of(packed: Path) -> Path:

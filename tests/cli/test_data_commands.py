@@ -146,10 +146,10 @@ def test_from_a_table_to_packed_parquet(tmp_path: Path) -> None:
     succeed("histogram", records, "--out", tmp_path / "histogram.json")
     succeed("plan", tmp_path / "histogram.json", "--out", plan, "--algorithm", "spfhp")
     write = ("write", records, "--plan", plan, "--out", packed)
-    assert "need the complete folder" in refusal(*write, "--shard", "0/2", "--parquet")
-    written = succeed(*write, "--parquet", "--predecessor-metadata", "--json")
-    result = json.loads(written.stdout)
-    assert result["parquet"] == str(packed / "parquet")
-    assert json.loads(Path(result["predecessor_metadata"]).read_text())["original_number_of_samples"] == 90
-    lengths = [length for row in parquet.read_table(packed / "parquet").to_pylist() for length in row["seq_lens"]]
+    succeed(*write)
+    convert = ("convert", packed, "--to", "parquet", "--out", tmp_path / "parquet")
+    result = json.loads(succeed(*convert, "--json").stdout)
+    assert (result["format"], result["sequences"]) == ("parquet", 90)
+    assert succeed(*convert).stdout.endswith("(already there, nothing to do)\n")
+    lengths = [length for row in parquet.read_table(tmp_path / "parquet").to_pylist() for length in row["seq_lens"]]
     assert sorted(lengths) == sorted(map(len, rows))

@@ -372,6 +372,8 @@ REMOVED = {
     "help compare": "compare was removed: `gaudi-bert estimate SOURCE` prints our packs and the proven minimum,",
     "train --data records --out out --on-the-fly plan.json": "train --on-the-fly was removed: pack the records first, with",
     "pack t.parquet --out o --keep-together talk": "pack --keep-together was removed: join the rows that belong together",
+    "write r --plan p.json --out o --parquet": "write --parquet was removed: write the packs first, then `gaudi-bert",
+    "write r --plan p.json --predecessor-metadata": "write --predecessor-metadata was removed: write the packs first, then",
     "train --on-the-fly=plan.json": "train --on-the-fly was removed: pack the records first, with",
     "evaluate --on-the-fly plan.json": "No such option: --on-the-fly",
     "conjure": "No such command 'conjure'",

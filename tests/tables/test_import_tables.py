@@ -21,8 +21,9 @@ from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.reporting.estimate import estimate
 from gaudi_bert.tables.import_tables import import_tables
 from gaudi_bert.tables.pack import pack_table
-from gaudi_bert.tables.packed_parquet import write_packed_parquet
+from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
 from gaudi_bert.tables.verify import verify_table
+from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.scanning.contract import canonical_example
 from gaudi_bert.tfrecords.wire.example import decode_example
@@ -334,12 +335,14 @@ def keys_of(row: dict) -> list[tuple]:
 @pytest.mark.parametrize("depth", [1, 3, 6])
 def test_every_sequence_is_in_the_parquet_files_once(tmp_path: Path, depth: int) -> None:
     case = make_case(tmp_path, depth=depth, algorithm="lpfhp")
-    result = write_packed_parquet(case.packed, reporter=QUIET)
+    result = convert(case.packed, tmp_path / "parquet", PARQUET_PACKS, reporter=QUIET).content
     metadata = read_metadata(case.packed)
-    assert result == {"folder": str(case.packed / "parquet"), "files": len(shards_of(case.packed)), "packs": metadata.packs}
+    written = [shard for shard in shards_of(case.packed) if shard.packs]
+    assert (result.files, result.packs, result.sequences) == (len(written), metadata.packs, metadata.sequences)
+    assert not (tmp_path / "parquet_metadata.json").exists()
     actual = []
-    for shard in shards_of(case.packed):
-        table = parquet.read_table(case.packed / "parquet" / f"{Path(shard.name).stem}.parquet")
+    for shard in written:
+        table = parquet.read_table(tmp_path / "parquet" / f"{Path(shard.name).stem}.parquet")
         assert table.num_rows == shard.packs
         for row in table.to_pylist():
             assert len(row["input_ids"]) == metadata.max_sequence_length
@@ -355,5 +358,5 @@ def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path) -> None:
     case = make_case(tmp_path, files=2)
     (case.packed / "metadata.json").unlink()
     with pytest.raises(InputError, match="missing"):
-        write_packed_parquet(case.packed, tmp_path / "out", reporter=QUIET)
+        convert(case.packed, tmp_path / "out", PARQUET_PACKS, reporter=QUIET)
     assert not (tmp_path / "out").exists()

@@ -6,7 +6,6 @@ import gzip
 import json
 import pickle
 import random
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,10 @@ import pytest
 from gaudi_bert.artefacts.shard_index import index_path, write_index
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.arrays import decode_columns
-from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata, write_predecessor_metadata
+from gaudi_bert.tfrecords.convert import convert
+from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
+from gaudi_bert.tfrecords.vendor_packs import PREDECESSOR_PACKS
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import frame as framed
 from gaudi_bert.tfrecords.wire.framing import read_records
@@ -25,7 +26,7 @@ from tests.builders.agree import agree
 from tests.builders.guarded_memory import GuardedBuffer
 from tests.builders.many_shards import mapped_files
 from tests.builders.packing_case import PackingCase, make_case
-from tests.builders.shards import shards_of
+from tests.builders.reporters import QUIET
 from tests.oracles.wire import FLOAT_KEYS, UNPACKED_KEYS, example, frame, map_entry, random_sequence, unpacked_list
 
 
@@ -185,13 +186,10 @@ def fresh_case(tmp_path: Path) -> PackingCase:
     return make_case(tmp_path, masked_slots=8)
 
 
-def as_predecessor(fresh_case: PackingCase, folder: Path) -> Path:
-    """The packed folder as the predecessor would have left it."""
-    folder.mkdir()
-    for number, shard in enumerate(shard for shard in shards_of(fresh_case.packed) if shard.packs):
-        shutil.copy(fresh_case.packed / shard.name, folder / f"strategy_7_22_part_{number}")
-    sibling = write_predecessor_metadata(fresh_case.packed, fresh_case.plan)
-    return sibling.rename(folder.with_name(f"{folder.name}_metadata.json"))
+def as_predecessor(case: PackingCase, folder: Path) -> Path:
+    """The packed folder as the predecessor would have left it; its metadata."""
+    convert(case.packed, folder, PREDECESSOR_PACKS, reporter=QUIET)
+    return folder.with_name(f"{folder.name}_metadata.json")
 
 
 def test_what_we_write_is_read_as_the_predecessors(fresh_case: PackingCase, tmp_path: Path) -> None:
@@ -204,14 +202,13 @@ def test_what_we_write_is_read_as_the_predecessors(fresh_case: PackingCase, tmp_
     assert theirs.shard_table.packs.sum() == ours.packs
 
 
-def test_the_keys_are_those_that_its_trainer_knows(fresh_case: PackingCase) -> None:
-    path = write_predecessor_metadata(fresh_case.packed, fresh_case.plan)
-    assert path == fresh_case.packed.with_name("packed_metadata.json")
+def test_the_keys_are_those_that_its_trainer_knows(case: PackingCase, tmp_path: Path) -> None:
+    path = as_predecessor(case, tmp_path / "training")
     content = json.loads(path.read_text())
-    metadata = read_metadata(fresh_case.packed)
+    metadata = read_metadata(case.packed)
     assert content["avg_seq_per_sample"] == metadata.sequences / metadata.packs
     assert content["new_number_of_samples"] == metadata.packs
-    assert content["original_number_of_samples"] == len(fresh_case.sequences)
+    assert content["original_number_of_samples"] == len(case.sequences)
     assert content["packing_efficiency"] == metadata.tokens / (metadata.packs * metadata.max_sequence_length)
     agree(content["compression_ratio"], 1 - metadata.packs / metadata.sequences)
     assert content["sequences_dropped"] == 0
@@ -222,7 +219,7 @@ def test_files_that_are_cut_short_or_lost_are_noticed(fresh_case: PackingCase, t
     as_predecessor(fresh_case, tmp_path / "training")
     victim = next((tmp_path / "training").glob("strategy_*"))
     victim.write_bytes(victim.read_bytes()[:-3])
-    with pytest.raises(InputError, match=r"strategy_7_22_part_.*cut short"):
+    with pytest.raises(InputError, match=r"strategy_mixed_part_.*cut short"):
         read_metadata(tmp_path / "training")
     victim.unlink()
     with pytest.raises(InputError, match=r"its files hold .* packs, training_metadata.json states"):
@@ -238,12 +235,6 @@ def test_metadata_that_cannot_be_true_is_refused(fresh_case: PackingCase, tmp_pa
     sibling.write_text(json.dumps({**json.loads(sibling.read_text()), key: value}))
     with pytest.raises(InputError, match=r"training_metadata.json"):
         read_metadata(tmp_path / "training")
-
-
-def test_other_depths_are_refused_when_written(tmp_path: Path) -> None:
-    fresh_case = make_case(tmp_path, depth=2)
-    with pytest.raises(InputError, match=r"depth 2 .* plan with --depth 3 --masked-slots 8"):
-        write_predecessor_metadata(fresh_case.packed, fresh_case.plan)
 
 
 def test_a_folder_without_its_files(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_each_engine_resumes_and_evaluates_what_the_other_left(packed, held_out,
 
 
 def test_a_step_is_compiled_once(packed, held_out, tmp_path) -> None:
-    """50 updates with an evaluation between: no graph breaks (a compiler that sees one graph refuses), none compiled twice."""
+    """50 updates with an evaluation between: one graph each, without a break, and none compiled twice."""
     from torch._dynamo.utils import counters
 
     if shutil.which("g++") is None:
