@@ -48,7 +48,7 @@ def test_every_command_is_listed_and_explains_itself() -> None:
 def test_settings_are_named_by_options_that_there_are() -> None:
     known = {
         option
-        for command in ("prepare", "plan", "pack", "import", "embed")
+        for command in ("prepare", "plan", "pack", "import", "embed", "convert")
         for option in run_command(command, "--help").stdout.split()
     }
     assert {f"--{name.replace('_', '-')}" for name in OPTIONS} <= known

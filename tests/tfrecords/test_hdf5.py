@@ -149,6 +149,7 @@ def test_a_chunk_that_was_never_written_is_zeros(tmp_path: Path) -> None:
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = columns_of(sequences_for_hdf5(3000, 64, 5, seed=3))
+    monkeypatch.setattr(hdf5, "_BLOCK_BYTES", 1 << 14)
     most = []
     for times in (1, 8):
         more = {name: np.concatenate([values] * times) for name, values in columns.items()}
