@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ def main() -> None:
     paths = [as_hdf5(path, records) for path in make_files(arguments.folder / "tfrecord", FILES, ROWS, SEED)]
     show_processor()
     ways = {
-        "h5py": lambda: [read_all(path) for path in paths],
+        "h5py": lambda: read_all(paths),
         "one thread": lambda: histogram(records, arguments.folder / "1.json", reporter=QUIET, workers=1),
         "all cores": lambda: histogram(records, arguments.folder / "2.json", reporter=QUIET),
     }
@@ -82,11 +83,12 @@ def as_hdf5(path: Path, folder: Path) -> Path:
     return target
 
 
-def read_all(path: Path) -> None:
-    """Read every dataset of a file."""
-    with require_h5py().File(path) as file:
-        for name in file:
-            file[name][:]
+def read_all(paths: Sequence[Path]) -> None:
+    """Read every dataset of the files."""
+    for path in paths:
+        with require_h5py().File(path) as file:
+            for name in file:
+                file[name][:]
 
 
 if __name__ == "__main__":
