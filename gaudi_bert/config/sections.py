@@ -17,8 +17,8 @@ class PrepareSettings(Settings):
     text: str | tuple[str, ...] | None = Field(
         "python-docs", description="files, folders or globs; or `python-docs`, `python-docstrings`"
     )
-    records: str | None = Field(None, description="unpacked TFRecords that exist already: nothing is prepared")
-    evaluation_records: str | None = Field(None, description="held-out unpacked TFRecords that exist already")
+    records: str | None = Field(None, description="unpacked TFRecords or HDF5 files that exist already: nothing is prepared")
+    evaluation_records: str | None = Field(None, description="held-out unpacked TFRecords or HDF5 files that exist already")
     vocab: str | None = Field(None, description="a vocab.txt; without it one of `train_vocab` tokens is trained")
     train_vocab: int = Field(8192, ge=64, le=1_000_000, description="tokens of the vocabulary trained from the text")
     lower_case: bool = Field(True, description="lower-case and strip accents, as uncased BERT does")

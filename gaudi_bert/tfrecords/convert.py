@@ -1,7 +1,7 @@
 """The stage `convert`: the packs of a finished folder in a format of other trainers, one file per shard that holds packs.
 
 OUT holds nothing else, for those trainers read every file there. A file appears when it is complete, so that a run
-that was killed continues with the next one. What a trainer looks for beside OUT, `OUT_metadata.json`, is written
+that was killed continues with the next one. What a trainer looks for next to OUT, `OUT_metadata.json`, is written
 when all files are there, and removed before the first is written.
 """
 
@@ -34,11 +34,11 @@ class Writer:
 
     Attributes:
         write: writes the packs of a shard to a file that is not there, complete or not at all.
-        beside: the content of `OUT_metadata.json`; None for a format without one.
+        sibling: the content of `OUT_metadata.json`; None for a format without one.
     """
 
     write: Callable[[Path, Path], None]
-    beside: Mapping[str, Any] | None = None
+    sibling: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,17 @@ def convert(
     metadata = read_metadata(packed)
     table = metadata.shard_table
     check_shards(packed, table)
-    final, beside = conversion_path(out), predecessor_metadata_path(out)
+    final, sibling = conversion_path(out), predecessor_metadata_path(out)
     signature = Signature("convert", {"to": form.name}, {"packs": metadata.identity()})
     if is_finished(out, final, signature):
         reporter.say(f"{out}: already there, nothing to do")
         return StageOutput(Conversion.read(final), skipped=True)
     writer = form.writer_of(packed, metadata, reporter)
     with exclusive_lock(final, str(out)):
-        if beside.exists() and not (settings_path(out, final).exists() or overwrite):
-            raise InputError(f"{beside}: exists, and is not of {out}; choose another folder, or pass --overwrite")
+        if sibling.exists() and not (settings_path(out, final).exists() or overwrite):
+            raise InputError(f"{sibling}: exists, and is not of {out}; choose another folder, or pass --overwrite")
         begin_artefact(out, final, signature, overwrite)
-        beside.unlink(missing_ok=True)
+        sibling.unlink(missing_ok=True)
         shards = [path for path, packs in zip(ShardPaths(packed, table), table.packs.tolist(), strict=True) if packs]
         with reporter.task("convert", metadata.packs, "packs") as task:
 
@@ -92,8 +92,8 @@ def convert(
                 task.advance(metadata.packs / len(shards))
 
             map_in_threads(write, range(len(shards)), workers, lambda: np.zeros(0, np.uint8))
-        if writer.beside is not None:
-            write_json(beside, writer.beside)
+        if writer.sibling is not None:
+            write_json(sibling, writer.sibling)
         content = Conversion(format=form.name, files=len(shards), packs=metadata.packs, sequences=metadata.sequences)
         content.write(final)
     return StageOutput(content, seconds=round(time.monotonic() - started, 3))

@@ -1,7 +1,7 @@
 """Packs as the vendor's trainers read them: HDF5 for `run_pretraining.py` of its PyTorch BERT, and TFRecords for that of its
 TensorFlow BERT, the predecessor (see `packed_folder`).
 
-Both look for `<folder>_metadata.json` beside the folder, for the number of sequences per pack. HDF5 packs have no weights:
+Both look for `<folder>_metadata.json` next to the folder, for the number of sequences per pack. HDF5 packs have no weights:
 a slot whose position and id are 0 is unused, and the vendor's reader stops at the first position that is 0. So packs that
 mask the first token of their row, or predict id 0, are refused, and the last slot is never used.
 """
@@ -57,8 +57,8 @@ def _hdf5_writer(packed: Path, metadata: Metadata, reporter: Reporter) -> Writer
         )
     survey = _survey(packed, metadata, reporter, has_weights=False)
     slots = max(metadata.max_predictions + _MOST_SEQUENCES, survey.most_masked + 1)
-    beside = {_PYTORCH_KEYS.get(key, key): value for key, value in _beside(metadata, survey).items()}
-    return Writer(partial(_write_hdf5, metadata, slots), beside)
+    sibling = {_PYTORCH_KEYS.get(key, key): value for key, value in _vendor_metadata(metadata, survey).items()}
+    return Writer(partial(_write_hdf5, metadata, slots), sibling)
 
 
 def _predecessor_writer(packed: Path, metadata: Metadata, reporter: Reporter) -> Writer:
@@ -69,7 +69,7 @@ def _predecessor_writer(packed: Path, metadata: Metadata, reporter: Reporter) ->
             f"depth {PREDECESSOR_DEPTH} and {metadata.max_predictions} + {PREDECESSOR_DEPTH} slots only; "
             f"plan with --depth {PREDECESSOR_DEPTH} --masked-slots {slots}"
         )
-    return Writer(_copy, _beside(metadata, _survey(packed, metadata, reporter, has_weights=True)))
+    return Writer(_copy, _vendor_metadata(metadata, _survey(packed, metadata, reporter, has_weights=True)))
 
 
 HDF5_PACKS = PackFormat("hdf5", lambda _, stem: f"{stem}.hdf5", _hdf5_writer)
@@ -157,7 +157,7 @@ def _survey(packed: Path, metadata: Metadata, reporter: Reporter, has_weights: b
     return survey
 
 
-def _beside(metadata: Metadata, survey: _Survey) -> dict[str, Any]:
+def _vendor_metadata(metadata: Metadata, survey: _Survey) -> dict[str, Any]:
     """The metadata that the predecessor's trainer looks for.
 
     `top_8_strategies` are the lengths themselves: the vendor's numbers point into a list that it does not save.

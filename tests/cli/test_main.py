@@ -44,7 +44,7 @@ def test_every_command_is_listed_and_explains_itself() -> None:
 
 
 def test_settings_are_named_by_options_that_there_are() -> None:
-    pages = [run_command(command, "--help").stdout for command in ("prepare", "plan", "pack", "import", "embed")]
+    pages = [run_command(command, "--help").stdout for command in ("prepare", "plan", "pack", "import", "embed", "convert")]
     known = set(" ".join(pages).split())
     assert {f"--{name.replace('_', '-')}" for name in OPTIONS} <= known
 

@@ -116,7 +116,7 @@ def test_a_run_that_failed_continues(tmp_path: Path) -> None:
             writer.write(shard, target)
             written.append(target)
 
-        return Writer(write, writer.beside)
+        return Writer(write, writer.sibling)
 
     with pytest.raises(InputError, match="the disk is gone"):
         convert(packed, tmp_path / "out", PackFormat("hdf5", HDF5_PACKS.file_name, failing), reporter=QUIET, workers=1)

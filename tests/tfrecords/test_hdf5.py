@@ -149,6 +149,7 @@ def test_a_chunk_that_was_never_written_is_zeros(tmp_path: Path) -> None:
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = columns_of(sequences_for_hdf5(3000, 64, 5, seed=3))
+    monkeypatch.setattr(hdf5, "_BLOCK_BYTES", 1 << 14)
     most = []
     for times in (1, 8):
         more = {name: np.concatenate([values] * times) for name, values in columns.items()}
@@ -235,7 +236,8 @@ WRONG = {
     r"dataset segment_ids has the shape \(19, 11\), \(20, 11\) goes": shortened("segment_ids", 0),
     r"dataset masked_lm_positions has the shape \(20, 2\), \(20, 3\) goes": shortened("masked_lm_positions", 1),
     r"dataset next_sentence_labels has the shape \(19,\), \(20,\) goes": shortened("next_sentence_labels", 0),
-    "dataset input_mask is float32; it must hold integers": as_floats,
+    r"dataset input_mask is float32 \(20, 11\); it must hold rows of integers": as_floats,
+    r"dataset input_ids is int64 \(\); it must hold rows": lambda columns: columns.update(input_ids=np.array(7)),
     "holds packs; give the unpacked records": as_packs,
     "row 7: `input_ids` holds -3 at 0, 0 to 2097151 is allowed": bad("input_ids", 7, 0, -3),
     "row 7: `input_ids` holds 2097152 at 0": bad("input_ids", 7, 0, 2**21),
@@ -259,7 +261,7 @@ def test_wrong_files_are_refused(tmp_path: Path, message: str) -> None:
         sequence.update(masked_lm_ids=[5, 0, 0], masked_lm_positions=[1, 0, 0])
     columns = columns_of(sequences)
     WRONG[message](columns)
-    path = write_columns(tmp_path / "records" / "rows.hdf5", columns, types={}, compression="gzip")
+    path = write_columns(tmp_path / "records" / "rows.hdf5", columns, types={})
     with pytest.raises(InputError, match=message) as error:
         histogram(path.parent, tmp_path / "histogram.json", reporter=QUIET)
     assert str(error.value).startswith(str(path))

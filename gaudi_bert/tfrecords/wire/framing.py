@@ -1,5 +1,5 @@
 """TFRecord framing: length (8 bytes), its masked CRC-32C (4), payload, its masked CRC-32C (4); plain, or
-compressed with GZIP or ZLIB, or made of the rows of an HDF5 file.
+compressed with GZIP or ZLIB; or the rows of an HDF5 file as such records.
 
 `RecordStream` gives the uncompressed bytes of a file in pieces, and the CRC-32C of the file as it
 is on disk; `read_records` is the simple reader on top of it, for few records or where speed does not

@@ -127,8 +127,10 @@ class Hdf5Rows:
                 f"{self.path}: has no dataset {name} (it has {names}); BERT's pretraining data of NVIDIA and Habana are read"
             )
         dataset = self._file[name]
-        if dataset.dtype.kind not in "iu":
-            raise InputError(f"{self.path}: dataset {name} is {dataset.dtype}; it must hold integers")
+        if dataset.dtype.kind not in "iu" or not dataset.shape:
+            raise InputError(
+                f"{self.path}: dataset {name} is {dataset.dtype} {dataset.shape}; it must hold rows of integers"
+            )
         return _Column(dataset)
 
     def _checked_schema(self) -> UnpackedSchema:
