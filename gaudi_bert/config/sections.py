@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from gaudi_bert.config.values import FREE, Algorithm, Bytes, Depth, Settings
+from gaudi_bert.config.values import FREE, Algorithm, Bytes, Depth, Engine, Settings
 
 # --- data
 
@@ -139,6 +139,7 @@ class LoopSettings(Settings):
 
     section_name: ClassVar[str] = "training"
 
+    engine: Engine = "auto"
     device: Annotated[Literal["auto", "cpu", "hpu"], FREE] = "auto"
     optimizer: Literal["adamw", "lamb"] = "adamw"
     learning_rate: float = Field(1.0e-3, gt=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from gaudi_bert.runners.launch import (
     run_training_processes,
     training_command,
 )
-from gaudi_bert.runners.stop_ranks import named_variables
+from gaudi_bert.runners.stop_ranks import meeting_point, named_variables
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from tests.builders import training_data as data
 from tests.builders.recorded_answers import MPIRUN_FOOTER_ONLY, MPIRUN_OUTPUT
@@ -54,6 +55,39 @@ def test_each_process_is_told_its_number_and_where_the_others_are(tmp_path) -> N
         ("1", "1", "2"),
     ]
     assert found[0]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == found[1]["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+
+
+@pytest.mark.parametrize(("engine", "has_horovod"), [("pytorch", True), ("auto", True), ("auto", False)])
+def test_processes_of_pytorch_are_told_what_torchrun_tells_them(
+    engine: str, has_horovod: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever chooses the engine in the process itself gets the variables of both, as far as both are installed."""
+    monkeypatch.setattr(launch, "find_spec", lambda name: name != "horovod" or has_horovod or None)
+    settings = pipeline_from_mapping({"resources": {"workers": 3}, "training": {"engine": engine}}, "test")
+    code = f"import json, os; json.dump(dict(os.environ), open('{tmp_path}/' + os.environ['RANK'], 'w'))"
+    run_training_processes(settings, "train", [sys.executable, "-c", code])
+    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    for rank, each in enumerate(found):
+        assert (each["LOCAL_RANK"], each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"]) == (str(rank), "3", "3")
+        assert (each["MASTER_ADDR"], each["MASTER_PORT"]) == ("127.0.0.1", found[0]["MASTER_PORT"])
+        assert ("HOROVOD_RANK" in each) == (engine == "auto" and has_horovod)
+
+
+@pytest.mark.slow
+def test_two_processes_meet_by_torch_distributed(tmp_path: Path) -> None:
+    """What the variables are for: the real PyTorch connects by them, and sums."""
+    pytest.importorskip("torch")
+    settings = pipeline_from_mapping({"resources": {"workers": 2}, "finetune": {"engine": "pytorch"}}, "test")
+    code = f"""
+import os, torch, torch.distributed as group
+group.init_process_group("gloo")
+value = torch.tensor([float(group.get_rank() + 1)])
+group.all_reduce(value)
+open("{tmp_path}/" + os.environ["RANK"], "w").write(str(value.item()))
+group.destroy_process_group()
+"""
+    run_training_processes(settings, "finetune", [sys.executable, "-c", code])
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["3.0", "3.0"]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +142,15 @@ def test_a_signal_goes_to_all_and_they_are_waited_for(tmp_path) -> None:
 
 def test_without_horovod_the_remedy_is_named(monkeypatch) -> None:
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="2 processes need Horovod, which is not installed; run `make setup-horovod`"):
+    said = (
+        "2 processes need Horovod, which is not installed; run `make setup-horovod`, or set training.engine to pytorch, or"
+    )
+    with pytest.raises(InputError, match=said):
         run("pass")
+    by_name = pipeline_from_mapping({"resources": {"workers": 2}, "training": {"engine": "tensorflow"}}, "test")
+    monkeypatch.setattr(launch, "find_spec", lambda name: None if name == "horovod" else True)
+    with pytest.raises(InputError, match=said):
+        run("pass", by_name)
 
 
 def test_with_cards_mpirun_starts_them(monkeypatch, tmp_path) -> None:
@@ -212,6 +253,7 @@ def test_over_ssh_all_slots_are_filled_and_the_port_is_told(workers: int, cards:
     assert command[command.index("plm_rsh_args") + 1].startswith("-p 2222 ")
     passed = [command[index + 1] for index, word in enumerate(command) if word == "-x"]
     assert passed[0] == "PATH"
+    assert {"MASTER_ADDR", "MASTER_PORT"} < set(passed)
     assert passed[-1] == "MINE"
     assert ("HABANA_LOGS" in passed) == (cards > 0)
     assert command[-len(STAGE) :] == STAGE
@@ -399,8 +441,25 @@ time.sleep(120)
 
 
 def test_variables_that_are_there_are_named_one_by_one() -> None:
-    command = ["mpirun", "-x", "PATH", "-x", "AWS_*", "-x", "AZURE_*", "gaudi-bert", "run", "x*"]
+    command = ["mpirun", "-x", "PATH", "-x", "HABANA_LOGS", "-x", "AWS_*", "-x", "AZURE_*", "gaudi-bert", "run", "x*"]
     environment = {"AWS_SECRET_ACCESS_KEY": "s", "PATH": "/bin", "AWS_ACCESS_KEY_ID": "k", "MY_AWS_X": ""}
     assert named_variables(command, environment) == [
         *("mpirun", "-x", "PATH", "-x", "AWS_ACCESS_KEY_ID", "-x", "AWS_SECRET_ACCESS_KEY", "gaudi-bert", "run", "x*")
     ]
+
+
+def test_ranks_of_pytorch_meet_at_the_first_worker_or_on_this_machine(ranks: list[str], tmp_path: Path) -> None:
+    """By the real mpirun, which hands on what its parent adds."""
+    first = meeting_point([("demo-train-worker-0.demo-train.ns.svc", 22), ("demo-train-worker-1.demo-train.ns.svc", 22)], {})
+    assert first == {"MASTER_ADDR": "demo-train-worker-0.demo-train.ns.svc", "MASTER_PORT": "29500"}
+    assert meeting_point([("a", 22)], {"MASTER_PORT": "4711"}) == {"MASTER_ADDR": "a", "MASTER_PORT": "4711"}
+    code = """
+import os
+with open(os.environ["OUT"] + os.environ["OMPI_COMM_WORLD_RANK"], "w") as file:
+    file.write(os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"])
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
+    subprocess.run([*ranks, code], check=True, env={**environment, "OUT": f"{tmp_path}/"})
+    told = {(tmp_path / rank).read_text() for rank in ("0", "1")}
+    assert len(told) == 1
+    assert re.fullmatch(r"127\.0\.0\.1:\d{4,5}", told.pop())
