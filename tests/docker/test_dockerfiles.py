@@ -14,8 +14,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "docker"
 FILES = sorted(FOLDER.glob("*.Dockerfile"))
 
 
-def test_there_are_three() -> None:
-    assert [file.name for file in FILES] == ["data.Dockerfile", "train-cpu.Dockerfile", "train-gaudi.Dockerfile"]
+def test_there_are_four() -> None:
+    names = ["data", "train-cpu", "train-gaudi", "train-gaudi-pytorch"]
+    assert [file.name for file in FILES] == sorted(f"{name}.Dockerfile" for name in names)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
