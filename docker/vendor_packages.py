@@ -1,6 +1,6 @@
-"""Holds the vendor's packages in a Gaudi image as they are: no install of ours may replace its PyTorch, TensorFlow or Horovod.
+"""Holds the vendor's packages in a Gaudi image as they are: no install of ours may replace its framework or Horovod.
 
-    python3 vendor_packages.py record ENGINE FOLDER CONSTRAINTS    before the install: what is there; constraints that keep it
+    python3 vendor_packages.py record ENGINE FOLDER CONSTRAINTS    before the install: what is there, how to keep it
     python3 vendor_packages.py check FOLDER                        after it: the build fails if anything of it changed
 
 A package is known by its version and the SHA-256 of all its files, so that a package of another name that writes into the
@@ -69,9 +69,8 @@ def record(engine: str, folder: Path, constraints: Path) -> list[str]:
     packages, required = protected_packages(), REQUIRED[engine]
     missing = [title for title, name in required.items() if not any(re.fullmatch(name, found) for found in packages)]
     if missing:
-        return [
-            f"the base image has no {', '.join(missing)}: BASE_IMAGE must be the vendor's image with {next(iter(required))}"
-        ]
+        framework = next(iter(required))
+        return [f"the base image has no {', '.join(missing)}: BASE_IMAGE must be the vendor's image with {framework}"]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "packages.json").write_text(json.dumps(packages, indent=1) + "\n", encoding="utf-8")
     kept = kept_constraints(constraints.read_text(encoding="utf-8"), packages)

@@ -24,8 +24,7 @@ from types import FrameType
 
 from gaudi_bert.common.errors import InputError
 
-# Launcher, and where it puts a process's number and how many there are. Open MPI's is what the Gaudi images have; the names
-# that torchrun takes are last, since jobs of other kinds set them too.
+# Launcher, and where it puts a process's number and how many there are. Open MPI's is what the Gaudi images have.
 LAUNCHERS = (
     ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE"),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -54,6 +53,8 @@ def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
     for launcher, rank_name, size_name in LAUNCHERS:
         if rank_name not in variables or size_name not in variables:
             continue
+        if launcher == "torchrun" and "MASTER_ADDR" not in variables:
+            continue  # other programs have variables of these names
         rank, size = variables[rank_name], variables[size_name]
         if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
             raise InputError(
@@ -87,6 +88,8 @@ def is_first_process() -> bool:
 MASTER_ADDRESS, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
 # PyTorch's own default, for processes on hosts or in containers of their own.
 TORCH_PORT = 29500
+# Processes of one machine need no name of it that can be resolved.
+ON_THIS_MACHINE = {MASTER_ADDRESS: "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def torch_environment(rank: int, size: int, *, per_host: int, address: str, port: int) -> dict[str, str]:

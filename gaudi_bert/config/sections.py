@@ -139,7 +139,11 @@ class LoopSettings(Settings):
 
     section_name: ClassVar[str] = "training"
 
-    engine: Engine = "auto"
+    engine: Annotated[Engine, FREE] = Field(
+        "auto",
+        description="auto: TensorFlow where it is installed and the model is a BERT, else PyTorch; "
+        "a resumed run keeps its own",
+    )
     device: Annotated[Literal["auto", "cpu", "hpu"], FREE] = "auto"
     optimizer: Literal["adamw", "lamb"] = "adamw"
     learning_rate: float = Field(1.0e-3, gt=0)

@@ -26,7 +26,14 @@ from types import FrameType
 from typing import Any
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
-from gaudi_bert.common.launch import MASTER_ADDRESS, MASTER_PORT, free_port, handled_signals, torch_environment
+from gaudi_bert.common.launch import (
+    MASTER_ADDRESS,
+    MASTER_PORT,
+    ON_THIS_MACHINE,
+    free_port,
+    handled_signals,
+    torch_environment,
+)
 from gaudi_bert.config.pipeline import PipelineSettings
 
 # --- mpirun: one process per card, inside the one worker, or by ssh on several
@@ -261,7 +268,10 @@ def _local_environments(settings: PipelineSettings, stage: str, processes: int) 
     own: list[dict[str, str]] = [{} for _ in ranks]
     if section.engine != "tensorflow":
         port = free_port()
-        own = [torch_environment(rank, processes, per_host=processes, address="127.0.0.1", port=port) for rank in ranks]
+        own = [
+            torch_environment(rank, processes, per_host=processes, address="127.0.0.1", port=port) | ON_THIS_MACHINE
+            for rank in ranks
+        ]
     if section.engine == "pytorch" or not has_horovod:
         yield own
         return

@@ -34,7 +34,14 @@ from pathlib import Path
 from types import FrameType
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
-from gaudi_bert.common.launch import MASTER_ADDRESS, MASTER_PORT, TORCH_PORT, free_port, handled_signals
+from gaudi_bert.common.launch import (
+    MASTER_ADDRESS,
+    MASTER_PORT,
+    ON_THIS_MACHINE,
+    TORCH_PORT,
+    free_port,
+    handled_signals,
+)
 
 _POLL_SECONDS = 1.0
 
@@ -164,8 +171,8 @@ def workers_of(command: Sequence[str], environment: Mapping[str, str]) -> list[t
 
 def meeting_point(workers: Sequence[tuple[str, int]], environment: Mapping[str, str]) -> dict[str, str]:
     """Where ranks of PyTorch meet: at the first worker, or on this machine; what `environment` says of it stays."""
-    address, port = (workers[0][0], TORCH_PORT) if workers else ("127.0.0.1", free_port())
-    values = {MASTER_ADDRESS: address, MASTER_PORT: str(port)}
+    address = {MASTER_ADDRESS: workers[0][0]} if workers else ON_THIS_MACHINE
+    values = {**address, MASTER_PORT: str(TORCH_PORT if workers else free_port())}
     return {name: environment.get(name, value) for name, value in values.items()}
 
 

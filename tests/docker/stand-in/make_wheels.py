@@ -1,4 +1,4 @@
-"""Makes wheels of packages that only have a name, a version and a few files. Usage: make_wheels.py FOLDER tensorflow|pytorch."""
+"""Makes wheels of packages that only have a name, a version and a few files. Usage: make_wheels.py FOLDER ENGINE."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKAGES: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
     ),
     "pytorch": (
         ("habana_torch_plugin", "1.24.0.1", BRIDGE),
-        ("torch", "2.99.0", {"torch/__init__.py": "made_by = 'others'\n"}),
+        ("torch_of_others", "1.0.0", {"torch/__init__.py": "made_by = 'others'\n"}),
     ),
 }
 

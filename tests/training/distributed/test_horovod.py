@@ -32,7 +32,6 @@ LAUNCHERS = {
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     "mpiexec": ("PMI_RANK", "PMI_SIZE"),
-    "torchrun": ("RANK", "WORLD_SIZE"),
 }
 
 
