@@ -82,7 +82,7 @@ def is_first_process() -> bool:
     return launch is None or launch.rank == 0
 
 
-# --- what PyTorch's processes are told
+# --- the variables of PyTorch's processes
 
 # Where they meet: an address and a port of the first of them.
 MASTER_ADDRESS, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"

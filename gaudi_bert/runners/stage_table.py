@@ -265,7 +265,7 @@ def stage_image(settings: PipelineSettings, stage: Stage) -> str:
 
 
 def _training_image(settings: PipelineSettings, stage: Stage) -> str:
-    """The image by cards and engine: an image has one engine, and TensorFlow is it unless the pipeline says otherwise."""
+    """The image by cards and engine: an image has one engine, and TensorFlow is it unless the pipeline names another."""
     device = "gaudi" if settings.resources.cards else "cpu"
     return f"gaudi-bert-train-{device}{'-pytorch' if stage_engine(settings, stage) == 'pytorch' else ''}"
 

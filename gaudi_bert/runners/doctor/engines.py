@@ -102,7 +102,7 @@ def check_engines(packages: Packages, settings: PipelineSettings, *, on_cards: b
     """Which engine can run here, and why the other cannot; a warning where none can, or not the one that is named."""
     states = engine_states(packages, on_cards=on_cards)
     named = settings.training.engine
-    finding = f"Python {'.'.join(map(str, packages.python))}: {'; '.join(_told(states))}"
+    finding = f"Python {'.'.join(map(str, packages.python))}: {'; '.join(_described(states))}"
     missing = [state for state in states if state.reason and named in ("auto", state.name)]
     if all(state.reason for state in states) or (named != "auto" and missing):
         # PyTorch runs on every Python.
@@ -111,7 +111,7 @@ def check_engines(packages: Packages, settings: PipelineSettings, *, on_cards: b
     return passed("engines", finding)
 
 
-def _told(states: list[EngineState]) -> Iterator[str]:
+def _described(states: list[EngineState]) -> Iterator[str]:
     for state in states:
         yield f"{state.name} does not run ({state.reason})" if state.reason else f"{state.name} runs ({state.title})"
     if all(state.reason for state in states):

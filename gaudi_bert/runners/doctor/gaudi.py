@@ -26,7 +26,7 @@ BRIDGES: Mapping[EngineName, str] = {"tensorflow": "habana-tensorflow", "pytorch
 class GaudiFacts:
     """What is known of cards; an empty text is unknown.
 
-    `driver` and `tools` are releases, as `1.24.0`; `cards` are names, as `HL-225`; `source` is who told.
+    `driver` and `tools` are releases, as `1.24.0`; `cards` are names, as `HL-225`; `source` is where they come from.
     """
 
     driver: str = ""
@@ -40,7 +40,7 @@ class GaudiFacts:
 
 
 def read_facts(hl_smi: str, hlml: str) -> GaudiFacts:
-    """What the table of `hl-smi` says; where that names no driver, the JSON of `hlml.py`."""
+    """What the table of `hl-smi` states; where that names no driver, the JSON of `hlml.py`."""
     tools = _release(r"^\|?\s*HL-SMI Version:\s*hl-", hl_smi)
     # Later releases have a line for the driver of the network, too.
     driver = _release(r"^\|?\s*Driver Version:\s*", hl_smi)

@@ -1,6 +1,6 @@
-"""What the vendor's library of cards says (package habana-pyhlml), as one line of JSON.
+"""What the vendor's library of cards reports (package habana-pyhlml), as one line of JSON.
 
-A process of its own, because the library prints, and may end the process where the driver does not answer:
+A separate process, because the library prints, and may end the process where the driver does not answer:
 
     python3 -m gaudi_bert.runners.doctor.hlml
 """

@@ -101,7 +101,7 @@ def _content(path: str) -> str:
         return ""
 
 
-# --- checks: what the vendor's documentation asks for
+# --- checks: what the vendor's documentation requires
 
 _LISTENING = "0A"
 _PAGE_BYTES = 2 * 2**20
