@@ -163,7 +163,7 @@ def test_what_is_set_wrongly_is_one_line(docker: Docker, tiny: Path, setting: st
 
 
 def test_cards_without_their_runtime_are_one_line(docker: Docker, tiny: Path) -> None:
-    wanted = ("--set", "resources.cards=1", "--set", f"images.data={TRAIN.partition(':')[0]}")
+    wanted = ("--set", "resources.cards=1", "--set", f"images.train={TRAIN.partition(':')[0]}")
     done = command_line(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "evaluate", *wanted)
     assert done.returncode == 2
     assert "install the Gaudi container runtime" in done.stderr.splitlines()[-1]

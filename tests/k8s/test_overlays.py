@@ -18,7 +18,7 @@ from gaudi_bert import __version__
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
 from gaudi_bert.runners.kubernetes import kustomize
 from gaudi_bert.runners.kubernetes.kustomize import MANIFESTS, build
-from gaudi_bert.runners.kubernetes.manifests import render
+from gaudi_bert.runners.kubernetes.manifests import pod_specs, render
 from tests.k8s.manifest_checks import VERSIONS, amount, check_manifests, check_pod, check_schema, containers
 
 Json = dict[str, Any]
@@ -39,6 +39,10 @@ OVERLAYS: dict[str, list[str]] = {
     "gaudi/training": [],
     "gaudi/training-mpijob": MPIJOB,
     "gaudi/training-mpijob-efa": [*MPIJOB, *DL1],
+    "gaudi-pytorch": [],
+    "gaudi-pytorch/data": SHARED,
+    "gaudi-pytorch/training": [],
+    "gaudi-pytorch/training-mpijob": MPIJOB,
 }
 
 
@@ -141,7 +145,28 @@ def test_the_overlays_have_the_images_of_this_version(built: dict[str, list[Json
     for objects in built.values():
         images = set(re.findall(r'"image": "([^"]+)"', json.dumps(objects)))
         assert images
-        assert images <= {f"gaudi-bert-{name}:{__version__}" for name in ("data", "train-cpu", "train-gaudi")}
+        names = ("data", "train-cpu", "train-gaudi", "train-gaudi-pytorch")
+        assert images <= {f"gaudi-bert-{name}:{__version__}" for name in names}
+
+
+def test_the_pytorch_overlays_train_in_its_image_with_what_the_vendor_requires(built: dict[str, list[Json]]) -> None:
+    """As on the vendor's Kubernetes page: huge pages, SYS_NICE, the host's IPC, and where the ranks of an MPIJob meet."""
+    for overlay, kind in (("gaudi-pytorch/training", "Job"), ("gaudi-pytorch/training-mpijob", "MPIJob")):
+        (job,) = (item for item in built[overlay] if item["kind"] == kind and item["metadata"]["name"] == "demo-train")
+        *_, spec = pod_specs(job)
+        (container,) = spec["containers"]
+        assert container["image"] == f"gaudi-bert-train-gaudi-pytorch:{__version__}"
+        assert container["resources"]["limits"].items() >= {"habana.ai/gaudi": "8", "hugepages-2Mi": "95000Mi"}.items()
+        assert container["securityContext"]["capabilities"] == {"add": ["SYS_NICE"]}
+        assert spec["hostIPC"] is True
+        launcher = next(pod_specs(job))["containers"][0]
+        environment = {variable["name"]: variable["value"] for variable in launcher["env"]}
+        assert environment["PT_HPU_LAZY_MODE"] == "0"
+        assert environment["PT_HPU_RECIPE_CACHE_CONFIG"].split(",")[0] == "/var/cache/gaudi-bert"
+        assert "/var/cache/gaudi-bert" in {mount["mountPath"] for mount in container["volumeMounts"]}
+        command = launcher["command"]
+        passed = {command[index + 1] for index, word in enumerate(command) if word == "-x"}
+        assert kind == "Job" or passed >= {"MASTER_ADDR", "MASTER_PORT", "PT_HPU_LAZY_MODE", "PT_HPU_RECIPE_CACHE_CONFIG"}
 
 
 def write_demo(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -161,11 +186,11 @@ def test_a_change_of_the_demo_reaches_all_its_copies(repository: Path, tmp_path:
     demo.write_text(demo.read_text().replace("depth: 3", "depth: 5"))
     stale = write_demo(repository, "--check", str(tmp_path))
     assert stale.returncode == 1
-    assert len(stale.stdout.splitlines()) == 4, "the finetuning overlay is of another file"
+    assert len(stale.stdout.splitlines()) == 5, "the finetuning overlay is of another file"
     assert write_demo(repository, str(tmp_path)).returncode == 0
     assert write_demo(repository, "--check", str(tmp_path)).returncode == 0
     written = load_pipeline(demo)
-    for copy in ("overlays/cpu/settings", "overlays/gaudi/settings", "in-cluster"):
+    for copy in ("overlays/cpu/settings", "overlays/gaudi/settings", "overlays/gaudi-pytorch/settings", "in-cluster"):
         settings = load_pipeline(tmp_path / "k8s" / copy / "pipeline.yaml")
         assert settings.packing.depth == 5
         for part in ("prepare", "packing", "model"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -44,6 +45,39 @@ def test_each_process_is_told_its_number_and_where_the_others_are(tmp_path) -> N
     ranks = [(each["HOROVOD_RANK"], each["HOROVOD_LOCAL_RANK"], each["HOROVOD_SIZE"]) for each in found]
     assert ranks == [("0", "0", "2"), ("1", "1", "2")]
     assert found[0]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == found[1]["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+
+
+@pytest.mark.parametrize(("engine", "has_horovod"), [("pytorch", True), ("auto", True), ("auto", False)])
+def test_processes_of_pytorch_are_told_what_torchrun_tells_them(
+    engine: str, has_horovod: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever chooses the engine in the process itself gets the variables of both, as far as both are installed."""
+    monkeypatch.setattr(launch, "find_spec", lambda name: name != "horovod" or has_horovod or None)
+    settings = pipeline_from_mapping({"resources": {"workers": 3}, "training": {"engine": engine}}, "test")
+    code = f"import json, os; json.dump(dict(os.environ), open('{tmp_path}/' + os.environ['RANK'], 'w'))"
+    run_training_processes(settings, "train", [sys.executable, "-c", code])
+    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    for rank, each in enumerate(found):
+        assert (each["LOCAL_RANK"], each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"]) == (str(rank), "3", "3")
+        assert (each["MASTER_ADDR"], each["MASTER_PORT"]) == ("127.0.0.1", found[0]["MASTER_PORT"])
+        assert ("HOROVOD_RANK" in each) == (engine == "auto" and has_horovod)
+
+
+@pytest.mark.slow
+def test_two_processes_meet_by_torch_distributed(tmp_path: Path) -> None:
+    """What the variables are for: the real PyTorch connects by them, and sums."""
+    pytest.importorskip("torch")
+    settings = pipeline_from_mapping({"resources": {"workers": 2}, "finetune": {"engine": "pytorch"}}, "test")
+    code = f"""
+import os, torch, torch.distributed as group
+group.init_process_group("gloo")
+value = torch.tensor([float(group.get_rank() + 1)])
+group.all_reduce(value)
+open("{tmp_path}/" + os.environ["RANK"], "w").write(str(value.item()))
+group.destroy_process_group()
+"""
+    run_training_processes(settings, "finetune", [sys.executable, "-c", code])
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["3.0", "3.0"]
 
 
 @pytest.mark.parametrize(
@@ -94,8 +128,15 @@ def test_a_signal_goes_to_all_and_they_are_waited_for(tmp_path) -> None:
 
 def test_without_horovod_the_remedy_is_named(monkeypatch) -> None:
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="2 processes need Horovod, which is not installed; run `make setup-horovod`"):
+    said = (
+        "2 processes need Horovod, which is not installed; run `make setup-horovod`, or set training.engine to pytorch, or"
+    )
+    with pytest.raises(InputError, match=said):
         run("pass")
+    by_name = pipeline_from_mapping({"resources": {"workers": 2}, "training": {"engine": "tensorflow"}}, "test")
+    monkeypatch.setattr(launch, "find_spec", lambda name: None if name == "horovod" else True)
+    with pytest.raises(InputError, match=said):
+        run("pass", by_name)
 
 
 def test_with_cards_mpirun_starts_them(monkeypatch, tmp_path) -> None:
@@ -198,6 +239,7 @@ def test_over_ssh_all_slots_are_filled_and_the_port_is_told(workers: int, cards:
     assert command[command.index("plm_rsh_args") + 1].startswith("-p 2222 ")
     passed = [command[index + 1] for index, word in enumerate(command) if word == "-x"]
     assert passed[0] == "PATH"
+    assert {"MASTER_ADDR", "MASTER_PORT"} < set(passed)
     assert passed[-1] == "MINE"
     assert ("HABANA_LOGS" in passed) == (cards > 0)
     assert command[-len(STAGE) :] == STAGE

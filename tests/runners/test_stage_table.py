@@ -24,6 +24,7 @@ from gaudi_bert.runners.stage_table import (
     named_paths,
     preview_stage,
     select_stages,
+    stage_image,
     stages_of,
     steps_of,
 )
@@ -242,8 +243,30 @@ def test_each_stage_has_its_image_and_its_resources() -> None:
     assert steps["prepare"].image == "gaudi-bert-data:v1"
     assert [step.containers for step in steps.values()] == [5, 5, 5, 5, 1, 2, 1, 2, 1, 1]
     assert [step.cards for step in steps.values()] == [0, 0, 0, 0, 0, 8, 1, 8, 1, 0]
-    assert str(steps["train"]) == "train: 2 x gaudi-bert-train-cpu:v1 (95 cpu, 409Gi, 8 cards)"
+    assert str(steps["train"]) == "train: 2 x gaudi-bert-train-gaudi:v1 (95 cpu, 409Gi, 8 cards)"
     assert "1 card)" in str(steps["evaluate"])
+
+
+@pytest.mark.parametrize(
+    ("given", "train", "finetune"),
+    [
+        ([], "train-cpu", "train-cpu"),
+        (["training.engine=pytorch"], "train-cpu-pytorch", "train-cpu-pytorch"),
+        (["finetune.engine=pytorch"], "train-cpu", "train-cpu-pytorch"),
+        (["training.engine=pytorch", "finetune.engine=tensorflow"], "train-cpu-pytorch", "train-cpu"),
+        (["resources.cards=8"], "train-gaudi", "train-gaudi"),
+        (["resources.cards=8", "training.engine=pytorch"], "train-gaudi-pytorch", "train-gaudi-pytorch"),
+    ],
+)
+def test_the_image_goes_by_cards_and_engine(given: list[str], train: str, finetune: str) -> None:
+    settings = load_pipeline(None, [*given, "images.tag=v1"])
+    images = {name: stage_image(settings, stage) for name, stage in STAGES.items() if stage.trains}
+    assert images == {
+        **dict.fromkeys(("train", "evaluate"), f"gaudi-bert-{train}:v1"),
+        **dict.fromkeys(("finetune", "predict"), f"gaudi-bert-{finetune}:v1"),
+    }
+    own = load_pipeline(None, [*given, "images.train=mine", "images.tag=v1"])
+    assert {stage_image(own, stage) for stage in STAGES.values() if stage.trains} == {"mine:v1"}
 
 
 def test_images_have_registry_and_version() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ import pytest
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners import stop_ranks
 from gaudi_bert.runners.launch import USER_SSH_PORT, failed_rank, training_command
-from gaudi_bert.runners.stop_ranks import named_variables
+from gaudi_bert.runners.stop_ranks import meeting_point, named_variables
 from tests.builders.recorded_answers import MPIRUN_FOOTER_ONLY, MPIRUN_OUTPUT
 from tests.builders.ssh_hosts import USER, WORKERS, Hosts, made_hosts, wait_until
 
@@ -263,11 +264,28 @@ time.sleep(120)
 
 
 def test_variables_that_are_there_are_named_one_by_one() -> None:
-    command = ["mpirun", "-x", "PATH", "-x", "AWS_*", "-x", "AZURE_*", "gaudi-bert", "run", "x*"]
+    command = ["mpirun", "-x", "PATH", "-x", "HABANA_LOGS", "-x", "AWS_*", "-x", "AZURE_*", "gaudi-bert", "run", "x*"]
     environment = {"AWS_SECRET_ACCESS_KEY": "s", "PATH": "/bin", "AWS_ACCESS_KEY_ID": "k", "MY_AWS_X": ""}
     assert named_variables(command, environment) == [
         *("mpirun", "-x", "PATH", "-x", "AWS_ACCESS_KEY_ID", "-x", "AWS_SECRET_ACCESS_KEY", "gaudi-bert", "run", "x*")
     ]
+
+
+def test_ranks_of_pytorch_meet_at_the_first_worker_or_on_this_machine(ranks: list[str], tmp_path: Path) -> None:
+    """By the real mpirun, which hands on what its parent adds."""
+    first = meeting_point([("demo-train-worker-0.demo-train.ns.svc", 22), ("demo-train-worker-1.demo-train.ns.svc", 22)], {})
+    assert first == {"MASTER_ADDR": "demo-train-worker-0.demo-train.ns.svc", "MASTER_PORT": "29500"}
+    assert meeting_point([("a", 22)], {"MASTER_PORT": "4711"}) == {"MASTER_ADDR": "a", "MASTER_PORT": "4711"}
+    code = """
+import os
+with open(os.environ["OUT"] + os.environ["OMPI_COMM_WORLD_RANK"], "w") as file:
+    file.write(os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"])
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
+    subprocess.run([*ranks, code], check=True, env={**environment, "OUT": f"{tmp_path}/"})
+    told = {(tmp_path / rank).read_text() for rank in ("0", "1")}
+    assert len(told) == 1
+    assert re.fullmatch(r"127\.0\.0\.1:\d{4,5}", told.pop())
 
 
 # --- the MPIJob's own commands as a user without rights: sshd on two hosts, and mpirun that starts ranks on them

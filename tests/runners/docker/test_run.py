@@ -92,8 +92,10 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     return fake
 
 
-def run(folder: Path, stages: Sequence[str], said: io.StringIO | None = None, **resources: Any) -> dict[str, Any]:
-    settings = pipeline_from_mapping({"name": "tiny", "resources": resources}, "a test")
+def run(
+    folder: Path, stages: Sequence[str], said: io.StringIO | None = None, *, engine: str = "auto", **resources: Any
+) -> dict[str, Any]:
+    settings = pipeline_from_mapping({"name": "tiny", "training": {"engine": engine}, "resources": resources}, "a test")
     reporter = Reporter(said or io.StringIO())
     return run_on_docker(settings, stages, folder / "tiny.yaml", folder / "work", reporter)
 
@@ -194,6 +196,12 @@ def test_workers_meet_at_the_rendezvous_and_the_first_answers(engine: FakeEngine
     assert "[worker 0] update 5\n" in said.getvalue()
     assert "[worker 1] waiting\n" in said.getvalue()
     assert engine.present == []
+
+
+def test_workers_of_pytorch_need_no_rendezvous(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.says = {"train-0": [(b'{"train": {"updates": 5}}\n', None)]}
+    assert run(tmp_path, ["train"], engine="pytorch", workers=2) == {"train": {"updates": 5}}
+    assert [container["image"].partition(":")[0] for container in engine.created] == ["gaudi-bert-train-cpu-pytorch"] * 2
 
 
 def test_one_failing_worker_ends_the_others(engine: FakeEngine, tmp_path: Path) -> None:
