@@ -87,7 +87,7 @@ class TorchEncoder(TorchModel):
         compiler: str | None,
     ) -> None:
         super().__init__(spec, device, compute_dtype)
-        self.feeding, self._module, self._encoder = feeding, module, module.base_model
+        self.feeding, self.module, self._encoder = feeding, module, module.base_model
         self.parameters_by_name = dict(module.named_parameters())
         self._undecayed = {name for name in self.parameters_by_name if name.endswith("bias")}
         for path, inner in module.named_modules():
@@ -102,9 +102,9 @@ class TorchEncoder(TorchModel):
 
     def to_device(self) -> None:
         """Go to the device, and be compiled, where that was chosen."""
-        self._module.to(self.device)
+        self.module.to(self.device)
         if self._compiler is not None:
-            self._compute = torch.compile(self._outputs, backend=self._compiler, dynamic=False)
+            self._compute = torch.compile(self._outputs, backend=self._compiler, dynamic=False, fullgraph=True)
 
     def is_decayed(self, name: str) -> bool:
         """Whether weight decay applies to a variable: not to biases, nor to the scales of norms."""
@@ -112,7 +112,7 @@ class TorchEncoder(TorchModel):
 
     def forward(self, batch: Tensors, training: bool) -> Tensor:
         """What the head gives: [B, S, C], [B, L, C], or scores of words [B, Q, V]; wide."""
-        for module in (self._module, self._head):
+        for module in (self.module, self._head):
             if module is not None and module.training != training:
                 module.train(training)
         return self._compute(batch)
@@ -120,7 +120,7 @@ class TorchEncoder(TorchModel):
     # --- packs through the encoder, and what the head reads through the head
 
     def _outputs(self, batch: Tensors) -> Tensor:
-        hidden_BLH, head = self._encode(batch), self.spec.head
+        hidden_BLH, head = self._encode(batch), cast(TaskHead | VectorHead, self.spec.head)
         if isinstance(head, VectorHead):
             first_RH = _gather(hidden_BLH, batch["sequence_positions"]).flatten(0, 1) if head.read_positions else None
             return vectors_of_sequences(head, widen(hidden_BLH.flatten(0, 1) if first_RH is None else first_RH), batch)
@@ -171,8 +171,8 @@ class TorchEncoder(TorchModel):
 
     def _what_it_reads(self) -> Reads:
         """Of the tokens of a text: the one whose hidden states alone give the head's answer, or all of them."""
-        size = self._module.config.get_text_config().hidden_size
-        with trial_of(self._module), quiet_transformers():
+        size = self.module.config.get_text_config().hidden_size
+        with trial_of(self.module), quiet_transformers():
             hidden_RKH = torch.randn((2, 7, size), generator=torch.Generator().manual_seed(_TRIAL_SEED))
             expected = self._scores(hidden_RKH)
             bound = 1e-4 * float(expected.abs().max())
@@ -184,7 +184,7 @@ class TorchEncoder(TorchModel):
 
     def try_packs(self) -> None:
         """Refuse a model whose outputs for packed sequences are not those of each alone."""
-        module, feeding = self._module, self.feeding
+        module, feeding = self.module, self.feeding
         try_model(self._encoder, feeding, lambda rows: packed_batch(rows, feeding), training=True)
         if isinstance(self.spec.head, VectorHead):
             return
@@ -218,7 +218,7 @@ class TorchEncoder(TorchModel):
         inputs = {"input_ids": torch.tensor(row["input_ids"][chosen][None])}
         if self.feeding.token_types:
             inputs["token_type_ids"] = torch.tensor(row["token_type_ids"][chosen][None])
-        return _logits(self._module(**inputs))
+        return _logits(self.module(**inputs))
 
 
 class _StandIn(torch.nn.Module):

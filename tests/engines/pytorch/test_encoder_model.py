@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", exc_type=ImportError)
-transformers = pytest.importorskip("transformers", exc_type=ImportError)
+pytest.importorskip("torch", exc_type=ImportError)
+pytest.importorskip("transformers", exc_type=ImportError)
+
+import torch
+import transformers
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
@@ -142,7 +145,7 @@ def test_packed_equals_unpacked_and_its_class_and_nothing_leaks(name: str, head:
 
     outputs = model.outputs(packed)
     starts = packed["sequence_positions"]
-    module = model._module.eval()
+    module = model.module.eval()
     for p, pack in enumerate(packs):
         for s, each in enumerate(pack):
             with torch.no_grad():
@@ -177,7 +180,7 @@ def test_vectors(pooling: Any) -> None:
     for p, pack in enumerate(packs):
         for s, each in enumerate(pack):
             with torch.no_grad():
-                hidden = model._module.eval()(input_ids=torch.tensor(each["ids"][None])).last_hidden_state[0]
+                hidden = model.module.eval()(input_ids=torch.tensor(each["ids"][None])).last_hidden_state[0]
             pooled = {"cls": hidden[0], "mean": hidden.mean(0), "max": hidden.amax(0)}[pooling]
             agree(vectors[p, s], (pooled / pooled.norm()).numpy(), 1e-5)
 
