@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import Head, PretrainingHead, TaskHead, TaskKind, VectorHead
 from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line
@@ -33,7 +33,7 @@ def config_of(config: EncoderConfig, head: Head) -> Any:
     values = dict(config.values)
     kind = values.get("model_type")
     if kind not in transformers.CONFIG_MAPPING:
-        raise InputError(f"model type {kind!r}: transformers does not know it; give the config.json of one that it has")
+        raise InputError(f"model_type {shown(kind)}: transformers does not know it; give a type that it has")
     try:
         made = transformers.CONFIG_MAPPING[kind].from_dict(values)
         if isinstance(head, TaskHead):

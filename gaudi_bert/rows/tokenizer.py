@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import check_model, read_file, read_json, regular
@@ -28,9 +28,23 @@ _LONGEST_WORD_CHARACTERS = 100
 _MOST_GROWTH = 1000
 
 
+# Of tokenizers that do not say which of their tokens are special: those of a vocab.txt.
+_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class PairFrame(NamedTuple):
+    """The special tokens of a pair of texts, and the segment of each text."""
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    first_segment: int
+    second_segment: int
+
+
 @dataclass(frozen=True)
 class RowTokenizer:
-    """A BERT tokenizer that neither cuts nor pads.
+    """A tokenizer that neither cuts nor pads.
 
     `sha256` is that of the `file` that it was read from.
     """
@@ -66,25 +80,44 @@ class RowTokenizer:
         marks[0]["add_prefix_space"] = True
         return type(self.tokenizer).from_str(json.dumps(content))
 
-    @property
-    def cls_id(self) -> int:
-        """The number of [CLS], the first token of every sequence."""
-        return self._special("[CLS]")
+    def pair_frame(self) -> PairFrame:
+        """The special tokens around and between the tokens of two texts."""
+        for letter in "aA1":  # whichever the vocabulary has
+            one, pair = self.tokenizer.encode(letter), self.tokenizer.encode(letter, letter)
+            tokens = len(one.ids) - sum(one.special_tokens_mask)
+            text = [at for at, special in enumerate(pair.special_tokens_mask) if not special]
+            if tokens and len(text) == 2 * tokens:
+                first, second, end = text[0], text[tokens], text[-1] + 1
+                segments = pair.type_ids[first], pair.type_ids[second]
+                return PairFrame(pair.ids[:first], pair.ids[first + tokens : second], pair.ids[end:], *segments)
+        raise InputError(f"{self.file}: makes no pair of two texts; give the tokenizer of a model for text")
 
     @property
-    def sep_id(self) -> int:
-        """The number of [SEP], the last token of every text."""
-        return self._special("[SEP]")
+    def special_ids(self) -> tuple[int, ...]:
+        """The numbers of all special tokens, ascending."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        named = map(self.tokenizer.token_to_id, _SPECIAL_TOKENS)
+        special = {number for number, token in added.items() if token.special}
+        return tuple(sorted(special | {number for number in named if number is not None}))
 
     @property
-    def pad_id(self) -> int:
-        """The number of [PAD]."""
-        return self._special("[PAD]")
+    def pad_id(self) -> int | None:
+        """The number of the token for padding; None where there is none."""
+        return self._first_of("[PAD]", "<pad>")
 
     @property
     def mask_id(self) -> int:
-        """The number of [MASK]."""
-        return self._special("[MASK]")
+        """The number of the token that hides another one."""
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        others = (token.content for token in added if token.special and "mask" in token.content.lower())
+        number = self._first_of("[MASK]", "<mask>", *others)
+        if number is None:
+            raise InputError(f"{self.file}: has no token like [MASK]; give the tokenizer of a model of masked words")
+        return number
+
+    def _first_of(self, *tokens: str) -> int | None:
+        numbers = (self.tokenizer.token_to_id(token) for token in tokens)
+        return next((int(number) for number in numbers if number is not None), None)
 
     def check_fits(self, vocab_size: int, type_vocab_size: int) -> None:
         """Refuse numbers that a model does not have: of tokens, and of the segments that the tokenizer's template gives."""
@@ -101,12 +134,6 @@ class RowTokenizer:
                         f"{self.file}: its template gives the {what} {largest}, the model's are 0 to {most - 1:,}; "
                         "give the tokenizer that it was trained with"
                     )
-
-    def _special(self, token: str) -> int:
-        number = self.tokenizer.token_to_id(token)
-        if number is None:
-            raise InputError(f"{self.file}: has no {token}; give the tokenizer of a BERT")
-        return int(number)
 
 
 def open_tokenizer(folder: Path) -> RowTokenizer:

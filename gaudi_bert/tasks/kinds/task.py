@@ -71,7 +71,7 @@ class Vocabulary:
         return np.setdiff1d(np.arange(self.size, dtype=np.int32), np.array(self.special_ids, np.int32))
 
 
-_NO_VOCABULARY = Vocabulary(0, (), 0)
+NO_VOCABULARY = Vocabulary(0, (), 0)
 
 
 class Task(ABC):
@@ -91,7 +91,7 @@ class Task(ABC):
     metric_names: ClassVar[tuple[str, ...]]
     lower_is_better: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "mean_squared_error")
 
-    def __init__(self, settings: TaskSettings, labels: Sequence[str] = (), vocabulary: Vocabulary = _NO_VOCABULARY) -> None:
+    def __init__(self, settings: TaskSettings, labels: Sequence[str] = (), vocabulary: Vocabulary = NO_VOCABULARY) -> None:
         self.settings, self.labels, self.vocabulary = settings, tuple(labels), vocabulary
 
     @property

@@ -1,4 +1,4 @@
-"""Any encoder of `transformers` in the engine: packed as unpacked, its own heads as `transformers` computes them, no leak."""
+"""Any encoder of `transformers` in the engine: packed as unpacked, its heads as `transformers` has them, no leak."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_bfloat16_is_near_float32() -> None:
 @pytest.mark.parametrize(
     ("values", "head", "message"),
     [
-        ({"model_type": "nothing"}, TEXTS, "model type 'nothing': transformers does not know it"),
+        ({"model_type": "nothing"}, TEXTS, "model_type 'nothing': transformers does not know it"),
         ({"model_type": "deberta-v2", **SMALL, "vocab_size": 99}, TEXTS, "model type 'deberta-v2': no mask is right for it"),
         (None, HEADS[4], "model type 'gpt2': transformers has no class for masked-language-modelling"),
         ({"model_type": "roberta", "hidden_size": 30, "num_attention_heads": 4}, TEXTS, "model type 'roberta'"),
