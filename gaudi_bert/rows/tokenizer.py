@@ -6,21 +6,23 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import check_model, read_file, read_json, regular
+from gaudi_bert.common.files import atomic_file, check_model, read_file, read_json, regular, write_json, write_text
 from gaudi_bert.corpus.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-_WHOLE, _WORDS, _CASING = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+TOKENIZER_NAME = "tokenizer.json"
+_WORDS, _CASING = "vocab.txt", "tokenizer_config.json"
+_FILES = (TOKENIZER_NAME, _CASING, "special_tokens_map.json", "added_tokens.json", _WORDS, "vocab.json", "merges.txt")
 _CHECKPOINTS = "checkpoints"
 # As BertTokenizer in transformers has it: a longer word becomes [UNK].
 _LONGEST_WORD_CHARACTERS = 100
@@ -141,12 +143,12 @@ def open_tokenizer(folder: Path) -> RowTokenizer:
     check_model(folder)
     folder = folder if folder.is_dir() else folder.parent
     folder = folder.parent if folder.name == _CHECKPOINTS else folder  # of a run, whose folder has the tokenizer
-    for name, read in ((_WHOLE, _read_tokenizer), (_WORDS, _build_tokenizer)):
+    for name, read in ((TOKENIZER_NAME, _read_tokenizer), (_WORDS, _build_tokenizer)):
         file = folder / name
         if os.path.lexists(file):
             return RowTokenizer(read(file), file, hashlib.sha256(read_file(file)).hexdigest())
     raise InputError(
-        f"{folder}: holds no tokenizer; put the model's {_WHOLE} or {_WORDS} there (finetune takes "
+        f"{folder}: holds no tokenizer; put the model's {TOKENIZER_NAME} or {_WORDS} there (finetune takes "
         "the folder of one by --vocab too)"
     )
 
@@ -156,6 +158,27 @@ def read_tokenizer(path: Path) -> RowTokenizer:
     if not path.is_file():
         return open_tokenizer(path)
     return RowTokenizer(_read_tokenizer(path), path, hashlib.sha256(read_file(path)).hexdigest())
+
+
+def copy_tokenizer(tokenizer: RowTokenizer, folder: Path, usual_settings: Mapping[str, Any]) -> None:
+    """Copy the files of a tokenizer as they are; one of a bare vocab.txt also becomes a tokenizer.json.
+
+    `usual_settings`, if any, are written as tokenizer_config.json where the tokenizer has none.
+    """
+    own = tokenizer.file
+    copies = (
+        {name: own.with_name(name) for name in _FILES} if own.name in (TOKENIZER_NAME, _WORDS) else {TOKENIZER_NAME: own}
+    )
+    for name, file in copies.items():
+        if file.is_file():
+            with atomic_file(folder / name) as handle:
+                handle.write(read_file(file))
+    if not (folder / TOKENIZER_NAME).is_file():
+        library = type(tokenizer.tokenizer).from_str(tokenizer.tokenizer.to_str())
+        library.no_truncation()
+        write_text(folder / TOKENIZER_NAME, library.to_str())
+    if usual_settings and not (folder / _CASING).is_file():
+        write_json(folder / _CASING, dict(usual_settings))
 
 
 def tokenizer_of(given: Any) -> RowTokenizer:

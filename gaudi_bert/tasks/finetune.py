@@ -28,10 +28,11 @@ from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.communicator import Communicator
 from gaudi_bert.engines.protocol import Model, ModelSpec
+from gaudi_bert.model.masking import NO_VOCABULARY
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.types import QuestionRow
-from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_named
-from gaudi_bert.tasks.models.task_models import StartWeights, is_bert, start_weights, write_task_folder
+from gaudi_bert.tasks.kinds.task import Task, task_named
+from gaudi_bert.tasks.models.task_models import StartWeights, is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.tasks.objective import TaskEvaluator, TaskObjective
 from gaudi_bert.tasks.task_data import TaskData, task_batches
 from gaudi_bert.tasks.task_rows import file_identity, labels_of, tokenized_file
@@ -156,10 +157,7 @@ def _plan_job(
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
     data = _data(files.data, settings, tokenizer, labels, section.depth, reporter)
     task_settings = _settled(task_settings, data)
-    vocabulary = NO_VOCABULARY
-    if name == "masked-language-modelling":
-        vocabulary = Vocabulary(tokenizer.vocabulary_size, tokenizer.special_ids, tokenizer.mask_id)
-    task = kind(task_settings, labels, vocabulary)
+    task = kind(task_settings, labels, vocabulary_of(tokenizer) if name == "masked-language-modelling" else NO_VOCABULARY)
     evaluation = None
     if files.evaluation_data is not None:
         evaluation = _data(files.evaluation_data, settings, tokenizer, labels, section.evaluation_depth, reporter)

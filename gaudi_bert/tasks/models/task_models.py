@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +19,15 @@ from safetensors.numpy import save
 
 from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, check_model, explained_os_errors, read_json, write_json, write_text
+from gaudi_bert.common.files import atomic_file, check_model, read_json, write_json
 from gaudi_bert.common.installation import install_command
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, misfit, shapes_of
 from gaudi_bert.model.heads import variables_of
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.rows.tokenizer import RowTokenizer
+from gaudi_bert.model.masking import Vocabulary
+from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
 from gaudi_bert.tasks.kinds.task import Task, task_named
 from gaudi_bert.tasks.task_rows import file_identity
 from gaudi_bert.training.weights.model_files import TaskConfig, tokenizer_length
@@ -36,10 +36,6 @@ from gaudi_bert.training.weights.sources import Weights, read_weights
 KEY = "gaudi_bert"
 # What transformers means where config.json names no labels: it leaves out the names of two classes that were not named.
 _UNNAMED_LABELS = ("LABEL_0", "LABEL_1")
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.txt", "vocab.json", "merges.txt"),
-)
 PROBLEMS: dict[str, TaskName] = {
     "single_label_classification": "classification",
     "multi_label_classification": "multi-label",
@@ -214,17 +210,9 @@ def write_task_folder(
     values |= {**task.config_json(), "architectures": [start.architecture]}
     write_json(folder / "config.json", {**values, KEY: own})
     library_class = "BertTokenizer" if isinstance(config, BertConfig) else "PreTrainedTokenizerFast"
-    copy_tokenizer_files(folder, tokenizer, start.sizes.positions, library_class)
+    copy_tokenizer(tokenizer, folder, {"tokenizer_class": library_class, "model_max_length": start.sizes.positions})
 
 
-def copy_tokenizer_files(folder: Path, tokenizer: RowTokenizer, positions: int, library_class: str) -> None:
-    """Copy the files of a tokenizer as they are; a bare vocab.txt also becomes a tokenizer.json."""
-    source = tokenizer.file.parent
-    for name in _TOKENIZER_FILES:
-        if (source / name).is_file():
-            with explained_os_errors(folder / name, "write"):
-                shutil.copyfile(source / name, folder / name)
-    if not (folder / "tokenizer.json").is_file():
-        write_text(folder / "tokenizer.json", tokenizer.tokenizer.to_str())
-    if not (folder / "tokenizer_config.json").is_file():
-        write_json(folder / "tokenizer_config.json", {"tokenizer_class": library_class, "model_max_length": positions})
+def vocabulary_of(tokenizer: RowTokenizer) -> Vocabulary:
+    """What masks are drawn from."""
+    return Vocabulary(tokenizer.vocabulary_size, tokenizer.special_ids, tokenizer.mask_id)
