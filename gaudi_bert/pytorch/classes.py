@@ -47,6 +47,25 @@ def config_of(config: EncoderConfig, head: Head) -> Any:
     return made
 
 
+def word_task_of(config: EncoderConfig) -> TaskKind:
+    """What a model is trained for on texts alone: masked words where it sees both sides, else the next one.
+
+    Raises:
+        InputError: the type is not known, or has no head for words.
+    """
+    made = config_of(config, VectorHead("cls", normalize=False))
+    tasks: tuple[TaskKind, ...] = ("masked-language-modelling", "causal-language-modelling")
+    for task in tasks[::-1] if getattr(made, "is_decoder", False) else tasks:
+        if type(made) in _AUTO[task]._model_mapping:  # noqa: SLF001 - which class it takes is said nowhere else
+            return task
+    raise InputError(f"model type {made.model_type!r}: transformers has no head of words for it; choose another model")
+
+
+def known_types() -> tuple[str, ...]:
+    """The types of models that `transformers` has."""
+    return tuple(transformers.CONFIG_MAPPING)
+
+
 def class_of(config: Any, head: Head) -> Any:
     """The class of `transformers` for a config and a head.
 

@@ -11,13 +11,14 @@ from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_json
 from gaudi_bert.model.config import EncoderConfig, ModelSizes
-from gaudi_bert.model.heads import Head
+from gaudi_bert.model.heads import Head, VectorHead
 from gaudi_bert.pytorch.asking import feeding_of
 from gaudi_bert.pytorch.classes import class_of, config_of
 from gaudi_bert.pytorch.model_folder import check_numbers, read_parts
 
 _OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task")
 _OF_THE_FILE = ("transformers_version", "torch_dtype", "dtype", "_name_or_path", "gaudi_bert")
+_ENCODER = VectorHead("cls", normalize=False)
 _ANY_POSITIONS = 1 << 20
 _ANY_SEGMENTS = 1 << 20
 
@@ -49,6 +50,23 @@ def read_encoder_config(file: Path) -> EncoderConfig:
         raise InputError(f"{file}: names no model_type; give the config.json of a model of transformers")
     check_numbers(file, content)
     return EncoderConfig({name: content[name] for name in content if name not in {*_OF_THE_HEAD, *_OF_THE_FILE}})
+
+
+def fresh_config(
+    values: Mapping[str, Any], vocab_size: int, token_ids: Mapping[str, int | None], positions: int
+) -> EncoderConfig:
+    """A config with what it leaves open taken from the data: how many tokens there are, which are special, the positions.
+
+    A type alone (`model_type`) has as many positions as usual, or more where the data needs them.
+    """
+    known = config_of(EncoderConfig(values), _ENCODER)
+    named = {f"{name}_token_id": number for name, number in token_ids.items() if hasattr(known, f"{name}_token_id")}
+    config = EncoderConfig({"vocab_size": vocab_size, **named, **values})
+    lacking = positions - sizes_of(config, _ENCODER).positions
+    if set(values) == {"model_type"} and lacking > 0:
+        most = config_of(config, _ENCODER).get_text_config().max_position_embeddings
+        return EncoderConfig({**config.values, "max_position_embeddings": most + lacking})
+    return config
 
 
 def sizes_of(config: EncoderConfig, head: Head) -> ModelSizes:

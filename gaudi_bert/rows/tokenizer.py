@@ -110,12 +110,22 @@ class RowTokenizer:
     @property
     def mask_id(self) -> int:
         """The number of the token that hides another one."""
-        added = self.tokenizer.get_added_tokens_decoder().values()
-        others = (token.content for token in added if token.special and "mask" in token.content.lower())
-        number = self._first_of("[MASK]", "<mask>", *others)
+        number = self._mask_id()
         if number is None:
             raise InputError(f"{self.file}: has no token like [MASK]; give the tokenizer of a model of masked words")
         return number
+
+    def _mask_id(self) -> int | None:
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        others = (token.content for token in added if token.special and "mask" in token.content.lower())
+        return self._first_of("[MASK]", "<mask>", *others)
+
+    def token_ids(self) -> dict[str, int | None]:
+        """The numbers of special tokens by what config.json calls them; None for those that it does not have."""
+        before, after = self.frame()
+        first, last = before[0] if before else None, after[-1] if after else None
+        ends = {"cls": first, "bos": first, "sep": last, "eos": last}
+        return {"pad": self.pad_id, "mask": self._mask_id(), **ends}
 
     def _first_of(self, *tokens: str) -> int | None:
         numbers = (self.tokenizer.token_to_id(token) for token in tokens)
