@@ -37,7 +37,7 @@ def write_model(folder: Path) -> Path:
     from gaudi_bert.model.heads import variables_of
     from gaudi_bert.rows.tokenizer import open_tokenizer
     from gaudi_bert.tasks.kinds.task import task_named
-    from gaudi_bert.tasks.models.task_models import write_task_folder
+    from gaudi_bert.tasks.models.task_models import StartWeights, write_task_folder
 
     words = folder.with_name("words")
     words.mkdir()
@@ -54,7 +54,8 @@ def write_model(folder: Path) -> Path:
     task = task_named("classification")(TaskSettings(name="classification"), ("no", "yes"))
     specs = variables_of(config, task.head)
     values = {name: initial_value(name, spec, config.initializer_range, 1) for name, spec in specs.items()}
-    write_task_folder(folder, config, task, values, open_tokenizer(words), 128)
+    start = StartWeights(folder, "random", config, config.sizes, task.architecture, values, (), "")
+    write_task_folder(folder, start, task, values, open_tokenizer(words), 128)
     return folder
 
 

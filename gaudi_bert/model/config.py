@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,16 @@ LARGEST_SIZES = {
 """Far above any model there is: what is larger is a mistake, and must not be built before that is noticed."""
 
 _LARGEST_NUMBER = 1_000_000
+
+
+class ModelSizes(NamedTuple):
+    """What data and tokenizer have to fit, of a model of any type; `positions` are those of one sequence."""
+
+    layers: int
+    hidden_size: int
+    positions: int
+    vocab_size: int
+    segments: int
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,12 @@ class BertConfig:
         """A field that is a number; nan, which is in no range, where it is something else."""
         value = getattr(self, name)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+    @property
+    def sizes(self) -> ModelSizes:
+        """What data and tokenizer have to fit."""
+        positions, segments = self.max_position_embeddings, self.type_vocab_size
+        return ModelSizes(self.num_hidden_layers, self.hidden_size, positions, self.vocab_size, segments)
 
     @property
     def head_size(self) -> int:

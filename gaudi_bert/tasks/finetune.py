@@ -28,10 +28,11 @@ from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.communicator import Communicator
 from gaudi_bert.engines.protocol import Model, ModelSpec
+from gaudi_bert.model.masking import NO_VOCABULARY
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.types import QuestionRow
-from gaudi_bert.tasks.kinds.task import Task, Vocabulary, task_named
-from gaudi_bert.tasks.models.task_models import StartWeights, start_weights, weights_checksum, write_task_folder
+from gaudi_bert.tasks.kinds.task import Task, task_named
+from gaudi_bert.tasks.models.task_models import StartWeights, is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.tasks.objective import TaskEvaluator, TaskObjective
 from gaudi_bert.tasks.task_data import TaskData, task_batches
 from gaudi_bert.tasks.task_rows import file_identity, labels_of, tokenized_file
@@ -85,13 +86,13 @@ def finetune(
                 f"{key} {shown_location(path)}: fine-tuning needs it on this machine; give a local path, and copy it "
                 "from or to the store"
             )
-    chosen = run_engine(settings.finetune, Path(out), is_bert=True, overwrite=overwrite)
-    engine = load_engine(chosen.name)
-    communicator = engine.connect(settings.finetune)
-    reporter = reporter if communicator.is_first else Reporter(quiet=True)
     paths = (files.data, files.evaluation_data, files.model, files.vocabulary)
     with local_copies(paths, settings.store) as copies:
         local = FineTuneInput(*copies)  # type: ignore[arg-type]
+        chosen = run_engine(settings.finetune, Path(out), is_bert=is_bert(local.model), overwrite=overwrite)
+        engine = load_engine(chosen.name)
+        communicator = engine.connect(settings.finetune)
+        reporter = reporter if communicator.is_first else Reporter(quiet=True)
         job = _plan_job(settings, local, Path(out), communicator, dry_run, reporter)
         for line in [chosen.line(), *_describe_job(job, dry_run)]:
             reporter.say(f"finetune: {line}")
@@ -150,13 +151,13 @@ def _plan_job(
     labels = labels_of(files.data, name, task_settings)
     kind = task_named(name)
     start = start_weights(files.model, kind(task_settings, labels))
-    length, positions = section.max_sequence_length, start.config.max_position_embeddings
+    length, positions = section.max_sequence_length, start.sizes.positions
     if length > positions:
         raise InputError(f"finetune.max_sequence_length = {length}: the model has {positions} positions; set it to no more")
-    tokenizer.check_fits(start.config.vocab_size, start.config.type_vocab_size)
+    tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
     data = _data(files.data, settings, tokenizer, labels, section.depth, reporter)
     task_settings = _settled(task_settings, data)
-    task = kind(task_settings, labels, _vocabulary(tokenizer))
+    task = kind(task_settings, labels, vocabulary_of(tokenizer) if name == "masked-language-modelling" else NO_VOCABULARY)
     evaluation = None
     if files.evaluation_data is not None:
         evaluation = _data(files.evaluation_data, settings, tokenizer, labels, section.evaluation_depth, reporter)
@@ -199,14 +200,6 @@ def _settled(settings: TaskSettings, data: TaskData) -> TaskSettings:
     if unanswerable and settings.null_score_threshold is None:
         return settings.model_copy(update={"null_score_threshold": 0.0})
     return settings
-
-
-def _vocabulary(tokenizer: RowTokenizer) -> Vocabulary:
-    special = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
-    unknown = tokenizer.tokenizer.token_to_id("[UNK]")
-    return Vocabulary(
-        tokenizer.vocabulary_size, tuple(sorted(special | ({unknown} if unknown is not None else set()))), tokenizer.mask_id
-    )
 
 
 def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
@@ -268,7 +261,7 @@ def _best_metric(task: Task, section: FineTuneSettings, is_evaluated: bool) -> s
 
 def _describe_job(job: _FineTuneJob, dry_run: bool) -> list[str]:
     """The run as lines for people; all of its figures before a dry run."""
-    packing, section, config = job.data.packing, job.section, job.start.config
+    packing, section, start = job.data.packing, job.section, job.start
     labels = f", {len(job.task.labels)} labels" if job.task.labels else ""
     return [
         f"{job.task.name}{labels}: {len(job.data.rows):,} rows of {job.data.path}, {packing.sequences:,} sequences, "
@@ -276,8 +269,8 @@ def _describe_job(job: _FineTuneJob, dry_run: bool) -> list[str]:
         f"{packing.packs:,} packs of depth {packing.depth_used} ({packing.algorithm_used}), "
         f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
         f"no packing of this depth has fewer than {packing.lower_bound:,} (gap {packing.gap})",
-        f"{job.start.weights.path} ({job.start.weights.kind}): {count_of(config.num_hidden_layers, 'layer')}, hidden size "
-        f"{config.hidden_size}; {len(job.start.fresh)} variables start from random numbers",
+        f"{start.path} ({start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
+        f"{start.sizes.hidden_size}; {len(start.fresh)} variables start from random numbers",
         f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
         f"{section.optimizer}, learning rate {section.learning_rate:g}",
         *job.plan.short_lines(),
@@ -292,7 +285,7 @@ def _signature(job: _FineTuneJob) -> Signature:
     inputs = {
         "data": job.data.identity,
         "evaluation_data": job.evaluation.identity if job.evaluation is not None else None,
-        "model": f"{job.start.weights.path.name}:{weights_checksum(job.start.weights)}",
+        "model": f"{job.start.path.name}:{job.start.identity}",
         "tokenizer": file_identity(job.tokenizer.file),
         "labels": list(job.task.labels),
     }
@@ -374,7 +367,7 @@ def _finish(
     packing = job.data.packing
     result = FineTuning(
         task=job.task.name,
-        model=job.start.weights.path.name,
+        model=job.start.path.name,
         labels=job.task.labels,
         max_sequence_length=job.data.length,
         sequences=packing.sequences,
@@ -392,7 +385,7 @@ def _finish(
         baseline=job.task.baseline(job.data.sequences, job.evaluation.sequences) if job.evaluation is not None else {},
     )
     if communicator.is_first:
-        write_task_folder(job.out, job.start.config, job.task, model.values(), job.tokenizer, job.data.length)
+        write_task_folder(job.out, job.start, job.task, model.values(), job.tokenizer, job.data.length)
         if job.evaluation is not None and evaluation is not None and evaluation.logits is not None:
             answers = job.task.answers(evaluation.logits, job.evaluation.sequences, job.evaluation.rows)
             with atomic_file(job.out / PREDICTIONS_NAME) as handle:

@@ -35,16 +35,16 @@ def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
     from gaudi_bert.rows.tokenizer import open_tokenizer
     from gaudi_bert.rows.tokenizing import tokenize_rows
     from gaudi_bert.rows.types import TextRow
-    from gaudi_bert.tasks.models.task_models import read_task_folder
+    from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
     from gaudi_bert.training.weights.model_files import read_sentence_folder
-    from gaudi_bert.training.weights.sources import read_weights
 
     shutil.copytree(good, folder)
     (folder / name).write_bytes(mutated_file(good / name, random.Random(f"{name} {seed}")))
     try:
-        config = read_task_folder(folder).config
+        description = read_task_folder(folder)
         read_sentence_folder(folder)
-        weights = read_weights(folder)
+        weights = start_weights(folder, description.make_task())
+        config = weights.config
         tokenizer = open_tokenizer(folder)
         tokenizer.check_fits(config.vocab_size, config.type_vocab_size)
         rows = [TextRow(1, "the cat sat"), TextRow(2, "on the mat, unable", "dogs runs")]

@@ -258,7 +258,7 @@ def test_casing_is_the_folder_s_own(tmp_path: Path) -> None:
     cased = open_tokenizer(write_tokenizer(tmp_path / "cased", lower_case=False))
     found = tokenized([TextRow(1, "Cat cat")], cased, None)
     assert words_of(found, 0) == ["[CLS]", "[UNK]", "cat", "[SEP]"]
-    assert (cased.cls_id, cased.sep_id, cased.pad_id, cased.mask_id) == (2, 3, 0, 4)
+    assert (cased.special_ids, cased.pad_id, cased.mask_id) == ((0, 1, 2, 3, 4), 0, 4)
     assert cased.vocabulary_size == len(VOCABULARY)
 
 

@@ -80,7 +80,7 @@ def test_tags(tmp_path: Path) -> None:
             "embed",
             "m: model type 'deberta-v2': no mask is right for it .*; transformers or sent",
         ),
-        ("roberta", "predict", "m: RobertaModel has no head that is answered here; give a ...ForSequenceClassification"),
+        ("roberta", "predict", "m: its architecture is RobertaModel, which has no head for a task; fine-tune it first"),
     ],
 )
 def test_what_cannot_be_served_has_a_way_on(tmp_path: Path, name: str, command: str, message: str) -> None:

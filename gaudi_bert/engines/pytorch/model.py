@@ -89,7 +89,8 @@ class TorchModel(ABC):
     def work(self, batch: BatchArrays) -> float:
         """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
         loss, _ = self.loss(self.tensors(batch), _WORK_SEED, torch.ones(2, device=self.device))
-        gradients = torch.autograd.grad(loss, list(self.parameters_by_name.values()), allow_unused=True)
+        trained = [parameter for parameter in self.parameters_by_name.values() if parameter.requires_grad]
+        gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         return float(sum(gradient.sum() for gradient in gradients if gradient is not None))
 
     # --- what `updates.py` needs
@@ -208,7 +209,7 @@ class TorchBert(TorchModel):
         positions_BP = None if head.read_positions is None else batch[head.read_positions]
         hidden_RH = encode_packs(network, batch, positions_BP)
         if isinstance(head, VectorHead):
-            return _vectors(head, widen(hidden_RH), batch)
+            return vectors_of_sequences(head, widen(hidden_RH), batch)
         if not head.keeps_outputs:
             if packs * length * self.config.vocab_size > MOST_LOGITS:
                 raise InputError(
@@ -244,7 +245,7 @@ def _read(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
     return read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
 
 
-def _vectors(head: VectorHead, hidden_RH: Tensor, batch: Tensors) -> Tensor:
+def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Tensors) -> Tensor:
     """One vector for each sequence, [B, S, H]; those of absent ones mean nothing."""
     packs, depth = batch["sequence_positions"].shape
     if head.pooling == "cls":

@@ -14,15 +14,13 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
-import numpy as np
-
-from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
+from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.model.heads import TaskHead, TaskKind
+from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Row, Sequences
 
@@ -57,23 +55,6 @@ class Draw(NamedTuple):
     epoch: int
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """What masks are drawn from: how many tokens there are, which of them are special, and [MASK]."""
-
-    size: int
-    special_ids: tuple[int, ...]
-    mask_id: int
-
-    @property
-    def ordinary_ids(self) -> Int32Array:
-        """All others, int32."""
-        return np.setdiff1d(np.arange(self.size, dtype=np.int32), np.array(self.special_ids, np.int32))
-
-
-_NO_VOCABULARY = Vocabulary(0, (), 0)
-
-
 class Task(ABC):
     """Base of all tasks; `labels` are the names of its classes, the vocabulary is needed where masks are drawn.
 
@@ -91,7 +72,7 @@ class Task(ABC):
     metric_names: ClassVar[tuple[str, ...]]
     lower_is_better: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "mean_squared_error")
 
-    def __init__(self, settings: TaskSettings, labels: Sequence[str] = (), vocabulary: Vocabulary = _NO_VOCABULARY) -> None:
+    def __init__(self, settings: TaskSettings, labels: Sequence[str] = (), vocabulary: Vocabulary = NO_VOCABULARY) -> None:
         self.settings, self.labels, self.vocabulary = settings, tuple(labels), vocabulary
 
     @property

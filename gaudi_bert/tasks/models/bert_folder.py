@@ -1,4 +1,4 @@
-"""A BERT's folder: its vectors and its answers for packs, in the order of the sequences, by either engine.
+"""A model's folder, run by an engine: the vectors of a BERT, and the answers of any model with the head of a task.
 
 A batch has about `_TOKENS_OF_A_BATCH` tokens, where a CPU is fastest; what does not fill one is run pack by pack, so that
 nothing empty is computed. A device that compiles a graph for one shape (`one_shape`) gets empty packs instead.
@@ -24,7 +24,7 @@ from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.rows.window_plan import Part, Runner, WindowPlan, plan_window
-from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder, weights_checksum
+from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder, start_weights, weights_checksum
 from gaudi_bert.training.weights.model_files import tokenizer_length
 from gaudi_bert.training.weights.sources import read_weights
 
@@ -105,14 +105,21 @@ class BertFolder:
         return _runner(model, "sequence", self.hidden_size, device, self.hidden_size, longest)
 
 
-class BertTaskFolder(BertFolder):
-    """A BERT with the head of a task."""
+class TaskModelFolder:
+    """A model with the head of a task, with its weights."""
 
     def __init__(self, path: Path, engine: Engine) -> None:
         self._folder = folder = read_task_folder(path)
-        super().__init__(path, engine)
-        self.usual_length = folder.max_sequence_length
+        self._engine, self._start = engine, start_weights(path, folder.make_task(), lacks_head=False)
+        sizes = self._start.sizes
+        self.hidden_size, self.positions = sizes.hidden_size, sizes.positions
+        self.usual_length = min(folder.max_sequence_length or self.positions, self.positions)
+        self.identity = self._start.identity
         self.task, self.labels, self.settings = folder.task, folder.labels, folder.settings
+
+    def check_fits(self, tokenizer: RowTokenizer) -> None:
+        """Refuse a tokenizer of another model."""
+        tokenizer.check_fits(self._start.sizes.vocab_size, self._start.sizes.segments)
 
     def answerer(self, settings: TaskSettings, precision: Precision, longest: int) -> Runner:
         """The model."""
@@ -122,8 +129,8 @@ class BertTaskFolder(BertFolder):
             raise InputError(
                 f"{self._folder.path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task"
             )
-        device = _open_device(self.engine, precision)
-        model = open_task_model(self._folder, task, self.engine, device, weights=self.weights)
+        device = _open_device(self._engine, precision)
+        model = open_task_model(self._start, task, self._engine, device)
         per: Literal["sequence", "token"] = "token" if head.per_token else "sequence"
         return _runner(model, per, head.width, device, self.hidden_size, longest)
 

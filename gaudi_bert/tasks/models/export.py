@@ -34,7 +34,7 @@ from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.window_plan import deepest
-from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder
+from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder, start_weights
 from gaudi_bert.training.results import ExportResult
 from gaudi_bert.training.stored_inputs import local_weights
 from gaudi_bert.training.weights.model_files import TaskConfig
@@ -126,11 +126,14 @@ def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> 
     task_folder = read_task_folder(checkpoint)
     tokenizer = open_tokenizer(checkpoint)
     task = task_folder.make_task()
-    model = open_task_model(task_folder, task, load_engine("tensorflow"))
-    length = task_folder.max_sequence_length
+    start = start_weights(checkpoint, task, lacks_head=False)
+    if not isinstance(start.config, BertConfig):
+        raise InputError(f"{checkpoint}: TensorFlow serves BERT only here, this is a {start.kind}; transformers opens it")
+    model = open_task_model(start, task, load_engine("tensorflow"))
+    length = min(task_folder.max_sequence_length or start.sizes.positions, start.sizes.positions)
     sizes = {"B": rows, "L": length, "S": deepest(length)}
     with _complete_folder(out.resolve()) as folder:
-        write_task_saved_model(folder, task_folder.config, task.head, model.values(), sizes)
+        write_task_saved_model(folder, start.config, task.head, model.values(), sizes)
         shutil.copyfile(tokenizer.file, folder / "assets" / tokenizer.file.name)
     files = _files_in(out)
     reporter.say(f"export: {checkpoint} ({task_folder.task}) as savedmodel: {', '.join(files)}")

@@ -1,20 +1,12 @@
-"""Which software runs a model's folder: an engine of ours a BERT, `transformers` any other encoder.
-
-The one or the other is imported when it is known which one is needed: neither is installed everywhere, and each takes
-seconds to load.
-"""
+"""Which engine runs a model's folder; it is imported when it is known which one: each takes seconds to load."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from gaudi_bert.common.arrays import Float32Array
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import check_model, read_json
-from gaudi_bert.common.installation import install_command
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.values import Engine as EngineChoice
 from gaudi_bert.config.values import Precision
@@ -23,10 +15,11 @@ from gaudi_bert.model.heads import Pooling
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.rows.window_plan import Runner
+from gaudi_bert.tasks.models.task_models import is_bert
 
 
-class ModelFolder(Protocol):
-    """A model's folder, as BERT in TensorFlow or another encoder in PyTorch.
+class _Folder(Protocol):
+    """A model's folder.
 
     Attributes:
         hidden_size, positions: of the model.
@@ -42,11 +35,15 @@ class ModelFolder(Protocol):
     def check_fits(self, tokenizer: RowTokenizer) -> None:
         """Refuse a tokenizer of another model."""
 
+
+class ModelFolder(_Folder, Protocol):
+    """An encoder."""
+
     def embedder(self, pooling: Pooling, normalize: bool, precision: Precision, longest: int) -> Runner:
         """The encoder, its outputs pooled; `longest` is the most tokens of a text."""
 
 
-class TaskFolder(ModelFolder, Protocol):
+class TaskFolder(_Folder, Protocol):
     """A model with the head of a task.
 
     Attributes:
@@ -70,7 +67,7 @@ class TaskFolder(ModelFolder, Protocol):
 
 def open_model_folder(path: Path, engine: EngineChoice = "auto") -> ModelFolder:
     """An encoder, whatever head it has."""
-    if _is_bert(path):
+    if is_bert(path):
         from gaudi_bert.tasks.models.bert_folder import BertFolder
 
         return BertFolder(path, load_engine(choose_engine(engine, key="--engine").name))
@@ -82,22 +79,7 @@ def open_model_folder(path: Path, engine: EngineChoice = "auto") -> ModelFolder:
 
 def open_task_folder(path: Path, engine: EngineChoice = "auto") -> TaskFolder:
     """A model with the head of a task."""
-    if _is_bert(path):
-        from gaudi_bert.tasks.models.bert_folder import BertTaskFolder
+    from gaudi_bert.tasks.models.bert_folder import TaskModelFolder
 
-        return BertTaskFolder(path, load_engine(choose_engine(engine, key="--engine").name))
-    choose_engine(engine, is_bert=False, key="--engine")
-    from gaudi_bert.tasks.models.torch_folder import TorchTaskFolder
-
-    return TorchTaskFolder(path)
-
-
-def _is_bert(path: Path) -> bool:
-    """Whether it is a BERT; another model is refused where there is no `transformers` to run it."""
-    check_model(path)
-    config = path / "config.json"
-    content = read_json(config) if config.is_file() else {}
-    kind = content.get("model_type", "bert") if isinstance(content, dict) else "bert"
-    if kind != "bert" and importlib.util.find_spec("transformers") is None:
-        raise InputError(f"{path}: is a model of type {kind}, which needs transformers; run: {install_command('pytorch')}")
-    return bool(kind == "bert")
+    chosen = choose_engine(engine, is_bert=is_bert(path), key="--engine")
+    return TaskModelFolder(path, load_engine(chosen.name))
