@@ -123,6 +123,8 @@ def test_an_image_of_gaudi_keeps_the_vendors_packages(docker: Docker, tmp_path: 
     assert failed.returncode != 0
     assert re.search(r"error: .*habana-horovod 1\.14\.0\.493", failed.stderr + failed.stdout)
     docker("image", "rm", "gaudi-bert-test-gaudi", "gaudi-bert-test-vendor")
+
+
 # --- the Dockerfiles as text: hadolint, and what it does not look for
 
 
