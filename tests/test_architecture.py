@@ -104,7 +104,7 @@ ROOMS = {
     "engines": {"common", "config", "artefacts", "model", "pytorch"},
     "training": {"common", "config", "artefacts", "reading", "tfrecords", "model", "engines"},
     "tasks": {
-        *("common", "config", "artefacts", "packing", "corpus", "rows", "tables", "model", "pytorch", "engines"),
+        *("common", "config", "artefacts", "packing", "reading", "corpus", "rows", "tables", "model", "pytorch", "engines"),
         "training",
     },
     "reporting": {"common", "config", "artefacts", "packing", "tfrecords", "rows", "tables"},
@@ -140,7 +140,7 @@ STOREYS = {
         *("train", "evaluate", "verify_model", "check_graph"),
     ),
     "engines": ("watchdog", "processes", "protocol", "tensorflow", "pytorch", "choose"),
-    "tasks": ("kinds", "task_data", "objective", "models", "finetune", "predict", "embed"),
+    "tasks": ("kinds", "task_data", "objective", "models", "finetune", "pretrain", "predict", "embed"),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": ("data_commands", "estimate_commands", "model_commands", "pipeline_commands", "cluster_commands", "main"),
 }
@@ -292,7 +292,7 @@ OTHERWISE = {
     "training/event_file.py", "training/metrics.py",
     "tables/tokenize.py",
 }  # fmt: skip
-NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model"}
+NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model", "files"}
 
 
 def opened(tree: ast.AST) -> Iterator[int]:
