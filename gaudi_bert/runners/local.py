@@ -6,7 +6,6 @@ appears complete or not at all, so its presence means that the artefact is finis
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,8 +38,6 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
         for needed in STAGES[name].needs:
             for path in STAGES[needed].missing_products(run.folder):
                 raise InputError(f"{shown_location(path)}: does not exist; run the stage `{needed}` first")
-        if STAGES[name].trains and "tensorflow" not in sys.modules:
-            run.reporter.say(f"{name}: loading TensorFlow")
         results[name] = STAGES[name].call(run)
     return results
 
