@@ -113,6 +113,7 @@ def _write_tables(folder: Path) -> None:
 PRESUPPOSED = {
     "README.md": "my-tfrecords train.jsonl dev.jsonl new.jsonl MODEL",
     "docs/docker.md": "pipelines",
+    "docs/engines.md": "my.yaml work",
     "docs/finetuning.md": "train.jsonl dev.jsonl train.tsv names.txt MODEL bert-base-cased pipelines work",
     "docs/leaks.md": "my-bert",
     "docs/object-stores.md": "",
@@ -144,6 +145,8 @@ ADDED = {
     r"gaudi-bert doctor --graph .*": SMALL[:4],
     r".*gaudi-bert run .* --on docker.*|gaudi-bert run pipelines/wnut17.*": ["--dry-run"],
 }
+# Root may run mpirun, and each of two processes on two cores computes with one thread.
+PROCESSES = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
 # Exact only where the data ship with the package; of other data, numbers are masked.
 SHIPPED = "wikipedia-512"
 TWO_FILES = "--set finetune.data=../train.jsonl --set finetune.evaluation_data=../dev.jsonl --set finetune.epochs=2"
@@ -189,7 +192,8 @@ def typed(command: str, folder: Path) -> Done:
         program = folder / "bin" / "gaudi-bert"
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gaudi_bert "$@"\n')
         program.chmod(0o755)
-        environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, **PROCESSES, "PATH": path, "PYTHONPATH": str(ROOT)}
         words = ["bash", "-c", command]
         done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         return Done(done.returncode, done.stdout, done.stderr)
