@@ -16,37 +16,9 @@ fi
 
 say() { echo "setup: $*"; }
 
-# uv installs in seconds what takes pip a minute. It is fetched by pip, whose settings (mirrors, proxies' certificates) it is
-# given; where it cannot be had, or INSTALLER=pip says so, pip does all.
-installer() {
-  if [ "${INSTALLER:-}" = pip ]; then return 1; fi
-  [ -x .venv/bin/uv ] || .venv/bin/python -m pip install --quiet --constraint constraints.txt uv >/dev/null 2>&1 || {
-    say "uv cannot be installed here, so pip does it, which takes longer"
-    return 1
-  }
-  pip_settings
-}
-
-# The settings of pip that say where packages come from, as those of uv.
-pip_settings() {
-  local key value
-  while read -r key value; do
-    case "$key" in
-      index-url) export UV_DEFAULT_INDEX="$value" ;;
-      extra-index-url) export UV_INDEX="$value" ;;
-      find-links) export UV_FIND_LINKS="$value" ;;
-      cert) export SSL_CERT_FILE="$value" ;;
-    esac
-  done < <(.venv/bin/python -m pip config list 2>/dev/null | sed -nE "s/^[^=]*\.([a-z-]+)='(.*)'\$/\1 \2/p")
-}
-
-install() {
-  if installer; then
-    .venv/bin/uv pip install --python .venv/bin/python --constraint constraints.txt --index-strategy unsafe-best-match "$@"
-  else
-    .venv/bin/python -m pip install --progress-bar off --constraint constraints.txt "$@" | { grep --line-buffered -v '^Requirement already' || true; }
-  fi
-}
+# shellcheck source=scripts/install.sh
+source scripts/install.sh
+install() { install_into .venv/bin/python constraints.txt "$@"; }
 
 # So that the first command does not wait for the compiler; `demo` is what `make pack train` uses, other commands compile more.
 compile() {

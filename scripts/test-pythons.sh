@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the wheel under every Python from 3.10 to 3.14 that is at hand, beside numpy 2, and runs tests of the data side there,
-# outside the checkout, so that what is tested is the wheel. A version that is not at hand is at least resolved: every
+# Installs the wheel under every Python from 3.10 to 3.14 that is at hand, with numpy 2 and PyTorch, without TensorFlow. There
+# it runs tests of the data side, and trains, fine-tunes and predicts; outside the checkout, so that the wheel is tested. A version that is not at hand is at least resolved: every
 # dependency must have a wheel for it.
 # Usage: scripts/test-pythons.sh [VERSION...]   (default: 3.10 3.12 3.13 3.14; the environments are kept in .venv-pythons/)
 set -euo pipefail
@@ -16,6 +16,8 @@ tests=(
   packing/test_histogram.py packing/test_pack_lengths.py packing/test_mixture.py packing/test_heuristics.py
   tfrecords/wire/test_framing.py tfrecords/wire/test_values.py tfrecords/wire/test_unpacked_encoder.py tfrecords/test_plan.py
 )
+# shellcheck source=scripts/install.sh
+source scripts/install.sh
 environments=$PWD/.venv-pythons
 mkdir -p "$environments"
 folder=$(mktemp -d)
@@ -46,8 +48,7 @@ test_version() {
   # The wheel by itself, since an environment of an earlier run has that run's. Without --no-compile, pip compiles every file
   # of every dependency, of which few are imported.
   "$environment/bin/python" -m pip install --quiet --no-compile --force-reinstall --no-deps "$wheel"
-  "$environment/bin/python" -m pip install --quiet --no-compile --constraint "$folder/constraints.txt" \
-    "$wheel[parquet]" hypothesis pytest
+  install_into "$environment/bin/python" "$folder/constraints.txt" --quiet "$wheel[parquet,pytorch]" hypothesis pytest
   "$environment/bin/python" -c 'import numpy, sys; print("Python", sys.version.split()[0], "with numpy", numpy.__version__)'
   (
     cd "$folder/source"
@@ -55,6 +56,7 @@ test_version() {
   )
   mkdir "$folder/tiny-$version"
   PATH=$environment/bin:$PATH scripts/run-tiny-pipeline.sh "$folder/tiny-$version"
+  PATH=$environment/bin:$PATH scripts/run-tiny-training.sh "$folder/tiny-$version"
   echo "Python $version: $((SECONDS - started)) s"
 }
 

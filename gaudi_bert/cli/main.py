@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import errno
 import gc
+import math
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -113,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 # --- how a command ends: with 0, or with one error line of bounded length and its exit code
 
 _LONGEST_LINE = 480
+_SECONDS_TO_UNWIND = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = "stopped; run the same command again to resume"
 # Which extra of this package installs a module.
@@ -161,11 +164,16 @@ def _interrupting_signals() -> Iterator[None]:
     """SIGTERM (sent by Kubernetes and Slurm) and Ctrl-C interrupt the command.
 
     Stages that can stop only at certain moments install handlers of their own. A signal that the caller ignores, as
-    shells do for background jobs, stays ignored.
+    shells do for background jobs, stays ignored. Python's locks do not bear a second interrupt while the first unwinds them,
+    so one that follows at once is ignored.
     """
+    last = -math.inf
 
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        previous, last = last, time.monotonic()
+        if last - previous > _SECONDS_TO_UNWIND:
+            raise KeyboardInterrupt
 
     numbers = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     with handled_signals(numbers, interrupt):

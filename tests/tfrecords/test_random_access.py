@@ -202,7 +202,8 @@ def test_what_we_write_is_read_as_the_predecessors(fresh_case: PackingCase, tmp_
     assert theirs.shard_table.packs.sum() == ours.packs
 
 
-def test_the_keys_are_those_that_its_trainer_knows(case: PackingCase, tmp_path: Path) -> None:
+def test_the_keys_are_those_that_its_trainer_knows(fresh_case: PackingCase, tmp_path: Path) -> None:
+    case = fresh_case
     path = as_predecessor(case, tmp_path / "training")
     content = json.loads(path.read_text())
     metadata = read_metadata(case.packed)

@@ -52,7 +52,7 @@ def test_a_stopped_run_keeps_its_engine_and_ends_with_the_same_bits(packed, held
     out, listener = tmp_path / "train", Listener()
     with pytest.raises(StoppedError):
         train(settings(**BY_PYTORCH), packed, held_out, out, reporter=StopAfter(9))
-    train(settings(threads=1, log_every_updates=1), packed, held_out, out, reporter=listener)
+    train(settings(log_every_updates=1), packed, held_out, out, reporter=listener)
     assert listener.text.splitlines()[0] == "train: engine pytorch: the run began with it"
     assert yaml.safe_load((out / "settings.yaml").read_text())["training"]["engine"] == "pytorch"
     identical(last_weights(out), last_weights(by_pytorch))

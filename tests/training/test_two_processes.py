@@ -91,7 +91,7 @@ def test_two_processes_are_one_big_batch(results, case) -> None:
     """The parameters after five updates, however the packs are shared out."""
     arguments = {**script.CASES[case], "micro_batches": 1}
     one, _ = work.run_updates(Communicator(), **arguments)
-    start = {name: variable.numpy() for name, variable in work.make_model().variables_by_name.items()}
+    start = work.make_model().values()
     two = read(results / f"{case}.npz", "parameter")
     assert work.largest_difference(two, one) <= 1e-6
     assert work.largest_difference(start, one) > 1e-3
