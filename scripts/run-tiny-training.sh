@@ -11,10 +11,12 @@ gaudi-bert run tiny.yaml --stages train,evaluate,report "${few[@]}" 2>&1 | tee t
 grep -q '^train: engine pytorch: TensorFlow is not installed' train.log
 gaudi-bert verify-model --checkpoint work/tiny/train
 
-for row in $(seq 60); do
-  echo "{\"text\": \"The number of this line is $row.\", \"label\": \"$((row % 2))\"}"
+for row in $(seq 30); do
+  echo "{\"text\": \"The number of this line is $row.\", \"label\": \"first\"}"
+  echo "{\"text\": \"Its document has the number $row.\", \"label\": \"second\"}"
 done >rows.jsonl
-gaudi-bert finetune --model work/tiny/train --data rows.jsonl --evaluation rows.jsonl --out finetuned --set finetune.epochs=1
+gaudi-bert finetune --task classification --model work/tiny/train --data rows.jsonl --evaluation rows.jsonl --out finetuned \
+  --set finetune.epochs=1 --set finetune.max_sequence_length=32
 gaudi-bert predict --model finetuned --data rows.jsonl --out answers.jsonl
 [ "$(wc -l <answers.jsonl)" = 60 ]
 gaudi-bert embed --model finetuned --data rows.jsonl --out vectors.npy

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,17 @@ from tests.training.conftest import settings
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-BY_PYTORCH = {"engine": "pytorch", "threads": 1, "log_every_updates": 1}
+BY_PYTORCH = {"engine": "pytorch", "log_every_updates": 1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of two tests at a time would wait for each other."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def last_weights(out: Path) -> dict:
