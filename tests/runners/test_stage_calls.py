@@ -23,7 +23,7 @@ from tests.builders import folders
 from tests.builders.bert_folder import write_bert
 from tests.builders.faulty_proxy import faulty_proxy
 from tests.builders.folders import comparable
-from tests.builders.kills import stored_pipeline as small_pipeline
+from tests.builders.kills import pipeline as small_pipeline
 from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 from tests.builders.task_files import write_rows
