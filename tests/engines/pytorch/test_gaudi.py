@@ -1,7 +1,7 @@
 """Without a card: the vendor's documented calls in their documented order, by a stand-in for its software.
 
-Each run is the command, in processes of its own that find `stand_in/` first on their path; what the stand-in wrote down is read
-afterwards. Its docstring says what that proves and what it cannot.
+Each run is the command, in processes of its own that find `stand_in/` first on their path; what the stand-in wrote down is
+read afterwards. Its docstring says what that proves and what it cannot.
 """
 
 from __future__ import annotations
@@ -17,18 +17,25 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", exc_type=ImportError)
+pytest.importorskip("torch", exc_type=ImportError)
+
+import torch
+from torch.utils import backend_registration
 
 from gaudi_bert.engines.pytorch.gaudi import VARIABLES
 from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_tokenizer
+from tests.builders.effort import LONG, long_form
 from tests.builders.task_files import write_rows
-from torch.utils import backend_registration
 
-if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
-    pytest.skip(f"NO STAND-IN FOR GAUDI: PyTorch {torch.__version__} has no devices in Python", allow_module_level=True)
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+        reason=f"NO STAND-IN FOR GAUDI: PyTorch {torch.__version__} knows no devices in Python",
+    ),
+]
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE, CORE = "import habana_frameworks", "import habana_frameworks.torch.core"
@@ -128,11 +135,11 @@ def types_of(events: Events, *operations: str) -> set[str]:
     }
 
 
-def check_order(events: Events) -> None:
+def check_order(events: Events, **variables: str) -> None:
     """Variables, then the package, then the device, and only then anything on it; nothing fused."""
     assert names(events)[:2] == [PACKAGE, CORE]
     for event in events[:2]:
-        assert event["environment"] == VARIABLES
+        assert event["environment"] == {**VARIABLES, **variables}
     assert names(events).count(CORE) == 1
     assert FUSED not in names(events)
 
@@ -175,44 +182,43 @@ def test_products_are_bfloat16_and_what_must_be_wide_is_float32(one: Path) -> No
 
 
 def test_a_bridge_that_is_imported_by_name_computes_what_a_cpu_does(folder: Path, tmp_path: Path) -> None:
-    """In float32, not compiled, with the automatic device; and the same run on a CPU, which loads nothing of the vendor's."""
+    """In float32, not compiled, with the automatic device; and the same run on a CPU, which loads nothing of the vendor's.
+
+    A variable that the user set stays, and is named.
+    """
     by_name = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    run(folder, tmp_path / "hpu", train_command(tmp_path / "hpu" / "run", "compile=false", "device=auto"), **by_name)
+    command = train_command(tmp_path / "hpu" / "run", "compile=false", "device=auto")
+    done = run(folder, tmp_path / "hpu", command, PT_HPU_LAZY_MODE="1", **by_name)
+    assert "note: PT_HPU_LAZY_MODE=1 is set in the environment and stays (the default here is 0)" in done.stderr
     run(folder, tmp_path / "cpu", train_command(tmp_path / "cpu" / "run", "device=cpu"), **by_name)
     assert calls_of(tmp_path / "cpu") == []
     (events,) = calls_of(tmp_path / "hpu")
-    check_order(events)
+    check_order(events, PT_HPU_LAZY_MODE="1")
     assert "compile" not in names(events)
     assert types_of(events, "addmm", "mm", "bmm", "_softmax") == {"float32"}
     assert len(figures(tmp_path / "hpu" / "run")) > 6
     agree(figures(tmp_path / "hpu" / "run"), figures(tmp_path / "cpu" / "run"), 1e-5, scale=1.0)
 
 
-def test_a_variable_that_the_user_set_stays_and_is_named(folder: Path, tmp_path: Path) -> None:
-    done = run(folder, tmp_path, train_command(tmp_path / "run", "compile=false"), PT_HPU_LAZY_MODE="1")
-    assert "note: PT_HPU_LAZY_MODE=1 is set in the environment and stays (the default here is 0)" in done.stderr
-    assert calls_of(tmp_path)[0][0]["environment"] == {**VARIABLES, "PT_HPU_LAZY_MODE": "1"}
-
-
-def test_other_commands_set_the_variables_before_anything_loads_torch(folder: Path, one: Path, tmp_path: Path) -> None:
+def test_fine_tuning_sets_the_variables_before_anything_loads_torch(folder: Path, one: Path, tmp_path: Path) -> None:
     model = ["--model", str(one / "run"), "--vocab", "vocab", "--data", "rows.jsonl", "--evaluation", "rows.jsonl"]
-    finetune = ["finetune", "--pipeline", "pipeline.yaml", *model, "--out", str(tmp_path / "task")]
-    run(folder, tmp_path / "finetune", finetune)
-    (events,) = calls_of(tmp_path / "finetune")
+    run(folder, tmp_path, ["finetune", "--pipeline", "pipeline.yaml", *model, "--out", str(tmp_path / "task")])
+    (events,) = calls_of(tmp_path)
     check_order(events)
     assert "compile" in names(events)
-    run(
-        folder,
-        tmp_path / "evaluate",
-        ["evaluate", "--engine", "pytorch", "--data", "held-out", "--checkpoint", str(one / "run")],
-    )
-    (events,) = calls_of(tmp_path / "evaluate")
+
+
+@long_form
+def test_an_evaluation_sets_them_too(folder: Path, one: Path, tmp_path: Path) -> None:
+    command = ["evaluate", "--engine", "pytorch", "--data", "held-out", "--checkpoint", str(one / "run")]
+    run(folder, tmp_path, command)
+    (events,) = calls_of(tmp_path)
     check_order(events)
 
 
 # --- several processes
 
-MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 -np 8".split()
+MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 -np 8"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "8", "--no-python"]
 
 
@@ -230,20 +236,19 @@ def check_rank(events: Events, rank: int, size: int) -> None:
     assert {event["type"] for event in sums} == {"float32"}
 
 
-@pytest.mark.parametrize(("launcher", "compiles"), [("mpirun", True), ("torchrun", False)])
-def test_eight_processes_connect_by_hccl_and_end_well(folder: Path, tmp_path: Path, launcher: str, compiles: bool) -> None:
+@pytest.mark.parametrize("launcher", ["mpirun", *(["torchrun"] if LONG else [])])
+def test_eight_processes_connect_by_hccl_and_end_well(folder: Path, tmp_path: Path, launcher: str) -> None:
     if launcher == "mpirun" and shutil.which("mpirun") is None:
         pytest.skip("MPIRUN MISSING: install Debian's openmpi-bin")
-    starts = [*(MPIRUN if launcher == "mpirun" else TORCHRUN), sys.executable]
-    settings = ("precision=bfloat16",) if compiles else ("precision=bfloat16", "compile=false")
-    done = run(folder, tmp_path, train_command(tmp_path / "run", *settings), starts)
-    assert "3 updates" in done.stdout
+    starts = [*(MPIRUN.split() if launcher == "mpirun" else TORCHRUN), sys.executable]
+    command = train_command(tmp_path / "run", "precision=bfloat16", f"compile={str(LONG).lower()}")
+    assert "3 updates" in run(folder, tmp_path, command, starts).stdout
     ranks = calls_of(tmp_path)
     assert len(ranks) == 8
     for rank, events in enumerate(ranks):
         check_rank(events, rank, 8)
         assert "initialize_distributed_hpu" not in names(events), "the launcher's variables are all there"
-        assert names(events).count("compile") == (2 if compiles else 0)
+        assert names(events).count("compile") == (2 if LONG else 0)
     assert json.loads((tmp_path / "run" / "training.json").read_text())["processes"] == 8
 
 

@@ -1,4 +1,4 @@
-"""What happened, a JSON object per line, in one file per process of the folder HPU_STAND_IN; without the variable, nothing."""
+"""What happened, a JSON object per line, in a file per process of the folder HPU_STAND_IN; nothing without the variable."""
 
 from __future__ import annotations
 

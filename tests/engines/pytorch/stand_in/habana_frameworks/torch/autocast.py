@@ -1,7 +1,7 @@
 """Autocast as the vendor documents it: two lists of operations, its own or those of the files that the environment names.
 
-The first list wins. Of the norms, only the first argument is cast to bfloat16. What is in neither list, which the vendor computes in the
-widest type of its inputs or in theirs, stays as PyTorch does it.
+The first list wins. Of the norms, only the first argument is cast to bfloat16. What is in neither list stays as PyTorch
+does it; the vendor computes some of that in the widest type of the inputs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _kernel(operation: Any, dtype: torch.dtype, only_first: bool) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
             if only_first:
                 return operation(_cast(arguments[0], dtype), *arguments[1:], **options)
-            return operation(*tree_map(lambda value: _cast(value, dtype), (arguments)), **options)
+            return operation(*tree_map(lambda value: _cast(value, dtype), arguments), **options)
 
     return compute
 

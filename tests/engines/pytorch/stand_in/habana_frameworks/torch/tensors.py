@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from habana_frameworks.record import record
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
+
+from habana_frameworks.record import record
 
 _LIBRARIES: list[torch.library.Library] = []
 _SEEN: set[tuple[str, ...]] = set()

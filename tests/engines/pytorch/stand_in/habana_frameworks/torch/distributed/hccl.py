@@ -6,9 +6,10 @@ import os
 from typing import Any
 
 import torch
+from torch import distributed
+
 from habana_frameworks.record import PLACES, record
 from habana_frameworks.torch.tensors import numbers
-from torch import distributed
 
 _MPI = {f"OMPI_COMM_WORLD_{name}": name.replace("SIZE", "WORLD_SIZE") for name in ("RANK", "SIZE", "LOCAL_RANK")}
 
