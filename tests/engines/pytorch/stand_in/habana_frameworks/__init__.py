@@ -6,8 +6,8 @@ operation that mixes them with tensors of the CPU fails.
 
 What it proves: the order of the documented calls, their arguments, the variables at that time, which types an operation is
 given, what is compiled and by which backend, that a run with it ends, and with which figures.
-What it cannot: the vendor's compiler, kernels, rounding, memory and collectives between cards, and that the vendor's software
-does what its documentation says.
+What it cannot: the vendor's compiler, kernels, rounding, memory and collectives between cards, and that its software
+does what is documented.
 """
 
 from habana_frameworks.record import VARIABLES, record
