@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import LoopSettings
+from gaudi_bert.config.sections import GaudiSettings, LoopSettings
 from gaudi_bert.engines.protocol import Device
 from gaudi_bert.engines.pytorch.distributed import local_rank
 from gaudi_bert.engines.pytorch.gaudi import environment_notes, has_gaudi
@@ -48,20 +48,24 @@ def kind_of(settings: LoopSettings) -> Kind:
     return "cuda" if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()) else "cpu"
 
 
-def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
+def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
     """Open the device of `settings`, after the processes are connected; `threads` are those of a CPU's operations."""
-    kind, notes = kind_of(settings), ()
+    kind = kind_of(settings)
     compiles = settings.compile if settings.compile is not None else kind == "hpu"
     if kind == "cpu":
         if threads is not None:
             torch.set_num_threads(threads)
         description = f"CPU, {torch.get_num_threads()} threads"
-        return Device("cpu", "cpu", settings.precision, description, compiles, notes)
+        return Device("cpu", "cpu", settings.precision, description, compiles)
     if kind == "cuda":
         torch.cuda.set_device(local_rank())
         name = torch.cuda.get_device_name(local_rank())
-        return Device("cuda", f"cuda:{local_rank()}", settings.precision, f"GPU {local_rank()}, {name}", compiles, notes)
-    return Device("hpu", "hpu", settings.precision, "Gaudi card, PyTorch", compiles, environment_notes())
+        return Device("cuda", f"cuda:{local_rank()}", settings.precision, f"GPU {local_rank()}, {name}", compiles)
+    notes = environment_notes()
+    if gaudi is not None and gaudi.model_fields_set:
+        names = ", ".join(f"gaudi.{name}" for name in sorted(gaudi.model_fields_set))
+        notes += (f"note: {names}: for TensorFlow only; set the vendor's PT_HPU_ variables in the environment instead",)
+    return Device("hpu", "hpu", settings.precision, "Gaudi card, PyTorch", compiles, notes)
 
 
 def _load_gaudi() -> None:
