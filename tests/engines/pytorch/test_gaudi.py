@@ -27,6 +27,7 @@ from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_tokenizer
 from tests.builders.effort import LONG, long_form
+from tests.builders.encoders import write_encoder
 from tests.builders.task_files import write_rows
 
 pytestmark = [
@@ -200,9 +201,16 @@ def test_a_bridge_that_is_imported_by_name_computes_what_a_cpu_does(folder: Path
     agree(figures(tmp_path / "hpu" / "run"), figures(tmp_path / "cpu" / "run"), 1e-5, scale=1.0)
 
 
-def test_fine_tuning_sets_the_variables_before_anything_loads_torch(folder: Path, one: Path, tmp_path: Path) -> None:
-    model = ["--model", str(one / "run"), "--vocab", "vocab", "--data", "rows.jsonl", "--evaluation", "rows.jsonl"]
-    run(folder, tmp_path, ["finetune", "--pipeline", "pipeline.yaml", *model, "--out", str(tmp_path / "task")])
+@pytest.mark.parametrize("kind", ["bert", *(["roberta", "modernbert"] if LONG else [])])
+def test_fine_tuning_sets_the_variables_before_anything_loads_torch(
+    folder: Path, one: Path, tmp_path: Path, kind: str
+) -> None:
+    model = ["--model", str(one / "run"), "--vocab", "vocab"]
+    if kind != "bert":
+        write_encoder(tmp_path / kind, kind)
+        model = ["--model", str(tmp_path / kind), "--set", "finetune.max_sequence_length=60"]
+    data = ["--data", "rows.jsonl", "--evaluation", "rows.jsonl", "--out", str(tmp_path / "task")]
+    run(folder, tmp_path, ["finetune", "--pipeline", "pipeline.yaml", *model, *data])
     (events,) = calls_of(tmp_path)
     check_order(events)
     assert "compile" in names(events)

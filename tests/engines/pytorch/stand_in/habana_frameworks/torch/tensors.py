@@ -38,28 +38,26 @@ class HpuTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, operation: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         """Compute on the CPU; what comes out is on the device, unless the operation is a copy to the CPU."""
-        options = dict(options or {})
+        options = options or {}
         leaves = tree_leaves((arguments, options))
-        device = torch.device(options["device"]) if options.get("device") is not None else None
-        _note(operation, leaves, device)
+        goal = next((leaf.type for leaf in leaves if isinstance(leaf, torch.device)), "hpu")
+        _note(operation, leaves)
         if operation.namespace == "c10d":
             from habana_frameworks.torch.distributed.hccl import run_collective
 
             return run_collective(operation, arguments)
-        if device is not None and device.type == "hpu":
-            options["device"] = "cpu"
         wrappers = {id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, HpuTensor)}
         with torch.inference_mode(False), torch.no_grad():
             result = operation(*tree_map(numbers, arguments), **tree_map(numbers, options))
-            if device is not None and device.type == "cpu":
-                return result
-            return tree_map(lambda part: _wrap(part, wrappers), result)
+            return result if goal == "cpu" else tree_map(lambda part: _wrap(part, wrappers), result)
 
 
 def numbers(value: Any) -> Any:
-    """The tensor of the CPU within one of the device; any other value as it is."""
+    """The tensor of the CPU within one of the device, the CPU for the device; any other value as it is."""
     if isinstance(value, HpuTensor):
         return value.inner
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
     if isinstance(value, FakeTensor) and value.device.type == "hpu":  # while torch.compile traces: a shape, no numbers
         with value.fake_mode:
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
@@ -73,7 +71,7 @@ def _wrap(value: Any, wrappers: dict[int, HpuTensor]) -> Any:
     return value
 
 
-def _note(operation: Any, leaves: list[Any], device: torch.device | None) -> None:
+def _note(operation: Any, leaves: list[Any]) -> None:
     """Write down an operation with the types of its tensors, the first time; refuse to mix devices, as a card would."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if any(isinstance(numbers(tensor), FakeTensor) for tensor in tensors):
