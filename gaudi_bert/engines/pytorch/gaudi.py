@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -29,16 +30,19 @@ def has_gaudi() -> bool:
 
 
 def prepare_gaudi(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what is not set; call it before torch is imported."""
-    if has_gaudi():
+    """Set what is not set, unless it is too late; call it before torch is imported."""
+    if has_gaudi() and "habana_frameworks.torch" not in sys.modules:
         for name, value in VARIABLES.items():
             environment.setdefault(name, value)
 
 
 def environment_notes() -> tuple[str, ...]:
-    """A note for each variable that the environment sets to something else than we would."""
-    return tuple(
-        f"note: {name}={os.environ[name]} is set in the environment and stays (the default here is {value})"
-        for name, value in VARIABLES.items()
-        if os.environ.get(name, value) != value
-    )
+    """A note for each variable that is not as we would set it."""
+    notes = []
+    for name, value in VARIABLES.items():
+        present = os.environ.get(name)
+        if present is None:
+            notes.append(f"note: {name} was not set when torch was imported; set it to {value} before that")
+        elif present != value:
+            notes.append(f"note: {name}={present} is set in the environment and stays (the default here is {value})")
+    return tuple(notes)

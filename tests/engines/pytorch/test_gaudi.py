@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ pytest.importorskip("torch", exc_type=ImportError)
 import torch
 from torch.utils import backend_registration
 
+from gaudi_bert.engines.pytorch import gaudi
 from gaudi_bert.engines.pytorch.gaudi import VARIABLES
 from tests.builders import training_data as data
 from tests.builders.agree import agree
@@ -199,6 +201,22 @@ def test_a_bridge_that_is_imported_by_name_computes_what_a_cpu_does(folder: Path
     assert types_of(events, "addmm", "mm", "bmm", "_softmax") == {"float32"}
     assert len(figures(tmp_path / "hpu" / "run")) > 6
     agree(figures(tmp_path / "hpu" / "run"), figures(tmp_path / "cpu" / "run"), 1e-5, scale=1.0)
+
+
+def test_variables_that_come_too_late_are_not_set_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a script that imports torch itself, where that loads the vendor's software."""
+    monkeypatch.setattr(gaudi, "has_gaudi", lambda: True)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    early: dict[str, str] = {"PT_HPU_LAZY_MODE": "1"}
+    gaudi.prepare_gaudi(early)
+    assert early == {**VARIABLES, "PT_HPU_LAZY_MODE": "1"}
+    monkeypatch.setitem(sys.modules, "habana_frameworks.torch", types.ModuleType("habana_frameworks.torch"))
+    gaudi.prepare_gaudi()
+    assert not VARIABLES.keys() & os.environ.keys()
+    notes = gaudi.environment_notes()
+    assert notes[0] == "note: PT_HPU_LAZY_MODE was not set when torch was imported; set it to 0 before that"
+    assert len(notes) == len(VARIABLES)
 
 
 @pytest.mark.parametrize("kind", ["bert", *(["roberta", "modernbert"] if LONG else [])])
