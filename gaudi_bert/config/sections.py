@@ -268,7 +268,7 @@ class FineTuneSettings(LoopSettings):
 
 
 class GaudiSettings(Settings):
-    """The Gaudi runtime's variables, set before its module is loaded; variables of the environment win."""
+    """TensorFlow on Gaudi: the runtime's variables, set before its module is loaded; those of the environment win."""
 
     bfloat16_list: str | None = Field(
         None, description="TF_BF16_CONVERSION, for precision bfloat16: a JSON list of operations to convert; default: ours"

@@ -29,6 +29,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -44,6 +45,7 @@ from gaudi_bert.common.launch import (
 )
 
 _POLL_SECONDS = 1.0
+_STOPPED_EARLY = "stopped on request before training had started; the same command resumes"
 
 
 def named_variables(command: Sequence[str], environment: Iterable[str]) -> list[str]:
@@ -71,6 +73,7 @@ class _Ranks:
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = 0
+        self._unsent: deque[signal.Signals] = deque()
         self._starter = os.getppid()
 
     def run(self) -> int:
@@ -88,11 +91,21 @@ class _Ranks:
     def request_stop(self, number: int, frame: FrameType | None) -> None:
         """Pass a request on: the first one lets ranks save, the second one goes to mpirun as it is."""
         self._requests += 1
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGUSR1 if self._requests == 1 else signal.SIGTERM)
+        self._unsent.append(signal.SIGUSR1 if self._requests == 1 else signal.SIGTERM)
+        self._send_requests()
+
+    def _send_requests(self) -> None:
+        """Send each request once, to a process that is known by now; another request may come meanwhile."""
+        while self._process is not None:
+            try:
+                number = self._unsent.popleft()
+            except IndexError:
+                return
+            self._process.send_signal(number)
 
     def _run_once(self, meeting: Mapping[str, str]) -> int:
         environment = {**os.environ, **meeting}
+        self._process = None
         # Ctrl-C on a terminal reaches an entire process group: this process alone is to decide what it means.
         try:
             command = named_variables(self._command, environment)
@@ -100,10 +113,11 @@ class _Ranks:
         except OSError as error:
             program = self._command[0]
             raise InputError(f"{program}: {error.strerror}; set resources.mpi_prefix to the folder of Open MPI") from error
-        if self._requests:  # requested before a process existed
-            self._process.terminate()
+        self._send_requests()  # those that came before the line above was done
         while (code := _code_after(self._process, _POLL_SECONDS)) is None:
             self._notice_starter()
+        if code == -signal.SIGUSR1 and self._requests:  # it had started no rank yet
+            raise StoppedError(_STOPPED_EARLY)
         return code if code >= 0 else 128 - code
 
     def _wait_for_workers(self, workers: Sequence[tuple[str, int]]) -> None:
@@ -126,7 +140,7 @@ class _Ranks:
             time.sleep(min(seconds, _POLL_SECONDS / 4))
             self._notice_starter()
             if self._requests:
-                raise StoppedError("stopped on request before training had started; the same command resumes")
+                raise StoppedError(_STOPPED_EARLY)
 
     def _notice_starter(self) -> None:
         """The end of the process that started this one counts as a request."""

@@ -1,6 +1,6 @@
 """The images with PyTorch: the vendor's packages stay as they are, and several processes train in them.
 
-On a stand-in for the vendor's image: PyTorch for CPUs, and a bridge that finds no card, so that a run falls to the CPU.
+On a stand-in for the vendor's image: PyTorch for CPUs, and a bridge whose cards compute on the CPU.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gaudi_bert import __version__
+from tests.builders.command_line import succeed
 from tests.builders.real_containers import WHEELS, Docker, build
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = ROOT / "tests" / "docker" / "stand-in"
+BRIDGE = ROOT / "tests" / "engines" / "pytorch" / "stand_in"
 VENDOR = "gaudi-bert-test-vendor-pytorch"
 GAUDI = f"gaudi-bert-train-gaudi-pytorch:{__version__}"
-GaudiBert = Callable[..., subprocess.CompletedProcess[str]]
 
 TINY = """
 name: tiny
@@ -43,6 +44,7 @@ def vendor(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """The stand-in for the vendor's image, and the image of this project on top of it."""
     context = tmp_path_factory.mktemp("context")
     shutil.copytree(ROOT / "docker", context / "docker")
+    shutil.copytree(BRIDGE, context / "stand_in", ignore=shutil.ignore_patterns("__pycache__"))
     for file in (ROOT / "constraints.txt", STAND_IN / "make_wheels.py"):
         shutil.copy(file, context)
     done = build(STAND_IN / "vendor-pytorch.Dockerfile", context, VENDOR, BASE_IMAGE=WHEELS)
@@ -95,25 +97,18 @@ def test_a_build_that_would_replace_the_vendors_pytorch_fails(docker: Docker, ve
 
 
 @pytest.mark.parametrize("processes", [WORKERS, CARDS], ids=["two containers", "mpirun in the image for cards"])
-def test_two_processes_train_by_pytorch(
-    docker: Docker, gaudi_bert: GaudiBert, vendor: str, tiny: Path, processes: tuple[str, ...]
-) -> None:
-    data = gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "prepare,histogram,plan,write,verify")
-    assert data.returncode == 0, data.stderr
-    done = gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "train,evaluate", "--json", *processes)
-    assert done.returncode == 0, done.stderr
+def test_two_processes_train_by_pytorch(docker: Docker, vendor: str, tiny: Path, processes: tuple[str, ...]) -> None:
+    succeed("run", "tiny.yaml", "--on", "docker", "--stages", "prepare,histogram,plan,write,verify", folder=tiny)
+    done = succeed("run", "tiny.yaml", "--on", "docker", "--stages", "train,evaluate", "--json", *processes, folder=tiny)
     summary = json.loads(done.stdout)
     assert (summary["train"]["updates"], summary["train"]["processes"]) == (6, 2)
     assert 0 <= summary["evaluate"]["masked_lm_accuracy"] <= 1
     assert docker("ps", "--all", "--quiet", "--filter", f"label=gaudi-bert.work={tiny / 'work' / 'tiny'}").stdout == ""
 
 
-def test_two_processes_of_the_command_train_train_in_the_image(
-    docker: Docker, gaudi_bert: GaudiBert, vendor: str, tiny: Path
-) -> None:
+def test_two_processes_of_the_command_train_train_in_the_image(docker: Docker, vendor: str, tiny: Path) -> None:
     """As who knows the vendor's image starts it: mpirun, and the command that each process runs."""
-    data = gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "prepare,histogram,plan,write")
-    assert data.returncode == 0, data.stderr
+    succeed("run", "tiny.yaml", "--on", "docker", "--stages", "prepare,histogram,plan,write", folder=tiny)
     launcher = ["python3", "-m", "gaudi_bert.runners.stop_ranks", "mpirun", "--allow-run-as-root", "-np", "2"]
     command = [
         "gaudi-bert",
@@ -129,4 +124,5 @@ def test_two_processes_of_the_command_train_train_in_the_image(
     words = [*launcher[1:], "--bind-to", "none", "--host", "localhost:2", *command, "--set", "training.engine=pytorch"]
     done = docker("run", *options, GAUDI, *words, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "train: on Gaudi card, PyTorch" in done.stdout + done.stderr
     assert json.loads((tiny / "work" / "tiny" / "train" / "training.json").read_text())["processes"] == 2

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,6 +160,35 @@ def test_the_second_request_ends_what_does_not_listen() -> None:
     process.terminate()
     process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_requests_that_come_while_mpirun_starts_reach_it(
+    requests: int, is_ready: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before the parent knows of a process at all: as one that came later, or as one before training had started."""
+    starts, ready = subprocess.Popen, tmp_path / "ready"
+
+    def start_and_be_stopped(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        process = starts(command, **options)
+        while is_ready and not ready.exists():
+            time.sleep(0.01)
+        for _ in range(requests):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(stop_ranks.subprocess, "Popen", start_and_be_stopped)
+    script = (SAVES if requests == 1 else DEAF) + f"open({str(ready)!r}, 'w').close()\ntime.sleep(60)\n"
+    script = script.replace("time.sleep(60)\n", "", 1) if is_ready else f"import time\ntime.sleep(0.5)\n{script}"
+    code = stop_ranks.run_ranks([sys.executable, "-c", script])
+    output, said = capfd.readouterr()
+    if is_ready:
+        assert (code, said) == ((75, "") if requests == 1 else (128 + signal.SIGTERM, ""))
+        assert requests == 2 or output == "started\nsaved\n"
+    else:
+        assert (code, output) == (75, "")
+        assert said == "error: stopped on request before training had started; the same command resumes\n"
 
 
 def test_when_the_process_that_started_it_is_killed_ranks_save_and_end() -> None:

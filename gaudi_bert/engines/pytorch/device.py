@@ -2,28 +2,27 @@
 
 On Gaudi the order of calls is fixed by its documentation: `habana_frameworks.torch.core` registers the device; for several
 processes `habana_frameworks.torch.distributed.hccl` registers the backend, and only then are they connected
-(`distributed.py`); PT_HPU_LAZY_MODE is read when the first is imported. Each process takes the card of its local rank.
+(`distributed.py`); what it reads from the environment is set before torch is imported (`gaudi.py`). Each process takes the
+card of its local rank.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
 from typing import Literal
 
 import torch
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import LoopSettings
+from gaudi_bert.config.sections import GaudiSettings, LoopSettings
 from gaudi_bert.engines.protocol import Device
 from gaudi_bert.engines.pytorch.distributed import local_rank
+from gaudi_bert.engines.pytorch.gaudi import environment_notes, has_gaudi
 
 Kind = Literal["cpu", "cuda", "hpu"]
 COMPILERS: dict[Kind, str] = {"cpu": "inductor", "cuda": "inductor", "hpu": "hpu_backend"}
 """What torch.compile compiles with."""
 
-_EAGER_MODE = {"PT_HPU_LAZY_MODE": "0"}
 _GAUDI = "use the image of docker/train-gaudi-pytorch.Dockerfile, or install the vendor's PyTorch of the driver's release"
 
 
@@ -49,28 +48,30 @@ def kind_of(settings: LoopSettings) -> Kind:
     return "cuda" if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()) else "cpu"
 
 
-def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
+def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
     """Open the device of `settings`, after the processes are connected; `threads` are those of a CPU's operations."""
-    kind, notes = kind_of(settings), ()
+    kind = kind_of(settings)
     compiles = settings.compile if settings.compile is not None else kind == "hpu"
     if kind == "cpu":
         if threads is not None:
             torch.set_num_threads(threads)
         description = f"CPU, {torch.get_num_threads()} threads"
-        return Device("cpu", "cpu", settings.precision, description, compiles, notes)
+        return Device("cpu", "cpu", settings.precision, description, compiles)
     if kind == "cuda":
         torch.cuda.set_device(local_rank())
         name = torch.cuda.get_device_name(local_rank())
-        return Device("cuda", f"cuda:{local_rank()}", settings.precision, f"GPU {local_rank()}, {name}", compiles, notes)
-    return Device("hpu", "hpu", settings.precision, "Gaudi card, PyTorch", compiles, _environment_notes())
+        return Device("cuda", f"cuda:{local_rank()}", settings.precision, f"GPU {local_rank()}, {name}", compiles)
+    notes = environment_notes()
+    if gaudi is not None and gaudi.model_fields_set:
+        names = ", ".join(f"gaudi.{name}" for name in sorted(gaudi.model_fields_set))
+        notes += (f"note: {names}: for TensorFlow only; set the vendor's PT_HPU_ variables in the environment instead",)
+    return Device("hpu", "hpu", settings.precision, "Gaudi card, PyTorch", compiles, notes)
 
 
 def _load_gaudi() -> None:
     """Register the device `hpu`; raises `_MissingError` where it cannot be used."""
-    if importlib.util.find_spec("habana_frameworks") is None:
+    if not has_gaudi():
         raise _MissingError(f"the package habana_frameworks is not installed; {_GAUDI}")
-    for name, value in _EAGER_MODE.items():
-        os.environ.setdefault(name, value)
     try:
         importlib.import_module("habana_frameworks.torch.core")
     except (ImportError, OSError, RuntimeError) as error:
@@ -81,12 +82,3 @@ def _load_gaudi() -> None:
         raise _MissingError(
             "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process holds the card"
         )
-
-
-def _environment_notes() -> tuple[str, ...]:
-    """A note for each variable that the environment sets to something else than we would."""
-    return tuple(
-        f"note: {name}={os.environ[name]} is set in the environment and stays (the default here is {value})"
-        for name, value in _EAGER_MODE.items()
-        if os.environ[name] != value
-    )

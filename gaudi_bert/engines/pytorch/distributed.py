@@ -94,7 +94,7 @@ def connect(settings: LoopSettings, device: str) -> Communicator:
     local_size, who = _local_size(launch), f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
     _set_address(launch, local_size, who)
     if device == "hpu":
-        importlib.import_module("habana_frameworks.torch.distributed.hccl")
+        _register_hccl(launch)
     try:
         if not torch_distributed.is_initialized():
             torch_distributed.init_process_group(
@@ -107,18 +107,35 @@ def connect(settings: LoopSettings, device: str) -> Communicator:
     return TorchCommunicator(launch.rank, launch.size, local_size, host_group=host_group)
 
 
+def _register_hccl(launch: Launch) -> None:
+    """Register the backend, which takes the card of this process from the variables that torchrun and mpirun set."""
+    hccl = importlib.import_module("habana_frameworks.torch.distributed.hccl")
+    if not any(all(name in os.environ for name in names) for names in _KNOWN_TO_HCCL):
+        hccl.initialize_distributed_hpu(world_size=launch.size, rank=launch.rank, local_rank=local_rank())
+
+
+_KNOWN_TO_HCCL = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+)
 _LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS")
 _LOCAL_RANKS = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "MPI_LOCALRANKID")
 
 
 def _local_size(launch: Launch) -> int:
-    """How many processes are on this host."""
-    return next((int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdecimal()), launch.size)
+    """How many processes are on this host: all, where the launcher does not say."""
+    return _first_number(_LOCAL_SIZES, launch.size)
 
 
 def local_rank() -> int:
     """The number of this process among those on its host: that of its card."""
-    return next((int(os.environ[name]) for name in _LOCAL_RANKS if os.environ.get(name, "").isdecimal()), 0)
+    launch = find_launch()
+    return _first_number(_LOCAL_RANKS, launch.rank if launch is not None else 0)
+
+
+def _first_number(names: Sequence[str], default: int) -> int:
+    """The first of these variables that is a number."""
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), default)
 
 
 def _set_address(launch: Launch, local_size: int, who: str) -> None:

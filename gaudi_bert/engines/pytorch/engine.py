@@ -26,7 +26,7 @@ def connect(settings: LoopSettings) -> Communicator:
 
 def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
     """Open the device of `settings`; after `connect`, and before any model is built."""
-    return devices.open_device(settings, threads)
+    return devices.open_device(settings, gaudi, threads)
 
 
 def build(

@@ -66,7 +66,7 @@ def _installed(package: str) -> str:
 def engine_states(packages: Packages, *, on_cards: bool) -> list[EngineState]:
     """Both engines; `on_cards`: on the Gaudi cards of this machine."""
     states = [_tensorflow(packages), _pytorch(packages)]
-    return [_with_bridge(state, packages) if on_cards and not state.reason else state for state in states]
+    return [_with_bridge(state, packages) if on_cards else state for state in states]
 
 
 def _tensorflow(packages: Packages) -> EngineState:
@@ -90,12 +90,13 @@ def _pytorch(packages: Packages) -> EngineState:
 
 
 def _with_bridge(state: EngineState, packages: Packages) -> EngineState:
-    """An engine on cards, which needs the vendor's bridge for it."""
-    if packages.bridges[state.name]:
+    """An engine on cards, which needs the vendor's framework and bridge."""
+    if packages.bridges[state.name] and not state.reason:
         return state
     module = {"tensorflow": "habana_frameworks.tensorflow", "pytorch": "habana_frameworks.torch"}[state.name]
-    remedy = f"install {BRIDGES[state.name]} of the driver's release"
-    return EngineState(state.name, state.title, f"{module} is not installed, which the cards need", remedy)
+    remedy = f"install {BRIDGES[state.name]} of the driver's release, with the vendor's framework"
+    reason = state.reason or f"{module} is not installed, which the cards need"
+    return EngineState(state.name, state.title, reason, remedy)
 
 
 def check_engines(packages: Packages, settings: PipelineSettings, *, on_cards: bool) -> CheckResult:

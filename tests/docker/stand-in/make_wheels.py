@@ -6,15 +6,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-# The vendor's bridge between PyTorch and cards, on a machine without any: what may be imported of it, and no device.
-BRIDGE = {
-    "habana_frameworks/__init__.py": "",
-    "habana_frameworks/torch/__init__.py": "import torch\n\nfrom . import hpu\n\ntorch.hpu = hpu\n",
-    "habana_frameworks/torch/hpu.py": "def is_available():\n    return False\n\n\ndef device_count():\n    return 0\n",
-    "habana_frameworks/torch/core.py": "",
-    "habana_frameworks/torch/distributed/__init__.py": "",
-    "habana_frameworks/torch/distributed/hccl.py": "",
-}
+# The vendor's bridge between PyTorch and cards, on a machine without any: tests/engines/pytorch/stand_in, beside this file.
+BRIDGE = Path(__file__).with_name("stand_in")
 # Distribution, version, files. The last of each is what must never be installed over the vendor's.
 PACKAGES: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
     "tensorflow": (
@@ -24,7 +17,15 @@ PACKAGES: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
         ("horovod", "0.28.1", {"horovod/__init__.py": "made_by = 'others'\n"}),
     ),
     "pytorch": (
-        ("habana_torch_plugin", "1.24.0.1", BRIDGE),
+        (
+            "habana_torch_plugin",
+            "1.24.0.1",
+            {
+                file.relative_to(BRIDGE).as_posix(): file.read_text()
+                for file in sorted(BRIDGE.rglob("*.*"))
+                if file.is_file()
+            },
+        ),
         ("torch_of_others", "1.0.0", {"torch/__init__.py": "made_by = 'others'\n"}),
     ),
 }
@@ -34,8 +35,8 @@ def make_wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> 
     """Write one wheel."""
     information = f"{name}-{version}.dist-info"
     files = {
-        **files,
         f"{information}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        **files,
         f"{information}/WHEEL": "Wheel-Version: 1.0\nGenerator: stand-in\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files[f"{information}/RECORD"] = "".join(f"{path},,\n" for path in (*files, f"{information}/RECORD"))

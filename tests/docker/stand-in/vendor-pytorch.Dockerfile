@@ -1,5 +1,5 @@
-# A stand-in for the vendor's PyTorch image: PyTorch for CPUs, Open MPI in a folder of its own, and a bridge of the right name that
-# finds no card. The context holds docker/, constraints.txt and make_wheels.py.
+# A stand-in for the vendor's PyTorch image: PyTorch for CPUs, Open MPI in a folder of its own, and a bridge of the right name whose
+# cards compute on the CPU. The context holds docker/, constraints.txt, make_wheels.py and stand_in/.
 ARG BASE_IMAGE=gaudi-bert-base:wheels
 FROM ${BASE_IMAGE}
 ARG DEBIAN_FRONTEND=noninteractive
@@ -10,6 +10,7 @@ RUN apt-get update \
 COPY docker/pip-install.sh /usr/local/bin/pip-install
 COPY docker/install-torch.sh /usr/local/bin/install-torch
 COPY make_wheels.py constraints.txt /opt/
+COPY stand_in /opt/stand_in
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
     python3 -m venv /opt/vendor \
  && install-torch /opt/constraints.txt \

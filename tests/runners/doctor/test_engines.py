@@ -71,6 +71,12 @@ def test_an_engine_that_is_named_must_run(monkeypatch: pytest.MonkeyPatch, engin
     assert result.remedy.startswith(remedy)
 
 
+def test_on_cards_the_remedy_is_the_vendors_framework_not_that_of_a_cpu() -> None:
+    for packages in (Packages((3, 12)), BOTH, Packages(bridges=BRIDGE)):
+        (state,) = (state for state in engine_states(packages, on_cards=True) if state.name == "pytorch")
+        assert state.remedy == "install habana-torch-plugin of the driver's release, with the vendor's framework"
+
+
 def test_programs_are_told_the_same() -> None:
     told = {state.name: state.as_json() for state in engine_states(Packages((3, 12), torch="2.13.0"), on_cards=False)}
     assert told["pytorch"] == {"runs": True, "reason": "", "remedy": ""}

@@ -1,0 +1,1 @@
+"""The bridge between PyTorch and the cards."""
