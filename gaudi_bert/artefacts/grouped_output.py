@@ -18,7 +18,7 @@ from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, TableGroupManifest
 from gaudi_bert.artefacts.results import GroupsResult
-from gaudi_bert.artefacts.shard_index import index_bytes, index_path
+from gaudi_bert.artefacts.shards import index_bytes, index_path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError

@@ -21,7 +21,7 @@ from gaudi_bert.artefacts.base import Artefact, Count, Length, Positive, Sha256,
 from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
 from gaudi_bert.artefacts.store.mirrored_folder import fetch
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.figures import PackingFigures
+from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.common.files import read_file
 
 LARGEST_SHARD_MULTIPLE = 4096

@@ -1,4 +1,4 @@
-"""What several artefacts refer to: files by their names, input files, the vocabulary.
+"""What several artefacts refer to: files by their names, input files, rows that are too long, the vocabulary.
 
 Apart from `packed.py` and `histogram.py`, which need numpy: `run` starts without it.
 """
@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Positive
 from gaudi_bert.common.errors import InputError
@@ -79,6 +80,26 @@ class InputTable(InputFile):
     """A table file and its number of rows; rows are numbered through all files in the order of their names."""
 
     rows: Count
+
+
+TooLong = Literal["error", "truncate", "split", "drop"]
+
+
+class TooLongRows(Artefact):
+    """What became of rows longer than a pack.
+
+    Attributes:
+        policy: what becomes of them: refused, cut to their first tokens, cut into pieces, or dropped.
+        dropped_rows: how many of them are in no pack.
+        dropped_tokens: tokens that are in no pack.
+        added_sequences: sequences beyond one per row, from splitting.
+    """
+
+    policy: TooLong
+    rows: Count
+    dropped_rows: Count
+    dropped_tokens: Count
+    added_sequences: Count
 
 
 class VocabularyInfo(Artefact):

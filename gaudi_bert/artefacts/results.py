@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:  # they need numpy, and `run` starts without it
-    from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+    from gaudi_bert.artefacts.packed import Metadata, TableMetadata, TableVerification, Verification
     from gaudi_bert.artefacts.plan import PlanTotals
-    from gaudi_bert.artefacts.verification import TableVerification, Verification
 
 Content = TypeVar("Content")
 

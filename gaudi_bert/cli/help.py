@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.removed import refuse_removed
+from gaudi_bert.common.errors import InputError, refuse_removed
 
 if TYPE_CHECKING:
     from gaudi_bert.config.values import Settings

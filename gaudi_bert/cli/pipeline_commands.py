@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gaudi_bert.artefacts.store.location import shown_location
+from gaudi_bert.artefacts.store.objects import shown_location
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import find_launch, is_first_process

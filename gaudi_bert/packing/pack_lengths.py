@@ -18,7 +18,7 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import ArgumentError, InputError, shown
-from gaudi_bert.common.figures import PackingFigures
+from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.packing.algorithms import pack_histogram as pack_counts
 from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram, checked_lengths, histogram_of, rescaled, whole_number
 from gaudi_bert.packing.result import Packing

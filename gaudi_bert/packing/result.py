@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.common.figures import PackingFigures
+from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.packing.certificate import Certificate
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Mixture, Strategy, check_mixture, packs_of

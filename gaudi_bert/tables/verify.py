@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.completion import read_signature, settings_path
-from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata
+from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata, TableVerification
 from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirrored, names_in
-from gaudi_bert.artefacts.verification import TableVerification
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter

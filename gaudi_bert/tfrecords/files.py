@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.artefacts.store.location import in_store, shown_location, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.store.objects import Objects, in_store, shown_location, url_of
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, followed
 

@@ -23,9 +23,8 @@ from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, FileCounts, HistogramFile, list_histogram
 from gaudi_bert.artefacts.references import VocabularyInfo
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.location import shown_location
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.store.objects import Objects, shown_location
 from gaudi_bert.common.arrays import ByteArray, Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter

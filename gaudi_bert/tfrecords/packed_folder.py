@@ -22,12 +22,11 @@ from gaudi_bert.artefacts.base import LARGEST_COUNT
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.references import METADATA_NAME
-from gaudi_bert.artefacts.shard_index import index_path, read_starts
-from gaudi_bert.artefacts.shards import Shard, ShardTable
+from gaudi_bert.artefacts.shards import Shard, ShardTable, index_path, read_starts
 from gaudi_bert.artefacts.store.mirrored_folder import files_in, is_mirrored
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
-from gaudi_bert.common.figures import PackingFigures
+from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.common.files import explained_os_errors, followed, read_json, write_json
 from gaudi_bert.tfrecords.random_access import FileCache, RecordFiles
 from gaudi_bert.tfrecords.scanning.scan import first_record

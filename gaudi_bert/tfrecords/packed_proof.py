@@ -23,11 +23,10 @@ from typing import Generic, TypeVar
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, settings_path
-from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+from gaudi_bert.artefacts.packed import Metadata, TableMetadata, TableVerification, Verification
 from gaudi_bert.artefacts.references import InputFile, manifest_path
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.shard_index import index_path
-from gaudi_bert.artefacts.shards import Shard
+from gaudi_bert.artefacts.shards import Shard, index_path
 from gaudi_bert.artefacts.store.mirrored_folder import (
     fetch,
     is_mirrored,
@@ -37,7 +36,6 @@ from gaudi_bert.artefacts.store.mirrored_folder import (
     remove,
     shown,
 )
-from gaudi_bert.artefacts.verification import TableVerification, Verification
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.shard_index import SizeArray
-from gaudi_bert.artefacts.shards import Shard, count_shards
+from gaudi_bert.artefacts.shards import Shard, SizeArray, count_shards
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.crc32c import crc32c

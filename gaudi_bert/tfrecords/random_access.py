@@ -1,7 +1,7 @@
 """Records of many files by their numbers, as dense arrays: where they begin, the bytes in the page cache.
 
 A file is mapped into memory when it is opened. The index of its group states where its records begin
-(`artefacts.shard_index`), and then only the pages of the records that are read are touched; a file without one is walked,
+(`artefacts.shards`), and then only the pages of the records that are read are touched; a file without one is walked,
 from length to length. The length of a record, its checksum, and that of its bytes are checked when it is read. A compressed
 file is first written out to a temporary file without a name. A record in an encoding that the kernels do not take is decoded
 by the general reader.

@@ -20,14 +20,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from gaudi_bert.artefacts.completion import first_difference, read_signature, settings_path
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_counts
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
 from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.shard_index import SizeArray, index_path
-from gaudi_bert.artefacts.shards import Shard
+from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import BoolArray, ByteArray, IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError, shown

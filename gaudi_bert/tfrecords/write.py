@@ -23,12 +23,10 @@ from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
 from gaudi_bert.artefacts.references import METADATA_NAME, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
-from gaudi_bert.artefacts.shard_index import SizeArray, index_path, write_index
-from gaudi_bert.artefacts.shards import Shard, shard_bounds, shard_name
+from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path, shard_bounds, shard_name, write_index
 from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.location import in_store, shown_location, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead, release
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.store.objects import Objects, in_store, shown_location, url_of
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, InputError

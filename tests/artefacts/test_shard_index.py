@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.shard_index import index_path, read_starts, write_index
+from gaudi_bert.artefacts.shards import index_path, read_starts, write_index
 from gaudi_bert.common.crc32c import crc32c
 
 

@@ -21,7 +21,7 @@ import typer
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import OPTIONS
 from gaudi_bert.cli.main import COMMANDS, app
-from gaudi_bert.common.installation import install_command
+from gaudi_bert.common.errors import install_command
 from gaudi_bert.config.sections import PrepareSettings
 from tests.builders.command_line import run_command
 from tests.builders.folders import contents

@@ -138,7 +138,7 @@ OPENERS = {"open", "read_text", "read_bytes"}
 OTHERWISE = {
     "common/files.py",
     "common/compiled.py",
-    "common/installation.py",
+    "common/errors.py",
     "common/progress.py",
     "common/tensorflow_environment.py",
     "corpus/python_texts.py",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
-from gaudi_bert.common import installation
-from gaudi_bert.common.installation import has_tensorflow, install_command
+from gaudi_bert.common import errors
+from gaudi_bert.common.errors import has_tensorflow, install_command
 
 
 @pytest.mark.parametrize("extra", ["parquet", "docker", "kubernetes", "s3", "gcs", "azure"])
@@ -28,12 +29,12 @@ def test_pytorch_is_the_build_for_cpus_where_there_is_no_gpu() -> None:
 
 def test_where_tensorflow_does_not_run_another_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [has_tensorflow((3, minor)) for minor in range(9, 14)] == [False, True, True, False, False]
-    monkeypatch.setattr(installation, "_TENSORFLOW_PYTHONS", ())
+    monkeypatch.setattr(errors, "_TENSORFLOW_PYTHONS", ())
     assert install_command("tensorflow").startswith("python3.11 -m venv env && env/bin/python -m pip install ")
 
 
 def test_without_its_clone_the_package_is_named_as_the_readme_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "distributions", lambda name: [Wheel()])
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: [Wheel()])
     assert install_command("parquet").endswith(" -m pip install './gaudi-bert[parquet]'")
 
 

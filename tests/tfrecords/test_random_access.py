@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.shard_index import index_path, write_index
+from gaudi_bert.artefacts.shards import index_path, write_index
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles

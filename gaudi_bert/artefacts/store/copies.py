@@ -13,9 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gaudi_bert.artefacts.references import complete_parts, histogram_parts
-from gaudi_bert.artefacts.store.location import in_store, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, names_in, shown
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.store.objects import Objects, in_store, url_of
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.places import StoreSettings
 

@@ -24,8 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gaudi_bert.artefacts.store.location import in_store, url_of
-from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects
+from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects, in_store, url_of
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.common.files import explained_os_errors, whole_files_go_to
 from gaudi_bert.config.places import StoreSettings

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gaudi_bert.common.installation import has_tensorflow, install_command
+from gaudi_bert.common.errors import has_tensorflow, install_command
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.launch import EFA_SSH_PORT

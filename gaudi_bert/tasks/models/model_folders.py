@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gaudi_bert.common.arrays import Float32Array
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, has_tensorflow, install_command
 from gaudi_bert.common.files import check_model, read_json
-from gaudi_bert.common.installation import has_tensorflow, install_command
 from gaudi_bert.common.tensorflow_environment import without_keras
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.values import Precision
