@@ -15,7 +15,9 @@ BIN := .venv/bin
 # What .venv holds by now, from little to all: each part is installed over the ones that it needs.
 LINT := .venv/.lint-complete
 TEST := .venv/.test-complete
-PRODUCT := .venv/.product-complete
+# SET=training.engine=pytorch brings PyTorch in place of TensorFlow.
+ENGINE := $(if $(findstring engine=pytorch,$(SET)),pytorch,tensorflow)
+PRODUCT := .venv/.product-$(ENGINE)-complete
 HOROVOD := .venv/.horovod-complete
 DEVELOPMENT := .venv/.development-complete
 REQUIREMENTS := pyproject.toml constraints.txt scripts/make-venv.sh
@@ -24,7 +26,7 @@ SETTINGS := $(foreach setting,$(SET),--set '$(setting)')
 RUN = $(BIN)/gaudi-bert run $(1) --work $(WORK) $(SETTINGS)
 # Benchmarks are held to what they call, not to the types of their figures.
 FIGURES := arg-type assignment call-overload dict-item index misc no-untyped-def operator union-attr unused-ignore
-FAST := artefacts common corpus packing reading tfrecords
+FAST := artefacts common config corpus packing reading tfrecords
 PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 
 # Hundreds of processes are started by the tests: none compiles the sources again.
@@ -49,11 +51,11 @@ $(LINT): $(REQUIREMENTS)
 $(TEST): $(REQUIREMENTS)
 	$(call INSTALL,test)
 
-$(PRODUCT): $(REQUIREMENTS)
-	$(call INSTALL,product)
+.venv/.product-%-complete: $(REQUIREMENTS)
+	$(call INSTALL,product $*)
 
 # Built from source, two to three minutes the first time.
-$(HOROVOD): $(PRODUCT)
+$(HOROVOD): .venv/.product-tensorflow-complete
 	$(call INSTALL,horovod)
 
 $(DEVELOPMENT): $(HOROVOD)
@@ -62,10 +64,13 @@ $(DEVELOPMENT): $(HOROVOD)
 pack: setup
 	$(call RUN,$(PIPELINE)) --stages prepare,histogram,plan,write,verify
 
-train: $(if $(findstring resources.workers,$(SET)),setup-horovod,setup)
+# Only TensorFlow's processes meet by Horovod.
+HAS_PROCESSES := $(if $(filter tensorflow,$(ENGINE)),$(findstring resources.workers,$(SET)))
+
+train: $(if $(HAS_PROCESSES),setup-horovod,setup)
 	$(call RUN,$(PIPELINE)) --stages train,evaluate,report
 
-finetune: $(if $(findstring resources.workers,$(SET)),setup-horovod,setup)
+finetune: $(if $(HAS_PROCESSES),setup-horovod,setup)
 	$(call RUN,$(FINETUNE)) --stages finetune,predict,report
 
 # Everything.

@@ -138,27 +138,23 @@ class Tuner:
 
     def __post_init__(self) -> None:
         from gaudi_bert.config.sections import TaskSettings, TrainingSettings
+        from gaudi_bert.engines.communicator import Communicator
+        from gaudi_bert.engines.protocol import ModelSpec
+        from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
-        from gaudi_bert.tasks.kinds.task import BertForTask, task_named
+        from gaudi_bert.tasks.kinds.task import task_named
         from gaudi_bert.tasks.objective import TaskObjective
         from gaudi_bert.tasks.task_data import task_batches
-        from gaudi_bert.training.distributed.communicator import Communicator
         from gaudi_bert.training.input.batches import TrainingOrder
-        from gaudi_bert.training.tensorflow.optimizers import Optimizer
-        from gaudi_bert.training.tensorflow.step import TrainingStep
+        from gaudi_bert.training.step import TrainingStep
 
         names = tuple(f"label {number}" for number in range(self.labels))
         task = task_named("multi-label")(TaskSettings(name="multi-label"), names)
         settings = TrainingSettings(seed=1)
-        model = BertForTask(BertConfig(vocab_size=self.vocabulary, **SIZE), task, seed=1, compiled=True)
-        self._step = TrainingStep(
-            model,
-            Optimizer(model.variables_by_name, settings, compiled=True),
-            Communicator(),
-            settings,
-            accumulation_steps=self.steps,
-            objective=TaskObjective(task),
-        )
+        spec = ModelSpec(BertConfig(vocab_size=self.vocabulary, **SIZE), task.head)
+        model, alone = engine.build(spec, seed=1, compiled=True), Communicator()
+        updates = engine.updates(model, settings, alone, self.steps)
+        self._step = TrainingStep(updates, alone, settings, TaskObjective(task), self.steps)
         self._batches = task_batches(self.data, task, self.micro_batch, 1000, TrainingOrder(seed=1, shuffle_packs=1))
 
     def run(self, updates: int) -> None:

@@ -143,28 +143,27 @@ def train(work: Path, name: str, seed: int, updates: int) -> dict[str, Any]:
 def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> Iterator[dict[str, float]]:
     """Train, and measure on the held-out sequences every so many updates."""
     from gaudi_bert.artefacts.training import LossFigures
-    from gaudi_bert.model.bert import BertForPretraining
+    from gaudi_bert.engines.communicator import Communicator
+    from gaudi_bert.engines.protocol import ModelSpec
+    from gaudi_bert.engines.tensorflow import engine
     from gaudi_bert.model.config import BertConfig
-    from gaudi_bert.training.distributed.communicator import Communicator
+    from gaudi_bert.model.heads import PretrainingHead
     from gaudi_bert.training.evaluator import PretrainingEvaluator
     from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
     from gaudi_bert.training.input.source import open_source
-    from gaudi_bert.training.tensorflow.optimizers import Optimizer, learning_rate_at
-    from gaudi_bert.training.tensorflow.step import TrainingStep
+    from gaudi_bert.training.objective import PretrainingObjective
+    from gaudi_bert.training.schedule import learning_rate_at
+    from gaudi_bert.training.step import TrainingStep
 
     source = open_source(work / "packed" if variant.packed else work / "short" / "train")
     rows = round(settings.global_batch_sequences / source.packing_factor)
     config = BertConfig(vocab_size=PREPARE.train_vocab, max_position_embeddings=ROW, **MODEL)
-    model = BertForPretraining(config, seed=settings.seed, compute_dtype=variant.precision, compiled=True)
-    step = TrainingStep(
-        model,
-        Optimizer(model.variables_by_name, settings),
-        Communicator(),
-        settings,
-        accumulation_steps=1,
-    )
+    spec = ModelSpec(config, PretrainingHead(settings.loss))
+    model = engine.build(spec, seed=settings.seed, compute_dtype=variant.precision, compiled=True)
+    updates, alone = engine.updates(model, settings, Communicator(), 1), Communicator()
+    step = TrainingStep(updates, alone, settings, PretrainingObjective(settings.loss), 1)
     held_out = open_source(work / "short" / "evaluation")
-    evaluator = PretrainingEvaluator(model, held_out, Communicator(), loss="token", batch_packs=64, take_packs=HELD_OUT)
+    evaluator = PretrainingEvaluator(model, config, held_out, alone, batch_packs=64, take_packs=HELD_OUT)
     order = TrainingOrder(seed=settings.seed, shuffle_packs=settings.shuffle_packs)
     batches = training_batches(source, value_limits(source, config), rows, order)
     sequences, sums = 0, np.zeros(8)

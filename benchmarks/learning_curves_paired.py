@@ -69,13 +69,15 @@ class Runner:
     """
 
     def __init__(self, work: Path, kind: str, dropout: float, updates: int) -> None:
-        from gaudi_bert.model.bert import BertForPretraining
+        from gaudi_bert.engines.communicator import Communicator
+        from gaudi_bert.engines.protocol import ModelSpec
+        from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
-        from gaudi_bert.training.distributed.communicator import Communicator
+        from gaudi_bert.model.heads import PretrainingHead
         from gaudi_bert.training.evaluator import PretrainingEvaluator
         from gaudi_bert.training.input.source import open_source
-        from gaudi_bert.training.tensorflow.optimizers import Optimizer
-        from gaudi_bert.training.tensorflow.step import TrainingStep
+        from gaudi_bert.training.objective import PretrainingObjective
+        from gaudi_bert.training.step import TrainingStep
 
         self._kind, self._updates = kind, updates
         self._source = open_source(work / "short" / "train" if kind == "unpacked" else work / "packed")
@@ -86,19 +88,19 @@ class Runner:
             attention_probs_dropout_prob=dropout,
             **MODEL,
         )
-        self._model = BertForPretraining(self._config, seed=0, compiled=True)
-        self._optimizer = Optimizer(self._model.variables_by_name, TRAINING)
+        self._model = engine.build(ModelSpec(self._config, PretrainingHead()), seed=0, compiled=True)
         held_out = open_source(work / "short" / "evaluation")
         alone = Communicator()
         self._evaluator = PretrainingEvaluator(
-            self._model, held_out, alone, loss="token", batch_packs=64, take_packs=HELD_OUT
+            self._model, self._config, held_out, alone, batch_packs=64, take_packs=HELD_OUT
         )
         settings = TRAINING.model_copy(update={"loss": "token", "seed": 1})
-        self._step = TrainingStep(self._model, self._optimizer, alone, settings, accumulation_steps=1)
+        updates = engine.updates(self._model, TRAINING, alone, 1)
+        self._step = TrainingStep(updates, alone, settings, PretrainingObjective(), 1)
 
     def run(self, seed: int) -> Run:
         """The training loss of some early updates, and the held-out loss after each quarter."""
-        from gaudi_bert.training.tensorflow.optimizers import learning_rate_at
+        from gaudi_bert.training.schedule import learning_rate_at
 
         self._start_from(seed)
         shape = {"learning_rate": LEARNING_RATE, "warmup_updates": WARMUP_UPDATES, "decay_power": 1.0}
@@ -115,13 +117,12 @@ class Runner:
 
     def _start_from(self, seed: int) -> None:
         """The weights of `seed`, and an optimizer that has seen nothing."""
-        from gaudi_bert.model.bert import BertForPretraining
+        from gaudi_bert.model.config import initial_value, parameter_specs
 
-        fresh = BertForPretraining(self._config, seed=seed)
-        self._model.load_values({name: variable.numpy() for name, variable in fresh.variables_by_name.items()})
-        for moments in (self._optimizer.first_moments, self._optimizer.second_moments):
-            for variable in moments.values():
-                variable.assign(np.zeros(variable.shape, np.float32))
+        specs, deviation = parameter_specs(self._config), self._config.initializer_range
+        self._model.load_values({name: initial_value(name, spec, deviation, seed) for name, spec in specs.items()})
+        zeros = {name: np.zeros(spec.shape, np.float32) for name, spec in specs.items()}
+        self._step.updates.load_moments(zeros, zeros)
 
     def _batches(self, seed: int) -> Iterator[Batch]:
         from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits

@@ -19,19 +19,12 @@ from packing_tables import print_table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.algorithms import depth_of, solve
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.mixture import packs_of
 from gaudi_bert.packing.result import NNLS_WORK, OPTIMAL_WORK, Work
-from tests.builders.hard_histograms import (
-    HARD,
-    bimodal,
-    hard_histogram,
-    lognormal,
-    perfect_triplets,
-    rounded_up_is_not_enough,
-    uniform,
-)
+from tests.builders.histograms import bimodal, lognormal, perfect_triplets, scattered, uniform
 
 DEPTHS = (3, 8, "max")
 LONG = 8192
@@ -47,6 +40,19 @@ LONG_KINDS = (
     (bimodal, 100_000),
     (bimodal, 1_000_000),
 )
+HARD = {
+    "402 perfect fills at 5,000": (perfect_triplets, 5000, 402),
+    "400 lengths at 20,000": (scattered, 20_000, 400, 1000),
+    "2,000 lengths at 20,000": (scattered, 20_000, 2000, 10**6),
+    "lognormal at 32,768": (lognormal, 32_768, 10**12),
+    "uniform at 32,768": (uniform, 32_768, 10**12),
+    "bimodal at 32,768": (bimodal, 32_768, 10**6),
+    "one of each at 32,768": (scattered, 32_768, 16_384, 1),
+}
+"""By name the function that makes each, and its arguments."""
+CORE = {44: 2, 33: 3, 12: 6}
+CORE_LENGTH = 132
+"""Known from the literature: 259 tokens, with fractions 1.962 packs of 132, but no two packs hold these 11 sequences."""
 
 
 def print_limits() -> None:
@@ -85,3 +91,20 @@ def _row(name: str, counts: np.ndarray, algorithm: str, depth: int | str) -> Seq
     seconds, packs = time.process_time() - started, packs_of(solved.mixture)
     above, used = 100 * (packs - bound) / bound, 100 * (1 - max(work.remaining, 0) / limit)
     return name, algorithm, depth, f"{packs:,}", f"{bound:,}", f"{above:.4f}", f"{seconds:.1f}", f"{used:.0f}"
+
+
+def rounded_up_is_not_enough(max_length: int, sequences: int, seed: int = 0) -> IntArray:
+    """`perfect_triplets` and a core of 11 sequences that takes a pack more than its linear program rounded up: int64 [L].
+
+    In the manner of the ANI instances of Delorme, Iori and Martello (2016): bound and optimum may differ by one.
+    """
+    counts = perfect_triplets(max_length, sequences - sum(CORE.values()), seed)
+    for length, number in CORE.items():
+        counts[length * max_length // CORE_LENGTH - 1] += number
+    return counts
+
+
+def hard_histogram(name: str) -> IntArray:
+    """The counts of one of `HARD`."""
+    function, *arguments = HARD[name]
+    return function(*arguments)

@@ -39,6 +39,17 @@ MIX_ROWS, MIX_BATCH = 512, 64
 MIX_GOALS = (">= 1.94", ">= 5.55", ">= 0.98", ">= 1.42")
 
 
+def vector_model(config: Any, weights: Any, precision: Any) -> Any:
+    """A BERT that gives the mean of each text's hidden states, of length 1."""
+    from gaudi_bert.engines.protocol import ModelSpec
+    from gaudi_bert.engines.tensorflow import engine
+    from gaudi_bert.model.heads import VectorHead
+
+    model = engine.build(ModelSpec(config, VectorHead("mean", normalize=True)), seed=None, compute_dtype=precision)
+    model.load_values({name: weights[name] for name in model.shapes()})
+    return model
+
+
 def one_thread() -> None:
     """Bind this process to one thread of everything, before anything heavy is imported."""
     for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
@@ -77,11 +88,11 @@ def ours(model: Path, precision: Literal["float32", "bfloat16"] = "float32") -> 
     from gaudi_bert.rows.tokenizing import tokenize_rows
     from gaudi_bert.rows.types import TextRow
     from gaudi_bert.rows.window_plan import plan_window
-    from gaudi_bert.tasks.models.bert_folder import Embedder, PackRunner
+    from gaudi_bert.tasks.models.bert_folder import PackRunner
     from gaudi_bert.training.weights.sources import read_weights
 
     tokenizer, weights = open_tokenizer(model), read_weights(model)
-    embedder = Embedder(weights.config, weights.variables, pooling="mean", normalize=True, compute_dtype=precision)
+    embedder = vector_model(weights.config, weights.variables, precision)
     hidden = weights.config.hidden_size
     runner = PackRunner(embedder, per="sequence", width=hidden)
     settings = TaskSettings(too_long="truncate")
@@ -222,14 +233,14 @@ def compare_mixes(rounds: int, layers: int) -> None:
     from gaudi_bert.rows.packs import Packs
     from gaudi_bert.rows.types import Sequences
     from gaudi_bert.rows.window_plan import Part, WindowPlan, plan_window
-    from gaudi_bert.tasks.models.bert_folder import Embedder, PackRunner
+    from gaudi_bert.tasks.models.bert_folder import PackRunner
 
     config = BertConfig(
         vocab_size=1000, hidden_size=256, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=1024
     )
     random = np.random.default_rng(1)
     weights = {name: random.normal(0, 0.05, spec.shape).astype(np.float32) for name, spec in parameter_specs(config).items()}
-    embedder = Embedder(config, weights, pooling="mean", normalize=True)
+    embedder = vector_model(config, weights, "float32")
 
     def runner(batch_tokens: int | None = None) -> PackRunner:
         given = {} if batch_tokens is None else {"batch_tokens": batch_tokens}

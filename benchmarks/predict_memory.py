@@ -33,10 +33,11 @@ def write_model(folder: Path) -> Path:
 
     prepare_tensorflow()
     from gaudi_bert.config.sections import TaskSettings
-    from gaudi_bert.model.config import BertConfig
+    from gaudi_bert.model.config import BertConfig, initial_value
+    from gaudi_bert.model.heads import variables_of
     from gaudi_bert.rows.tokenizer import open_tokenizer
-    from gaudi_bert.tasks.kinds.task import BertForTask, task_named
-    from gaudi_bert.tasks.models.task_models import write_task_folder
+    from gaudi_bert.tasks.kinds.task import task_named
+    from gaudi_bert.tasks.models.task_models import StartWeights, write_task_folder
 
     words = folder.with_name("words")
     words.mkdir()
@@ -51,9 +52,10 @@ def write_model(folder: Path) -> Path:
         max_position_embeddings=128,
     )
     task = task_named("classification")(TaskSettings(name="classification"), ("no", "yes"))
-    model = BertForTask(config, task, seed=1)
-    values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
-    write_task_folder(folder, config, task, values, open_tokenizer(words), 128)
+    specs = variables_of(config, task.head)
+    values = {name: initial_value(name, spec, config.initializer_range, 1) for name, spec in specs.items()}
+    start = StartWeights(folder, "random", config, config.sizes, task.architecture, values, (), "")
+    write_task_folder(folder, start, task, values, open_tokenizer(words), 128)
     return folder
 
 

@@ -37,8 +37,9 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset
 from gaudi_bert.pytorch.rows import Row
-from gaudi_bert.tables.packed_parquet import write_packed_parquet
+from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
 from gaudi_bert.tfrecords.arrays import decode_columns
+from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.example import encode_example
@@ -83,7 +84,7 @@ def reading(folder: Path, rounds: int) -> None:
     import datasets
 
     packed = folder / "packed"
-    write_packed_parquet(packed, folder / "parquet", reporter=QUIET)
+    convert(packed, folder / "parquet", PARQUET_PACKS, reporter=QUIET)
     files = sorted(map(str, (folder / "parquet").glob("*.parquet")))
     table = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(folder / "cache"))
     theirs = table.with_format("torch")

@@ -133,8 +133,8 @@ def main() -> None:
     show_processor()
     if arguments.kills:
         with tempfile.TemporaryDirectory() as name:
-            command = [sys.executable, "-m", "tests.builders.kill_in_store", f"{name}/kills", str(arguments.kills)]
-            subprocess.run([*command, ",".join(STAGES), "11"], cwd=ROOT, check=True)
+            command = [sys.executable, "-m", "tests.builders.kills", "bucket", f"{name}/kills"]
+            subprocess.run([*command, str(arguments.kills), "11", ",".join(STAGES)], cwd=ROOT, check=True)
         return
     measure(arguments.files, arguments.sequences, arguments.rounds)
 

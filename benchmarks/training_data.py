@@ -13,14 +13,17 @@ from records_data import DEPTH, LENGTH, QUIET, VOCABULARY, make_files
 
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.config.values import EngineName
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import ModelSpec
 from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, open_source
-from gaudi_bert.training.tensorflow.optimizers import Optimizer
-from gaudi_bert.training.tensorflow.step import TrainingStep
+from gaudi_bert.training.objective import PretrainingObjective
+from gaudi_bert.training.step import TrainingStep
 
 FILES, SEQUENCES_A_FILE, SEED = 4, 1500, 11
 
@@ -68,6 +71,7 @@ class Trainer:
         config: of the model.
         source: the records.
         batch_packs: rows of one update.
+        engine: what computes.
         precision: of the matrix products.
         communicator: the processes that train together.
     """
@@ -75,6 +79,7 @@ class Trainer:
     config: BertConfig
     source: DataSource
     batch_packs: int
+    engine: EngineName = "tensorflow"
     precision: Literal["float32", "bfloat16"] = "float32"
     communicator: Communicator = field(default_factory=Communicator)
     update: int = 0
@@ -83,14 +88,11 @@ class Trainer:
 
     def __post_init__(self) -> None:
         settings = TrainingSettings(seed=1)
-        model = BertForPretraining(self.config, seed=1, compute_dtype=self.precision, compiled=True)
-        self._step = TrainingStep(
-            model,
-            Optimizer(model.variables_by_name, settings, compiled=True),
-            self.communicator,
-            settings,
-            accumulation_steps=1,
-        )
+        engine, compiled = load_engine(self.engine), self.engine == "tensorflow"
+        spec = ModelSpec(self.config, PretrainingHead())
+        model = engine.build(spec, seed=1, compute_dtype=self.precision, compiled=compiled)
+        updates = engine.updates(model, settings, self.communicator, 1)
+        self._step = TrainingStep(updates, self.communicator, settings, PretrainingObjective(), 1)
         self._batches = self._read()
 
     def _read(self) -> Iterator[Batch]:

@@ -55,13 +55,13 @@ def work(folder: Path, threads: int) -> None:
     from training_data import SMALL, Trainer
 
     from gaudi_bert.config.sections import TrainingSettings
-    from gaudi_bert.training.distributed.horovod import connect
+    from gaudi_bert.engines.tensorflow.device import open_device
+    from gaudi_bert.engines.tensorflow.horovod import connect
     from gaudi_bert.training.input.source import open_source
-    from gaudi_bert.training.tensorflow.device import open_device
 
     settings = TrainingSettings(device="cpu", threads=threads)
     communicator = connect(settings)
-    open_device("cpu", "float32", threads)
+    open_device(TrainingSettings(device="cpu"), threads=threads)
     source = open_source(folder / "packed")
     with communicator.watched(settings) as watched:
         trainer = Trainer(SMALL, source, ROWS, communicator=watched)

@@ -12,7 +12,7 @@ ENV PATH=/opt/venv/bin:$PATH
 
 FROM base AS requirements
 COPY docker/requirements.py pyproject.toml /src/
-RUN python3 /src/requirements.py --extras parquet,kubernetes,s3 >/requirements.txt
+RUN python3 /src/requirements.py --extras hdf5,parquet,kubernetes,s3 >/requirements.txt
 
 FROM base AS build
 RUN python3 -m venv /opt/venv

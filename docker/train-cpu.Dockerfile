@@ -1,7 +1,12 @@
-# The training image for CPUs: train and evaluate, alone or with others (Horovod over Gloo or Open MPI; sshd for an MPIJob).
+# The training image for CPUs, by one of two engines: train and evaluate, alone or with others (Gloo, Open MPI; sshd for an
+# MPIJob).
 #   docker build --file docker/train-cpu.Dockerfile --tag gaudi-bert-train-cpu .        (or: make images)
+#   docker build --file docker/train-cpu.Dockerfile --build-arg ENGINE=pytorch --tag gaudi-bert-train-cpu-pytorch .
+#                                                                    (or: make images IMAGES=train-cpu-pytorch)
 # BASE_IMAGE is any Debian 12 or Ubuntu 22.04. Optional BuildKit secrets: ca_bundle, pip_conf (docker/pip-install.sh).
 ARG BASE_IMAGE=debian:12.11-slim
+# tensorflow or pytorch
+ARG ENGINE=tensorflow
 
 # Host keys of sshd are made by each container when it starts: no image holds any.
 FROM ${BASE_IMAGE} AS base
@@ -14,18 +19,27 @@ RUN apt-get update \
 ENV PATH=/opt/venv/bin:$PATH
 
 FROM base AS requirements
+ARG ENGINE
 COPY docker/requirements.py pyproject.toml /src/
-RUN python3 /src/requirements.py --extras tensorflow,s3 --without jinja2,matplotlib >/requirements.txt
+RUN python3 /src/requirements.py --extras "$ENGINE,s3" --without jinja2,matplotlib >/requirements.txt
 
-FROM base AS build
-ARG DEBIAN_FRONTEND=noninteractive
-RUN apt-get update \
- && apt-get install -y --no-install-recommends g++ libopenmpi-dev make python3-dev \
- && rm -rf /var/lib/apt/lists/* \
- && python3 -m venv /opt/venv
+FROM base AS empty
+RUN python3 -m venv /opt/venv
 COPY docker/pip-install.sh /usr/local/bin/pip-install
 COPY constraints.txt /
 COPY --from=requirements /requirements.txt /
+
+FROM empty AS pytorch
+COPY docker/install-torch.sh /usr/local/bin/install-torch
+RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf --mount=type=cache,target=/root/.cache/pip \
+    install-torch /constraints.txt \
+ && pip-install --constraint /constraints.txt --requirement /requirements.txt
+
+FROM empty AS tensorflow
+ARG DEBIAN_FRONTEND=noninteractive
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends g++ libopenmpi-dev make python3-dev \
+ && rm -rf /var/lib/apt/lists/*
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf --mount=type=cache,target=/root/.cache/pip \
     pip-install --constraint /constraints.txt --requirement /requirements.txt
 # Horovod has no wheels: it is built against this TensorFlow, by the last setuptools that it works with.
@@ -35,6 +49,8 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf --mount=typ
     HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
     PIP_USE_PEP517=0 pip-install --constraint /constraints.txt --no-build-isolation horovod \
  && rm -rf /horovod-build
+
+FROM ${ENGINE} AS build
 COPY . /src
 WORKDIR /src
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf --mount=type=cache,target=/root/.cache/pip \
@@ -47,14 +63,15 @@ RUN python3 -m gaudi_bert.runners.compile_kernels records \
  && python3 -m pip uninstall --quiet --yes pip
 
 FROM base
+ARG ENGINE
 ARG VERSION=unknown
 LABEL org.opencontainers.image.title="gaudi-bert-train-cpu" \
-      org.opencontainers.image.description="Trains BERT on packed data, on CPUs" \
+      org.opencontainers.image.description="Trains BERT on packed data, on CPUs, by ${ENGINE}" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"
 RUN useradd --uid 1000 --no-create-home --home-dir /tmp gaudi-bert \
  && install -d -o gaudi-bert -g gaudi-bert /work
-COPY --from=build /opt /opt
+COPY --from=build /opt/venv /opt/venv
 ENV HOME=/tmp NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul
 # An MPIJob's sshd is this user's, too: it lets in nobody else.
 USER 1000:1000

@@ -1,7 +1,7 @@
-"""Holds the vendor's packages in the Gaudi image as they are: no install of ours may replace TensorFlow or Horovod.
+"""Holds the vendor's packages in a Gaudi image as they are: no install of ours may replace its framework or Horovod.
 
-    python3 vendor_packages.py record FOLDER CONSTRAINTS    before the install: what is there, and constraints that keep it
-    python3 vendor_packages.py check FOLDER                 after it: the build fails if anything of it changed
+    python3 vendor_packages.py record ENGINE FOLDER CONSTRAINTS    before the install: what is there, how to keep it
+    python3 vendor_packages.py check FOLDER                        after it: the build fails if anything of it changed
 
 A package is known by its version and the SHA-256 of all its files, so that a package of another name that writes into the
 same folder (tensorflow over tensorflow-cpu, horovod over habana-horovod) is noticed too.
@@ -16,12 +16,15 @@ import sys
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-# TensorFlow, Horovod, and what they were built against.
-PROTECTED = re.compile(r"tensorflow.*|keras|.*horovod.*|habana.*|numpy|protobuf")
+# The frameworks, Horovod, and what they were built against.
+PROTECTED = re.compile(r"torch.*|triton.*|tensorflow.*|keras|.*horovod.*|habana.*|numpy|protobuf")
 # Which version of these can be installed goes by the vendor's numpy; what pyproject.toml allows is wide enough.
 BY_NUMPY = re.compile(r"scipy|scikit-learn")
-# Without these the base is not the vendor's training image.
-REQUIRED = {"TensorFlow": r"tensorflow(-cpu)?", "Horovod": r".*horovod.*", "habana-tensorflow": r"habana-tensorflow"}
+# Without these the base is not the vendor's training image for an engine.
+REQUIRED = {
+    "tensorflow": {"TensorFlow": r"tensorflow(-cpu)?", "Horovod": r".*horovod.*", "habana-tensorflow": r"habana-tensorflow"},
+    "pytorch": {"PyTorch": r"torch", "habana-torch-plugin": r"habana-torch-plugin"},
+}
 
 
 def normalised(name: str) -> str:
@@ -61,12 +64,13 @@ def kept_constraints(ours: str, packages: dict[str, dict[str, str]]) -> str:
     return "\n".join([*free, *(f"{name}=={package['version']}" for name, package in packages.items())]) + "\n"
 
 
-def record(folder: Path, constraints: Path) -> list[str]:
-    """Write what is there to `folder`; the problems of a base image that is not the vendor's."""
-    packages = protected_packages()
-    missing = [title for title, name in REQUIRED.items() if not any(re.fullmatch(name, found) for found in packages)]
+def record(engine: str, folder: Path, constraints: Path) -> list[str]:
+    """Write what is there to `folder`; the problems of a base image that is not the vendor's for `engine`."""
+    packages, required = protected_packages(), REQUIRED[engine]
+    missing = [title for title, name in required.items() if not any(re.fullmatch(name, found) for found in packages)]
     if missing:
-        return [f"the base image has no {', '.join(missing)}: BASE_IMAGE must be the vendor's TensorFlow image"]
+        framework = next(iter(required))
+        return [f"the base image has no {', '.join(missing)}: BASE_IMAGE must be the vendor's image with {framework}"]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "packages.json").write_text(json.dumps(packages, indent=1) + "\n", encoding="utf-8")
     kept = kept_constraints(constraints.read_text(encoding="utf-8"), packages)
@@ -95,8 +99,8 @@ def check(folder: Path) -> list[str]:
 
 def main() -> None:
     """Do what the command line says; exit code 1 and a line each for problems."""
-    action, folder, *rest = sys.argv[1:]
-    problems = record(Path(folder), Path(rest[0])) if action == "record" else check(Path(folder))
+    action, *rest = sys.argv[1:]
+    problems = record(rest[0], *map(Path, rest[1:])) if action == "record" else check(Path(rest[0]))
     sys.stderr.writelines(f"error: {problem}\n" for problem in problems)
     sys.exit(1 if problems else 0)
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds container images, tagged with the project's version.
-# Usage: scripts/make-images.sh [data] [train-cpu] [train-gaudi]      (default: data train-cpu)
-#   BASE_IMAGE    instead of the base that the Dockerfile names (of train-gaudi: the vendor's TensorFlow image)
+# Usage: scripts/make-images.sh [data] [train-cpu] [train-cpu-pytorch] [train-gaudi] [train-gaudi-pytorch]
+#   (default: data train-cpu)
+#   BASE_IMAGE    instead of the base that the Dockerfile names (with gaudi: the vendor's image for the engine)
 #   REGISTRY      put before the names, e.g. registry.example/team
 #   PIP_CERT      a CA bundle that pip needs here, and
 #   PIP_CONFIG_FILE  pip's settings: both are lent to the build and are in no layer
@@ -30,20 +31,24 @@ if [ $# -eq 0 ]; then set -- data train-cpu; fi
 
 for image in "$@"; do
   case "$image" in
-    data | train-cpu | train-gaudi) ;;
+    data | train-cpu | train-cpu-pytorch | train-gaudi | train-gaudi-pytorch) ;;
     *)
-      echo "no such image: $image; choose from data, train-cpu, train-gaudi" >&2
+      echo "no such image: $image; choose from data, train-cpu, train-cpu-pytorch, train-gaudi, train-gaudi-pytorch" >&2
       exit 2
       ;;
   esac
 done
 for image in "$@"; do
   tag="${REGISTRY:+$REGISTRY/}gaudi-bert-$image:$version"
+  file=$image
+  arguments=()
+  # On CPUs, both engines have one Dockerfile.
+  if [ "$image" = train-cpu-pytorch ]; then file=train-cpu arguments=(--build-arg ENGINE=pytorch); fi
   DOCKER_BUILDKIT=1 "$docker" build --progress=plain \
-    ${BASE_IMAGE:+--build-arg BASE_IMAGE="$BASE_IMAGE"} --build-arg VERSION="$version" \
+    ${BASE_IMAGE:+--build-arg BASE_IMAGE="$BASE_IMAGE"} --build-arg VERSION="$version" "${arguments[@]}" \
     ${PIP_CERT:+--secret id=ca_bundle,src="$PIP_CERT"} \
     ${PIP_CONFIG_FILE:+--secret id=pip_conf,src="$PIP_CONFIG_FILE"} \
-    --file "docker/$image.Dockerfile" --tag "$tag" .
+    --file "docker/$file.Dockerfile" --tag "$tag" .
   bytes=$("$docker" image inspect --format '{{.Size}}' "$tag")
   echo "$tag: $((bytes / 1000000)) MB"
 done

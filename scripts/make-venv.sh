@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the virtual environment .venv with a Python that TensorFlow 2.15 supports, and installs this project into it.
-# Usage: scripts/make-venv.sh lint|test|product|horovod|development
+# Usage: scripts/make-venv.sh lint|test|product [tensorflow|pytorch]|horovod|development
 #   lint         what `make lint` needs                      test         what `make test-fast` needs: no TensorFlow
 #   product      what `make pack train` needs                horovod      several processes; needs product
 #   development  what `make test` needs; over horovod
@@ -66,9 +66,10 @@ case "${1:-}" in
     compile all
     ;;
   product)
-    say "installing TensorFlow and about 90 other packages: 2 GB of disk; 1 minute, longer where they are downloaded first"
+    engine=${2:-tensorflow}
+    say "installing $engine and about 90 other packages: 2 GB of disk; 1 minute, longer where they are downloaded first"
     # seqeval has no wheel, and an old pip builds it in a way that fails.
-    PIP_USE_PEP517=1 install --editable '.[docker,kubernetes,parquet,s3,tensorflow]'
+    PIP_USE_PEP517=1 install --editable ".[docker,hdf5,kubernetes,parquet,s3,$engine]"
     compile demo
     ;;
   horovod)

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-rooms=(tests/model tests/training tests/packing tests/records tests/reporting)
+rooms=(tests/model tests/training tests/packing tests/tfrecords tests/reporting)
 widest=$(.venv/bin/python - <<'PYTHON'
 from numpy.core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 

@@ -10,7 +10,9 @@ versions=("$@")
 [ $# -gt 0 ] || versions=(3.10 3.12 3.13 3.14) # 3.11 is what `make test` runs on
 # Of each room of the data side what could differ between Pythons and between numpy 1 and 2.
 tests=(
-  test_python_page.py test_start.py common/test_dealing.py common/test_arrays.py cli/test_main.py
+  test_documentation.py::test_every_snippet_prints_what_the_page_says
+  test_documentation.py::test_the_session_of_the_readme_prints_what_it_shows
+  test_start.py common/test_arrays.py cli/test_main.py
   packing/test_histogram.py packing/test_pack_lengths.py packing/test_mixture.py packing/test_heuristics.py
   tfrecords/wire/test_framing.py tfrecords/wire/test_values.py tfrecords/wire/test_unpacked_encoder.py tfrecords/test_plan.py
 )

@@ -27,12 +27,10 @@ IN_A_BUCKET: tuple[Change, ...] = (
         "store: {cache_bytes: 512MiB}  # half of a pod's scratch",
     ),
 )
-ON_GAUDI: tuple[Change, ...] = (
-    (r"\bdevice: auto\b", "device: hpu"),
+ON_CARDS: tuple[Change, ...] = (
     # An update has 32 sequences, about 16 packs: 2 for each of 8 cards.
     (r"\bmicro_batch_packs: \d+\b", "micro_batch_packs: 2"),
     (r",\s*measure_speedup: true", ""),
-    (r"\bgaudi-bert-train-cpu\b", "gaudi-bert-train-gaudi"),
     (
         r"^resources: .*$",
         "resources:\n"
@@ -45,6 +43,8 @@ ON_GAUDI: tuple[Change, ...] = (
         "  mpi_prefix: /opt/amazon/openmpi",
     ),
 )
+ON_GAUDI: tuple[Change, ...] = ((r"\bdevice: auto\b", "device: hpu"), *ON_CARDS)
+ON_GAUDI_BY_PYTORCH: tuple[Change, ...] = ((r"\bdevice: auto\b", "engine: pytorch, device: hpu"), *ON_CARDS)
 COPIES: dict[str, tuple[str, tuple[Change, ...]]] = {
     "k8s/overlays/cpu/settings/pipeline.yaml": ("on two pods where stages can be shared out", TWO_DATA_PODS),
     "k8s/in-cluster/pipeline.yaml": (
@@ -54,12 +54,17 @@ COPIES: dict[str, tuple[str, tuple[Change, ...]]] = {
     "k8s/overlays/finetuning/settings/pipeline.yaml": ("on two pods where stages can be shared out", TWO_DATA_PODS),
     "k8s/overlays/object-store/settings/pipeline.yaml": ("in an object store", IN_A_BUCKET),
     "k8s/overlays/gaudi/settings/pipeline.yaml": ("on servers with 8 Gaudi2 cards each", ON_GAUDI),
+    "k8s/overlays/gaudi-pytorch/settings/pipeline.yaml": (
+        "on servers with 8 Gaudi cards each, by PyTorch",
+        ON_GAUDI_BY_PYTORCH,
+    ),
 }
 SOURCES = {"k8s/overlays/finetuning/settings/pipeline.yaml": "pipelines/finetune-demo.yaml"}
 TAGGED = (
     "k8s/overlays/cpu/settings/kustomization.yaml",
     "k8s/overlays/object-store/settings/kustomization.yaml",
     "k8s/overlays/gaudi/settings/kustomization.yaml",
+    "k8s/overlays/gaudi-pytorch/settings/kustomization.yaml",
     "k8s/overlays/finetuning/settings/kustomization.yaml",
     "k8s/in-cluster/kustomization.yaml",
 )

@@ -23,7 +23,7 @@ os.environ.setdefault("GAUDI_BERT_QUIET", "1")  # whichever test is the first to
 ROOT = Path(__file__).resolve().parent.parent
 # What takes long and cannot be divided, longest first: the last file to begin must be a short one.
 LONG_FILES = (
-    *("training/distributed/test_two_processes", "test_two_processes", "tasks/test_finetune", "test_pages"),
+    *("training/test_two_processes", "test_two_processes", "tasks/test_finetune", "test_pages"),
     *("training/test_train", "test_killed", "test_many_machines", "test_start", "tasks", "training"),
     *("runners", "test_end_to_end", "pytorch", "model", "packing", "artefacts", "k8s/test_commands"),
 )
@@ -41,7 +41,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    """The root of the checkout."""
     return ROOT
 
 

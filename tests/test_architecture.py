@@ -1,13 +1,92 @@
-"""The layout that CONTRIBUTING promises: imports point one way, heavy ones stay where they belong. Read from the syntax."""
+"""Rules that CONTRIBUTING promises, read from the syntax: where imports point, who opens files, how results are compared."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.builders.imports import circles, file_imports, own_imports, syntax_trees
+PACKAGE = Path(__file__).resolve().parents[1] / "gaudi_bert"
+
+
+@dataclass(frozen=True)
+class Import:
+    """A module, or a name inside one, that a file of the package imports; `late` is inside a function."""
+
+    path: Path
+    line: int
+    name: str
+    late: bool
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} imports {self.name}"
+
+
+@functools.cache
+def syntax_trees() -> list[tuple[Path, ast.Module]]:
+    """Every file of the package, relative to it, and its syntax."""
+    files = sorted(PACKAGE.rglob("*.py"))
+    return [(path.relative_to(PACKAGE), ast.parse(path.read_text(encoding="utf-8"))) for path in files]
+
+
+def file_imports(path: Path, tree: ast.AST, late: bool = False) -> Iterator[Import]:
+    """The imports of a file, wherever they stand, but for those that only type checkers see."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (Import(path, node.lineno, alias.name, late) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parent = "." * node.level + (node.module or "")
+            yield from (Import(path, node.lineno, f"{parent}.{alias.name}", late) for alias in node.names)
+        else:
+            inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from file_imports(path, node, late or inside)
+
+
+@functools.cache
+def own_imports() -> list[tuple[Import, Path]]:
+    """Every import of a file of this package by another, and the imported file."""
+    found = []
+    for path, tree in syntax_trees():
+        for item in file_imports(path, tree):
+            parts = item.name.split(".")
+            if parts[0] == PACKAGE.name and parts[1:] != ["__version__"]:
+                found.append((item, _file_of(parts[1:])))
+    return found
+
+
+def _file_of(parts: list[str]) -> Path:
+    """The file of a dotted name below the package: the longest part of it that is a file or a folder."""
+    for end in range(len(parts), 0, -1):
+        path = Path(*parts[:end])
+        if (PACKAGE / path).is_dir():
+            return path / "__init__.py"
+        if (PACKAGE / path).with_suffix(".py").is_file():
+            return path.with_suffix(".py")
+    return Path("__init__.py")
+
+
+def circles(imports: dict[Path, set[Path]]) -> list[list[Path]]:
+    """Groups of files each of which imports, over others, itself; every group once, sorted."""
+    reached: dict[Path, set[Path]] = {}
+    for start in imports:
+        seen: set[Path] = set()
+        waiting = list(imports[start])
+        while waiting:
+            path = waiting.pop()
+            if path not in seen:
+                seen.add(path)
+                waiting += imports.get(path, ())
+        reached[start] = seen
+    groups = {tuple(sorted(other for other in seen if start in reached.get(other, ()))) for start, seen in reached.items()}
+    return [list(group) for group in sorted(groups) if group]
+
 
 # Which rooms a room may import from, besides itself and the standard library. `common` is the floor under all of them.
 ROOMS = {
@@ -21,9 +100,13 @@ ROOMS = {
     "rows": {"common", "config", "packing", "corpus"},
     "tables": {"common", "config", "artefacts", "packing", "reading", "tfrecords", "corpus", "rows"},
     "model": {"common"},
-    "training": {"common", "config", "artefacts", "reading", "tfrecords", "model"},
-    "pytorch": {"common", "config", "artefacts", "reading", "tfrecords", "rows", "tables", "training"},
-    "tasks": {"common", "config", "artefacts", "packing", "corpus", "rows", "tables", "model", "training", "pytorch"},
+    "pytorch": {"common", "config", "artefacts", "reading", "tfrecords", "rows", "tables", "model"},
+    "engines": {"common", "config", "artefacts", "model", "pytorch"},
+    "training": {"common", "config", "artefacts", "reading", "tfrecords", "model", "engines"},
+    "tasks": {
+        *("common", "config", "artefacts", "packing", "reading", "corpus", "rows", "tables", "model", "pytorch", "engines"),
+        "training",
+    },
     "reporting": {"common", "config", "artefacts", "packing", "tfrecords", "rows", "tables"},
     "runners": {
         *("common", "config", "artefacts", "packing", "reading", "tfrecords", "corpus", "tables", "training", "tasks"),
@@ -43,8 +126,8 @@ STOREYS = {
     "config": ("values", "problems", "sections", "places", "models", "pipeline"),
     "packing": ("heuristics", "nnls_solver", "long_packs", "nnls", "exact", "algorithms", "pack_lengths", "estimate"),
     "tfrecords": (
-        *("wire", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
-        *("packed_proof", "histogram", "plan", "write", "verify", "inspect", "pack"),
+        *("wire", "files", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
+        *("packed_proof", "histogram", "plan", "write", "verify", "inspect", "pack", "convert", "vendor_packs"),
     ),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (
@@ -52,11 +135,12 @@ STOREYS = {
         *("verify", "pack", "import_tables", "tokenize"),
     ),
     "training": (
-        *("distributed", "input", "objective", "run_plan", "metrics", "tensorflow", "evaluator"),
+        *("input", "objective", "step", "run_plan", "metrics", "evaluator", "speedup", "equivalence"),
         *("results", "checkpoint", "stored_inputs", "mlperf", "run", "loop", "weights"),
         *("train", "evaluate", "verify_model", "check_graph"),
     ),
-    "tasks": ("kinds", "task_data", "objective", "models", "finetune", "predict", "embed"),
+    "engines": ("watchdog", "processes", "protocol", "tensorflow", "pytorch", "choose"),
+    "tasks": ("kinds", "task_data", "objective", "models", "finetune", "pretrain", "predict", "embed"),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": ("data_commands", "estimate_commands", "model_commands", "pipeline_commands", "cluster_commands", "main"),
 }
@@ -71,20 +155,21 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "sklearn": (set(), {"tasks/kinds/classification"}),
     "highspy": (set(), {"packing/exact/linear_program"}),
     "tokenizers": (set(), {"corpus/vocabulary", "rows/tokenizer"}),
-    "tensorflow": ({"model", "tasks", "training"}, {"training/verify_model"}),
-    "horovod": (set(), {"training/distributed"}),
-    "habana_frameworks": (set(), {"training/tensorflow/device"}),
+    "tensorflow": ({"engines/tensorflow"}, set()),
+    "horovod": (set(), {"engines/tensorflow/horovod"}),
+    "habana_frameworks": (set(), {"engines"}),
     "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/model_folder"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
     "jinja2": (set(), {"reporting/page"}),
+    "h5py": (set(), {"tfrecords/wire/hdf5"}),
     "pyarrow": (set(), {"common/arrow", "tables", "rows"}),
     **dict.fromkeys(
         ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/store/objects"})
     ),
     "docker": (set(), {"runners/docker/engine"}),
     "kubernetes": (set(), {"runners/kubernetes", "runners/doctor/cluster"}),
-    "torch": ({"pytorch"}, set()),
-    "transformers": ({"pytorch"}, set()),
+    "torch": ({"pytorch", "engines/pytorch"}, set()),
+    "transformers": ({"pytorch", "engines/pytorch"}, set()),
 }
 
 
@@ -103,11 +188,8 @@ def test_every_room_is_known() -> None:
 
 
 def test_imports_between_rooms_point_one_way() -> None:
-    wrong = [
-        str(found)
-        for found, target in own_imports()
-        if room_of(target) not in {room_of(found.path), *ROOMS[room_of(found.path)]}
-    ]
+    both = [(str(found), room_of(found.path), room_of(target)) for found, target in own_imports()]
+    wrong = [found for found, room, other in both if other not in {room, *ROOMS[room]}]
     assert not wrong, "\n".join(wrong)
 
 
@@ -196,3 +278,121 @@ def test_no_function_swallows_everything_or_asserts_on_input() -> None:
             if isinstance(node, ast.Assert):
                 wrong.append(f"{path}:{node.lineno} asserts")
     assert not wrong, "\n".join(wrong)
+
+
+# --- files for reading have an end
+
+
+OPENERS = {"open", "read_text", "read_bytes"}
+# Who opens files otherwise, and why: files of this installation and of the system, and what only grows or is locked.
+OTHERWISE = {
+    "common/files.py", "common/compiled.py", "common/errors.py", "common/progress.py",
+    "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/doctor/host.py", "runners/stop_ranks.py",
+    "runners/kubernetes/kustomize.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
+    "training/event_file.py", "training/metrics.py",
+    "tables/tokenize.py",
+}  # fmt: skip
+NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model", "files"}
+
+
+def opened(tree: ast.AST) -> Iterator[int]:
+    """The lines of a file's syntax that open a file by its name."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        if isinstance(function, ast.Name) and function.id == "open":
+            yield from [] if "regular(" in ast.unparse(node) else [node.lineno]
+        elif isinstance(function, ast.Attribute) and function.attr in OPENERS:
+            owner = ast.unparse(function.value).split(".")[0]
+            yield from [] if owner in NO_FILES else [node.lineno]
+
+
+def test_all_code_reads_files_by_one_function() -> None:
+    found = {path.as_posix(): list(opened(tree)) for path, tree in syntax_trees() if path.as_posix() not in OTHERWISE}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+# --- two computations agree to a bound, or one that is run twice is identical
+
+
+TESTS = Path(__file__).parent
+HOME = TESTS / "builders" / "agree.py"
+OTHER_WAYS = {"approx", "allclose", "assert_allclose", "assert_almost_equal", "assert_array_almost_equal", "isclose"}
+COMPUTED = re.compile(
+    r"(?<![a-z])(loss(es)?|perplexit(y|ies)|accurac(y|ies)|metrics|probabilities|scores?|logits|gradients?|moments?"
+    r"|norms?|embeddings?|vectors?|describe)(?![a-z])"
+)
+# What is asked of a computed thing and is exact.
+EXACT = {"keys", "len", "list", "set", "sorted"}
+
+
+def computed(node: ast.AST, names: set[str]) -> bool:
+    """Whether an expression speaks of something computed, by a name of its own or one of `names`."""
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+        return name not in EXACT and any(computed(part, names) for part in (owner, *node.args))
+    if isinstance(node, ast.Attribute):
+        return bool(COMPUTED.search(node.attr))
+    if isinstance(node, ast.Name):
+        return node.id in names or bool(COMPUTED.search(node.id))
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and len(node.value) < 40 and bool(COMPUTED.search(node.value))
+    return any(computed(child, names) for child in ast.iter_child_nodes(node))
+
+
+def is_literal(node: ast.AST) -> bool:
+    return all(not isinstance(inner, ast.Name | ast.Call) for inner in ast.walk(node))
+
+
+def names_of_computed(function: ast.FunctionDef) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and computed(node.value, names):
+            names |= {inner.id for target in node.targets for inner in ast.walk(target) if isinstance(inner, ast.Name)}
+    return names
+
+
+def offences(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id
+            if name in OTHER_WAYS:
+                yield f"{node.lineno}: {name}: use tests.builders.agree"
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        names = names_of_computed(node)
+        for inner in ast.walk(node):
+            if not isinstance(inner, ast.Compare) or not any(isinstance(operator, ast.Eq) for operator in inner.ops):
+                continue
+            sides = [inner.left, *inner.comparators]
+            if all(computed(side, names) and not is_literal(side) for side in sides):
+                yield f"{inner.lineno}: {ast.unparse(inner)}: use agree, or identical where one computation is run twice"
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in TESTS.iterdir() if path.is_dir() or path.suffix == ".py"))
+def test_what_was_computed_is_compared_by_agree_or_identical(folder: str) -> None:
+    files = [path for path in [TESTS / folder, *(TESTS / folder).rglob("*.py")] if path.suffix == ".py" and path != HOME]
+    wrong = {
+        f"{path.relative_to(TESTS)}:{offence}" for path in files for offence in offences(ast.parse(path.read_text("utf-8")))
+    }
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("assert one.loss == other.loss", True),
+        ("printed = [describe_finetuning(folder) for folder in folders]\n    assert printed[0] == printed[1]", True),
+        ("ours, theirs = (read(each)['metrics'] for each in folders)\n    assert ours == theirs", True),
+        ("assert value == pytest.approx(3)", True),
+        ("np.testing.assert_allclose(one, other)", True),
+        ("assert len(losses) == len(other_losses)", False),
+        ("assert losses.keys() == scores.keys()", False),
+        ("assert metrics == {'f1': 1.0}", False),
+        ("identical(one.loss, other.loss)", False),
+    ],
+)
+def test_the_rule_is_seen(line: str, wrong: bool) -> None:
+    assert bool(list(offences(ast.parse(f"def test():\n    {line}\n")))) == wrong

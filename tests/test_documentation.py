@@ -1,7 +1,10 @@
-"""The pages keep their promises: links lead somewhere, commands exist, and what exists is on a page."""
+"""The pages keep their promises: links lead somewhere, commands and options exist, and Python prints what they say."""
 
 from __future__ import annotations
 
+import contextlib
+import doctest
+import io
 import re
 import shlex
 from collections.abc import Iterator
@@ -88,13 +91,8 @@ def test_commands_are_quoted_in_places() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_and_option_is_on_a_page(command: str) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    options = {
-        option
-        for parameter in COMMANDS[command].params
-        if parameter.param_type_name == "option"
-        for option in parameter.opts
-        if option.startswith("--")
-    }
+    parameters = [parameter for parameter in COMMANDS[command].params if parameter.param_type_name == "option"]
+    options = {option for parameter in parameters for option in parameter.opts if option.startswith("--")}
     first, *others = command.split()
     reference = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").splitlines()
     lines = [line for line in reference if re.search(rf"`gaudi-bert {first}\b", line)]
@@ -115,3 +113,34 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert {page for page in pages if f"({page})" not in index} == set()
+
+
+# --- the Python of README.md and of docs/python.md, run as a reader would
+
+
+PYTHON_PAGE = ROOT / "docs" / "python.md"
+PRINTS = re.compile(r"^ *print\(.*\)  # (.*)$", re.M)
+
+
+def test_every_snippet_prints_what_the_page_says() -> None:
+    snippets = re.findall(r"```python\n(.*?)```", PYTHON_PAGE.read_text(encoding="utf-8"), flags=re.S)
+    assert len(snippets) >= 5
+    names: dict[str, Any] = {}
+    for snippet in snippets:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(snippet, str(PYTHON_PAGE), "exec"), names)
+        assert printed.getvalue().splitlines() == PRINTS.findall(snippet)
+        assert len(PRINTS.findall(snippet)) == snippet.count("print(")
+
+
+def test_the_session_of_the_readme_prints_what_it_shows() -> None:
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S)
+    sessions = [snippet for snippet in snippets if snippet.startswith(">>>")]
+    assert sessions
+    for session in sessions:
+        test = doctest.DocTestParser().get_doctest(session, {}, "README.md", "README.md", 0)
+        differences = io.StringIO()
+        result = doctest.DocTestRunner().run(test, out=differences.write)
+        assert result.attempted >= 3
+        assert result.failed == 0, differences.getvalue()

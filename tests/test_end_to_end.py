@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.command_line import Done, run_command
+from tests.builders.command_line import run_command, succeed
 from tests.builders.folders import contents
 
 STAGES = ("prepare", "histogram", "plan", "write", "verify", "train", "evaluate", "report")
@@ -34,18 +34,12 @@ def write_text(folder: Path) -> None:
     generator = random.Random(7)
     words = ["alpha", "beta", "gamma", "delta", "river", "stone", "green", "quick", "sings", "under", "over", "the", "a"]
     folder.mkdir()
-    documents = [
-        "\n".join(
-            " ".join(generator.choice(words) for _ in range(generator.randint(2, 9))).capitalize() + "."
-            for _ in range(generator.randint(3, 11))
-        )
-        for _ in range(13)
-    ]
+
+    def sentence() -> str:
+        return " ".join(generator.choice(words) for _ in range(generator.randint(2, 9))).capitalize() + "."
+
+    documents = ["\n".join(sentence() for _ in range(generator.randint(3, 11))) for _ in range(13)]
     (folder / "some.txt").write_text("\n\n".join(documents) + "\n")
-
-
-def gaudi_bert(folder: Path, *arguments: object) -> Done:
-    return run_command(*arguments, folder=folder)
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +58,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_artefact_of_the_design_is_there(finished: Path) -> None:
     work = finished / "work" / "tiny"
     for name in (
-        "examples/vocab.txt",
-        "examples/train/part-00000-of-00003.tfrecord",
-        "histogram.json",
-        "plan.json",
-        "packed/train/packed-00000-00000.tfrecord",
-        "packed/train/group-00000.json",
-        "packed/train/metadata.json",
-        "packed/evaluation/metadata.json",
-        "train/metrics.jsonl",
-        "train/evaluation.json",
-        "train/settings.yaml",
+        *("examples/vocab.txt", "examples/train/part-00000-of-00003.tfrecord", "histogram.json", "plan.json"),
+        *("packed/train/packed-00000-00000.tfrecord", "packed/train/group-00000.json", "packed/train/metadata.json"),
+        *("packed/evaluation/metadata.json", "train/metrics.jsonl", "train/evaluation.json", "train/settings.yaml"),
         "report.html",
     ):
         assert (work / name).is_file(), name
@@ -84,17 +70,14 @@ def test_every_artefact_of_the_design_is_there(finished: Path) -> None:
 
 def test_the_figures_agree_from_stage_to_stage(finished: Path) -> None:
     work = finished / "work" / "tiny"
-    examples = json.loads((work / "examples" / "examples.json").read_text())
-    histogram = json.loads((work / "histogram.json").read_text())
-    plan = json.loads((work / "plan.json").read_text())
-    metadata = json.loads((work / "packed" / "train" / "metadata.json").read_text())
+    names = ("examples/examples.json", "histogram.json", "plan.json", "packed/train/metadata.json", "train/evaluation.json")
+    examples, histogram, plan, metadata, evaluation = (json.loads((work / name).read_text()) for name in names)
     sequences = examples["splits"]["train"]["sequences"]
     assert sum(histogram["counts"]) == sequences == metadata["sequences"]
     assert sum(sum(part["packs"]) for part in plan["parts"]) == metadata["packs"]
     assert metadata["packs"] * 37 - metadata["padding_tokens"] == metadata["tokens"]
     assert metadata["lower_bound"] <= metadata["packs"]
     assert (metadata["max_sequence_length"], metadata["depth"]) == (37, 5)
-    evaluation = json.loads((work / "train" / "evaluation.json").read_text())
     assert evaluation["sequences"] == examples["splits"]["evaluation"]["sequences"]
 
 
@@ -107,8 +90,7 @@ def test_no_artefact_names_this_machine(finished: Path) -> None:
 
 def test_a_second_run_does_nothing_and_says_so(finished: Path) -> None:
     before = contents(finished / "work")
-    done = gaudi_bert(finished, "run", "tiny.yaml", "--stages", "prepare,histogram,plan,write,verify,train")
-    assert done.returncode == 0, done.stderr
+    done = succeed("run", "tiny.yaml", "--stages", "prepare,histogram,plan,write,verify,train", folder=finished)
     for stage in ("prepare train", "histogram train", "plan train", "write train", "verify train"):
         line = next(line for line in done.stdout.splitlines() if line.replace(": ", " ").startswith(stage))
         assert "nothing to do" in line
@@ -120,46 +102,30 @@ def test_elsewhere_are_the_same_bytes_and_other_settings_are_refused_until_told_
 ) -> None:
     write_text(tmp_path / "text")
     (tmp_path / "tiny.yaml").write_text(PIPELINE)
-    stages = ("--stages", "prepare,histogram,plan,write,verify", "--work", "other")
-    done = gaudi_bert(tmp_path, "run", "tiny.yaml", *stages)
-    assert done.returncode == 0, done.stderr
+    run = ("run", "tiny.yaml", "--stages", "prepare,histogram,plan,write,verify", "--work", "other")
+    succeed(*run, folder=tmp_path)
     ours, before = contents(finished / "work" / "tiny"), contents(tmp_path / "other" / "tiny")
     assert {name: data for name, data in ours.items() if name in before} == before
-    refused = gaudi_bert(tmp_path, "run", "tiny.yaml", *stages, "--set", "packing.depth=2")
+    refused = run_command(*run, "--set", "packing.depth=2", folder=tmp_path)
     assert refused.returncode == 2
     message = refused.stderr.splitlines()[-1]
     assert message.startswith("error: ")
     assert "written with --depth 5, not --depth 2" in message
     assert "--overwrite" in message
     assert contents(tmp_path / "other" / "tiny") == before
-    done = gaudi_bert(tmp_path, "run", "tiny.yaml", *stages, "--set", "packing.depth=2", "--overwrite")
-    assert done.returncode == 0, done.stderr
+    succeed(*run, "--set", "packing.depth=2", "--overwrite", folder=tmp_path)
     metadata = json.loads((tmp_path / "other" / "tiny" / "packed" / "train" / "metadata.json").read_text())
     assert metadata["depth"] == 2
 
 
 def test_records_that_a_user_has_already_need_no_option_but_the_folder(finished: Path, tmp_path: Path) -> None:
     records = finished / "work" / "tiny" / "examples" / "train"
-    packed = gaudi_bert(tmp_path, "pack", str(records), "--out", "packed", "--verify", "--json")
-    assert packed.returncode == 0, packed.stderr
+    packed = succeed("pack", records, "--out", "packed", "--verify", "--json", folder=tmp_path)
     result = json.loads(packed.stdout)
     assert result["verify"]["sequences"] == result["sequences"] > 0
-    inspected = gaudi_bert(tmp_path, "inspect", "packed/packed-00000-00000.tfrecord", "--record", "0", "--json")
-    assert inspected.returncode == 0, inspected.stderr
+    inspected = succeed("inspect", "packed/packed-00000-00000.tfrecord", "--record", "0", "--json", folder=tmp_path)
     assert json.loads(inspected.stdout)["packed"] is True
-    trained = gaudi_bert(
-        tmp_path,
-        "train",
-        "--data",
-        "packed",
-        "--out",
-        "run",
-        "--pipeline",
-        str(finished / "tiny.yaml"),
-        "--set",
-        "training.updates=2",
-    )
-    assert trained.returncode == 0, trained.stderr
-    measured = gaudi_bert(tmp_path, "evaluate", "--data", str(records), "--checkpoint", "run", "--json")
-    assert measured.returncode == 0, measured.stderr
+    train = ("train", "--data", "packed", "--out", "run", "--pipeline", finished / "tiny.yaml")
+    succeed(*train, "--set", "training.updates=2", folder=tmp_path)
+    measured = succeed("evaluate", "--data", records, "--checkpoint", "run", "--json", folder=tmp_path)
     assert 0 <= json.loads(measured.stdout)["masked_lm_accuracy"] <= 1

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from gaudi_bert.common.launch import parse_part
-from tests.builders.command_line import Done, run_command
+from tests.builders.command_line import succeed
 from tests.builders.effort import LONG
 from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case
@@ -41,20 +41,14 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
 def whole_plan(case: PackingCase, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The plan of one histogram, made at once."""
     folder = tmp_path_factory.mktemp("whole")
-    works("histogram", case.records, "--out", folder / "histogram.json")
-    works("plan", folder / "histogram.json", "--out", folder / "plan.json")
+    succeed("histogram", case.records, "--out", folder / "histogram.json")
+    succeed("plan", folder / "histogram.json", "--out", folder / "plan.json")
     return (folder / "plan.json").read_bytes()
 
 
 def made_in(folder: Path) -> dict[str, bytes]:
     """All but the settings, which name the part."""
     return {name: content for name, content in contents(folder).items() if name != "settings.json"}
-
-
-def works(*arguments: object, environment: dict[str, str] | None = None) -> Done:
-    done = run_command(*arguments, "--json", environment=environment)
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 def in_any_order(parts: int) -> list[int]:
@@ -70,17 +64,17 @@ def test_any_number_of_parts_gives_the_same_plan_and_packs(
 ) -> None:
     for part in in_any_order(parts):
         out = tmp_path / f"histogram-{part}.json"
-        works("histogram", case.records, "--out", out, "--shard", f"{part}/{parts}", "--workers", 1)
+        succeed("histogram", case.records, "--out", out, "--shard", f"{part}/{parts}", "--workers", 1)
         assert out.exists() == (part < FILES)
     histograms = sorted(tmp_path.glob("histogram-*.json"))
     for part in in_any_order(min(parts, 3)):
-        works("plan", *histograms, "--out", tmp_path / "plan.json", "--shard", f"{part}/{min(parts, 3)}")
-    works("plan", *histograms, "--out", tmp_path / "plan.json", "--finish")
+        succeed("plan", *histograms, "--out", tmp_path / "plan.json", "--shard", f"{part}/{min(parts, 3)}")
+    succeed("plan", *histograms, "--out", tmp_path / "plan.json", "--finish")
     assert (tmp_path / "plan.json").read_bytes() == whole_plan
     # The plan of the case has groups of its own size, which a command has no option for; it decides the rest.
     for part in in_any_order(parts):
-        works("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--shard", f"{part}/{parts}")
-    works("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--finish")
+        succeed("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--shard", f"{part}/{parts}")
+    succeed("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--finish")
     assert made_in(tmp_path / "packed") == made_in(case.packed)
 
 
@@ -92,12 +86,12 @@ def test_any_number_of_parts_prepares_the_same_examples(tmp_path: Path, monkeypa
     (tmp_path / "text.txt").write_text(TEXT)
     prepare = ["prepare", tmp_path / "text.txt", "--train-vocab", 150, "--max-sequence-length", 29, "--duplicates", 2]
     prepare += ["--max-predictions", 5, "--evaluation-fraction", 0.2, "--workers", 1]
-    works(*prepare, "--out", tmp_path / "whole")
+    succeed(*prepare, "--out", tmp_path / "whole")
     whole = made_in(tmp_path / "whole")
     assert len(whole) > 8
     for parts in PARTS:
         for part in in_any_order(parts):
-            works(*prepare, "--out", tmp_path / f"of-{parts}", "--shard", f"{part}/{parts}")
+            succeed(*prepare, "--out", tmp_path / f"of-{parts}", "--shard", f"{part}/{parts}")
         assert made_in(tmp_path / f"of-{parts}") == whole
 
 
@@ -105,7 +99,7 @@ def test_the_environment_says_which_part_only_where_it_is_asked(case: PackingCas
     array = {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_MAX": "6"}
     environment = {**os.environ, **array, "SLURM_ARRAY_TASK_COUNT": "3", "JOB_COMPLETION_INDEX": "2"}
     for name, option in (("all", []), ("auto", ["--shard", "auto"]), ("index", ["--shard", "auto/3"])):
-        works("histogram", case.records, "--out", tmp_path / f"{name}.json", *option, environment=environment)
+        succeed("histogram", case.records, "--out", tmp_path / f"{name}.json", *option, environment=environment)
     for name, files in (("all", range(FILES)), ("auto", (1, 4)), ("index", (2, 5))):
         counted = yaml.safe_load((tmp_path / f"{name}.json").read_text())["files"]
         assert [file["name"] for file in counted] == [f"part-{number}" for number in files]
@@ -147,13 +141,8 @@ def run_example(example: str, folder: Path) -> None:
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
     # Four parts on the page, two here: each process takes a second to start.
     script = EXAMPLES[example]
-    for four, two in (
-        ("=0-3", "=0-1"),
-        ("seq 0 3", "seq 0 1"),
-        ("K/4", "K/2"),
-        ("in 0 1 2 3", "in 0 1"),
-        ("part/4", "part/2"),
-    ):
+    fewer = {"=0-3": "=0-1", "seq 0 3": "seq 0 1", "K/4": "K/2", "in 0 1 2 3": "in 0 1", "part/4": "part/2"}
+    for four, two in fewer.items():
         script = script.replace(four, two)
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "NUMBA_NUM_THREADS": "1"}
@@ -166,9 +155,9 @@ def run_example(example: str, folder: Path) -> None:
 def test_the_planning_of_the_page_plans_what_one_command_plans(case: PackingCase, tmp_path: Path) -> None:
     (tmp_path / "histograms").mkdir()
     for part in range(2):
-        works("histogram", case.records, "--out", tmp_path / "histograms" / f"{part}.json", "--shard", f"{part}/2")
+        succeed("histogram", case.records, "--out", tmp_path / "histograms" / f"{part}.json", "--shard", f"{part}/2")
     run_example("Planning", tmp_path)
-    works("plan", *(tmp_path / "histograms" / f"{part}.json" for part in range(2)), "--out", tmp_path / "whole.json")
+    succeed("plan", *(tmp_path / "histograms" / f"{part}.json" for part in range(2)), "--out", tmp_path / "whole.json")
     assert (tmp_path / "plan.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
 
 
@@ -177,7 +166,7 @@ def test_the_planning_of_the_page_plans_what_one_command_plans(case: PackingCase
 def test_an_example_of_the_page_packs_what_one_command_packs(example: str, case: PackingCase, tmp_path: Path) -> None:
     (tmp_path / "records").symlink_to(case.records)
     run_example(example, tmp_path)
-    works("pack", case.records, "--out", tmp_path / "whole")
+    succeed("pack", case.records, "--out", tmp_path / "whole")
     packed = made_in(tmp_path / "packed")
     assert packed == made_in(tmp_path / "whole")
     assert "metadata.json" in packed
@@ -185,7 +174,7 @@ def test_an_example_of_the_page_packs_what_one_command_packs(example: str, case:
 
 def test_the_job_of_the_page_is_one_that_a_cluster_takes_and_whose_pods_are_its_parts() -> None:
     pytest.importorskip("kubernetes_validate")
-    from tests.k8s.schema_checks import VERSIONS, check_schema
+    from tests.k8s.manifest_checks import VERSIONS, check_schema
 
     job = yaml.safe_load(EXAMPLES["Kubernetes"])
     for version in VERSIONS:

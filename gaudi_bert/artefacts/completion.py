@@ -65,7 +65,8 @@ def settings_path(artefact: Path, final: Path | None = None) -> Path:
 
     Inside a folder they are next to its `final` file, which may be in a folder there.
     """
-    if artefact.suffix:
+    is_file = final in (None, artefact) and not artefact.is_dir()
+    if artefact.suffix and is_file:
         return artefact.with_name(f"{artefact.stem}.settings.json")
     return (artefact if final is None else final.parent) / "settings.json"
 
@@ -130,8 +131,8 @@ def _holds_something(artefact: Path, settings: Path) -> bool:
 
 
 def _others(artefact: Path, settings: Path) -> list[Path]:
-    """What is in a folder, and in the folder of its settings, besides the settings."""
-    folders = dict.fromkeys((artefact, settings.parent))
+    """What is in a folder, and in the folder of its settings, besides the settings; settings next to it are in none."""
+    folders = (artefact,) if settings.parent in (artefact, artefact.parent) else (artefact, settings.parent)
     paths = dict.fromkeys(folder / name for folder in folders if folder.is_dir() for name in names_in(folder))
     return [path for path in paths if path not in (settings, *folders)]
 
@@ -160,6 +161,7 @@ OPTIONS = frozenset(
         "max_sequence_length",
         "pooling",
         "seed",
+        "to",
         "too_long",
         "train_vocab",
         "vocab",

@@ -56,14 +56,6 @@ class GroupsResult:
 
 
 @dataclass(frozen=True)
-class CopiesResult:
-    """Where the packs were written for other trainers, as far as that was requested."""
-
-    parquet: str | None = None
-    predecessor_metadata: str | None = None
-
-
-@dataclass(frozen=True)
 class PackResult:
     """A packed folder, the plan of packed TFRecords, and the proof where it was requested."""
 

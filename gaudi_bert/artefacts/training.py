@@ -86,6 +86,65 @@ class TrainingResult(Figures):
     realized_speedup: float | None = None
 
 
+class WordFigures(Figures):
+    """Loss and accuracy of words that are predicted, masked or next ones."""
+
+    loss: float
+    accuracy: Share
+    perplexity: float
+
+    def line(self) -> str:
+        """For people."""
+        return f"loss {self.loss:.4f}, accuracy {self.accuracy:.4f}, perplexity {self.perplexity:,.1f}"
+
+
+class WordEvaluation(WordFigures):
+    """The same of held-out data.
+
+    Attributes:
+        unigram_baseline: accuracy of always answering the most frequent of these words.
+        words: that were predicted.
+    """
+
+    unigram_baseline: Share
+    sequences: Count
+    words: Count
+
+    def line(self) -> str:
+        """For people."""
+        return f"{super().line()} (unigram baseline {self.unigram_baseline:.4f}); over {self.sequences:,} sequences"
+
+
+class TableTraining(Figures):
+    """training.json of a run on a packed table.
+
+    Attributes:
+        task: masked or causal language modelling.
+        model: the type of the model.
+        training: figures of the last updates; None where the run had nothing to do.
+        evaluation: the last evaluation, if there was one.
+    """
+
+    file_name = TRAINING_NAME
+    remedy = "train again"
+    omits_defaults = True
+
+    task: str
+    model: str
+    updates: Count
+    sequences: Count
+    tokens: Count
+    processes: Positive
+    sequences_per_second: float | None = None
+    tokens_per_second: float | None = None
+    slots_per_second: float | None = None
+    packing_factor: float
+    sequences_per_update: float
+    reached_target: bool
+    training: WordFigures | None
+    evaluation: WordEvaluation | None
+
+
 class _EvaluatedCheckpoint(Figures):
     """What was evaluated: the update after which the checkpoint was written, and which mean its loss is."""
 

@@ -16,9 +16,11 @@ if TYPE_CHECKING:  # settings take as long to load as everything else, and `--he
     from gaudi_bert.config.pipeline import PipelineSettings
     from gaudi_bert.config.sections import TaskSettings
 
-Records = Annotated[str, typer.Argument(help="Unpacked TFRecords: a folder, a file or a glob.", show_default=False)]
+Records = Annotated[
+    str, typer.Argument(help="Unpacked TFRecords or HDF5 files: a folder, a file or a glob.", show_default=False)
+]
 RecordsOrTable = Annotated[
-    str, typer.Argument(help="Unpacked TFRecords or a table: a folder, a file or a glob.", show_default=False)
+    str, typer.Argument(help="Unpacked TFRecords, HDF5 files or a table: a folder, a file or a glob.", show_default=False)
 ]
 Pipeline = Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
@@ -64,6 +66,10 @@ NoHeader = Annotated[
 Format = Annotated[
     str | None,
     typer.Option("--format", help="jsonl, csv, tsv, parquet, txt, ...; default: by the ending, JSON lines of a pipe."),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(metavar="tensorflow|pytorch", help="What computes; default: TensorFlow for a BERT, if installed."),
 ]
 Work = Annotated[Path, typer.Option(help="The folder that holds the work folders of pipelines.")]
 

@@ -136,18 +136,22 @@ def doctor(
     """Check whether everything is ready for Gaudi, and say what to fix."""
     from gaudi_bert.runners.doctor.checks import examine_store
     from gaudi_bert.runners.doctor.cluster import examine_cluster
-    from gaudi_bert.runners.doctor.host import examine_host
+    from gaudi_bert.runners.doctor.host import ask_host, check_host
 
     if graph is not None:
         _check_graph(graph, work, set_, json)
         return
     settings = arguments.pipeline_settings(pipeline, set_)
+    facts: dict[str, Any] = {}
     if store is not None:
         results = [examine_store(store, settings)]
+    elif cluster:
+        results = examine_cluster(settings)
     else:
-        results = examine_cluster(settings) if cluster else examine_host(settings)
+        answers = ask_host()
+        results, facts = check_host(answers, settings), answers.as_json()
     wrong = [result for result in results if result.verdict == "failed"]
-    printed = {"ready": not wrong, "findings": [result.as_json() for result in results]}
+    printed = {"ready": not wrong, "findings": [result.as_json() for result in results], **facts}
     output.print_result(printed, json, lambda _: [str(result) for result in results])
     if wrong:
         raise FailedError(f"{len(wrong)} of {len(results)} checks failed; the first remedy: {wrong[0].remedy}")

@@ -1,4 +1,4 @@
-"""Commands from text and tables to packed data: prepare, import, histogram, plan, write, pack, verify, inspect."""
+"""Commands from text and tables to packed data: prepare, import, histogram, plan, write, pack, verify, convert, inspect."""
 
 from __future__ import annotations
 
@@ -226,30 +226,21 @@ def write(
     out: Annotated[Path, typer.Option(help="The folder for packed shards.", show_default=False)],
     shard: arguments.Shard = None,
     finish: Annotated[bool, typer.Option("--finish", help="Check all groups and write the metadata.")] = False,
-    parquet: Annotated[bool, typer.Option("--parquet", help="Also write the packs as Parquet, in OUT/parquet/.")] = False,
-    predecessor_metadata: Annotated[
-        bool, typer.Option("--predecessor-metadata", help="Also write OUT_metadata.json, for Habana's trainer.")
-    ] = False,
     workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
     """Write the packed TFRecords of a plan."""
-    from gaudi_bert.cli.results import to_json
-    from gaudi_bert.tables.packed_parquet import packed_copies
     from gaudi_bert.tfrecords import write
     from gaudi_bert.tfrecords.write import write_shard
 
     part = arguments.parse_shard(shard, finish)
-    if part is not None and (parquet or predecessor_metadata):
-        raise InputError("--parquet and --predecessor-metadata need the complete folder; give them with --finish")
     if part is not None:
         shard_result = write_shard(records, plan, out, part, reporter=Reporter(), overwrite=overwrite, workers=workers)
         output.print_result(shard_result, json, output.describe_groups)
         return
     result = write.write(records, plan, out, finish=finish, reporter=Reporter(), overwrite=overwrite, workers=workers)
-    copies = packed_copies(out, plan, parquet=parquet, predecessor_metadata=predecessor_metadata, reporter=Reporter())
-    output.print_result({**to_json(result), **to_json(copies)}, json, output.describe_packing)
+    output.print_result(result, json, output.describe_packing)
 
 
 def pack(
@@ -412,8 +403,42 @@ def _describe_verified_table(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def convert(
+    packed: Annotated[Path, typer.Argument(help="The packed folder.", show_default=False)],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="hdf5 (Habana's PyTorch BERT), parquet, or predecessor (its TensorFlow BERT).",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder for the converted packs.", show_default=False)],
+    workers: arguments.Workers = None,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Write packed TFRecords in a format of other trainers."""
+    from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
+    from gaudi_bert.tfrecords import convert
+    from gaudi_bert.tfrecords.vendor_packs import HDF5_PACKS, PREDECESSOR_PACKS
+
+    formats = {each.name: each for each in (HDF5_PACKS, PARQUET_PACKS, PREDECESSOR_PACKS)}
+    if to not in formats:
+        raise InputError(f"--to {to}: unknown format; write one of {', '.join(formats)}")
+    result = convert.convert(packed, out, formats[to], reporter=Reporter(), overwrite=overwrite, workers=workers)
+    output.print_result(result, json, _describe_conversion)
+
+
+def _describe_conversion(result: Mapping[str, Any]) -> list[str]:
+    counted = f"{count_of(result['packs'], 'pack')} in {count_of(result['files'], 'file')}"
+    return [f"{result['format']}: {counted}{output.skipped_note(result)}"]
+
+
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A TFRecord file, packed or not, or a folder of them.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="A TFRecord file, packed or not, an HDF5 file, or a folder of them.", show_default=False)
+    ],
     record: Annotated[int, typer.Option(min=0, help="Which record, from 0.")] = 0,
     vocab: Annotated[Path | None, typer.Option(help="A vocab.txt, to show tokens.")] = None,
     json: arguments.Json = False,

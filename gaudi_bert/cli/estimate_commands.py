@@ -19,7 +19,7 @@ def estimate(
     source: Annotated[
         str,
         typer.Argument(
-            help="TFRecords, a table, a histogram.json, a shipped one (wikipedia-512), or with --task a file of rows.",
+            help="TFRecords, HDF5, a table, a histogram.json, a shipped one (wikipedia-512), or with --task a file of rows.",
             show_default=False,
         ),
     ],

@@ -42,6 +42,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "write": data_commands.write,
         "pack": data_commands.pack,
         "verify": data_commands.verify,
+        "convert": data_commands.convert,
         "inspect": data_commands.inspect,
     },
     "Pretraining": {
@@ -124,6 +125,7 @@ _STOPPED = "stopped; run the same command again to resume"
 # Which extra of this package installs a module.
 _EXTRAS = {
     "docker": "docker",
+    "h5py": "hdf5",
     "kubernetes": "kubernetes",
     "pyarrow": "parquet",
     "safetensors": "tensorflow",

@@ -12,7 +12,9 @@ from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 
-Packed = Annotated[Path, typer.Option(help="A packed folder, or a folder of unpacked TFRecords.", show_default=False)]
+Packed = Annotated[
+    Path, typer.Option(help="A packed folder (records, or a table), or unpacked TFRecords.", show_default=False)
+]
 
 
 def train(
@@ -20,9 +22,15 @@ def train(
     out: Annotated[Path, typer.Option(help="The folder for checkpoints and metrics.", show_default=False)],
     evaluation_data: Annotated[Path | None, typer.Option(help="Held-out data, packed or not.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="tiny (the default), bert-base, bert-large, or a config.json.", show_default=False)
+        str | None,
+        typer.Option(
+            help="tiny (the default), bert-base, bert-large, or a config.json; for a table also a type of transformers, "
+            "such as roberta, or a folder with weights.",
+            show_default=False,
+        ),
     ] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with model and training settings.")] = None,
+    engine: arguments.Engine = None,
     set_: arguments.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run; do not train.")] = False,
     resume: Annotated[
@@ -31,13 +39,29 @@ def train(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Train BERT on packed (or unpacked) records."""
+    """Train BERT on packed (or unpacked) records, or any model of words on a packed table, by TensorFlow or PyTorch."""
     from gaudi_bert.config.models import model_overrides
+    from gaudi_bert.tasks import pretrain
     from gaudi_bert.training import train
 
+    options = {"training.engine": ("--engine", engine)}
+    if pretrain.is_table_of_tokens(data):
+        trained = pretrain.train_on_table(
+            arguments.pipeline_settings(pipeline, set_, options),
+            data,
+            model,
+            evaluation_data,
+            out,
+            reporter=Reporter(),
+            resume=resume,
+            overwrite=overwrite,
+            dry_run=dry_run,
+        )
+        output.print_shared_result(trained, json, output.describe_table_training)
+        return
     overrides = [*(model_overrides(model) if model is not None else ()), *(set_ or ())]
     result = train.train(
-        arguments.pipeline_settings(pipeline, overrides),
+        arguments.pipeline_settings(pipeline, overrides, options),
         data=data,
         evaluation_data=evaluation_data,
         out=out,
@@ -54,12 +78,21 @@ def evaluate(
     checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a folder of `train`.", show_default=False)],
     unpacked: Annotated[str | None, typer.Option(help="The same data unpacked, to show that the figures agree.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
+    engine: arguments.Engine = None,
     json: arguments.Json = False,
 ) -> None:
     """Measure a checkpoint on held-out data."""
     from gaudi_bert.training import evaluate
 
-    result = evaluate.evaluate(data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, reporter=Reporter())
+    settings = arguments.pipeline_settings(None, None, {"training.engine": ("--engine", engine)})
+    result = evaluate.evaluate(
+        data=data,
+        checkpoint=checkpoint,
+        unpacked=unpacked,
+        out=out,
+        engine=settings.training.engine,
+        reporter=Reporter(),
+    )
     output.print_shared_result(result, json, output.describe_evaluation)
 
 
@@ -143,6 +176,7 @@ def finetune(
         Path | None, typer.Option(help="A file with one label name per line; the data hold line numbers, from 0.")
     ] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with task and finetune settings.")] = None,
+    engine: arguments.Engine = None,
     set_: arguments.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the packs and the plan; do not train.")] = False,
     overwrite: arguments.Overwrite = False,
@@ -155,6 +189,7 @@ def finetune(
     options: dict[str, tuple[str, object]] = {
         "task.name": ("--task", task),
         "finetune.depth": ("--depth", depth),
+        "finetune.engine": ("--engine", engine),
         "task.labels": ("--labels", labels),
     }
     options |= arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)

@@ -176,6 +176,16 @@ def describe_training(result: Mapping[str, Any]) -> list[str]:
     return lines + ([f"held out: {_pretraining(result['evaluation'])}"] if result.get("evaluation") else [])
 
 
+def describe_table_training(result: Mapping[str, Any]) -> list[str]:
+    """The lines of a model of words that was trained on a packed table."""
+    held_out = result.get("evaluation")
+    if not held_out:
+        return describe_training(result)
+    figures = f"accuracy {100 * held_out['accuracy']:.1f} %, of one word for all {100 * held_out['unigram_baseline']:.1f} %"
+    more = f"held out: {figures}; perplexity {held_out['perplexity']:,.1f}"
+    return [*describe_training({**result, "evaluation": None}), more]
+
+
 def describe_evaluation(result: Mapping[str, Any]) -> list[str]:
     """The lines of an evaluated checkpoint."""
     if not result:

@@ -51,6 +51,18 @@ def permutation(count: int, seed: int, purpose: str, *indices: int) -> IntArray:
     return np.argsort(random_words(count, seed, purpose, *indices), kind="stable")
 
 
+def mixed_words(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A raw word for each pair of a word and a count: a function of both alone, by the mixing of splitmix64.
+
+    (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.)
+    """
+    mixed: NDArray[np.uint64] = words + (counts + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
 # --- integers as others wrote them
 
 

@@ -74,6 +74,8 @@ def shown(value: object) -> str:
 _PACK_FIRST = "pack the records first, with `gaudi-bert pack RECORDS --out PACKED`, and give PACKED"
 _INSTEAD = {
     "compare": "`gaudi-bert estimate SOURCE` prints our packs and the proven minimum, docs/compare.md those of other tools",
+    "write --parquet": "write the packs first, then `gaudi-bert convert PACKED --to parquet --out DIR`",
+    "write --predecessor-metadata": "write the packs first, then `gaudi-bert convert PACKED --to predecessor --out DIR`",
     "train --on-the-fly": _PACK_FIRST,
     "pack --keep-together": "join the rows that belong together into one row before packing",
     "PackedDataset(plan=)": _PACK_FIRST,

@@ -1,4 +1,4 @@
-"""Which of several processes or parts this is, by a launcher, a scheduler or `--shard`; and the signals it handles.
+"""Which of several processes or parts this is, by a launcher, a scheduler or `--shard`; what PyTorch reads; signals.
 
 Parts (see docs/many-machines.md):
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ LAUNCHERS = (
     ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE"),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("mpiexec", "PMI_RANK", "PMI_SIZE"),
+    ("torchrun", "RANK", "WORLD_SIZE"),
 )
 
 
@@ -51,6 +53,8 @@ def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
     for launcher, rank_name, size_name in LAUNCHERS:
         if rank_name not in variables or size_name not in variables:
             continue
+        if launcher == "torchrun" and "MASTER_ADDR" not in variables:
+            continue  # other programs have variables of these names
         rank, size = variables[rank_name], variables[size_name]
         if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
             raise InputError(
@@ -76,6 +80,36 @@ def is_first_process() -> bool:
     """Whether this process prints the result of what all processes of a launcher did together; true without a launcher."""
     launch = find_launch()
     return launch is None or launch.rank == 0
+
+
+# --- the variables of PyTorch's processes
+
+# Where they meet: an address and a port of the first of them.
+MASTER_ADDRESS, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
+# PyTorch's own default, for processes on hosts or in containers of their own.
+TORCH_PORT = 29500
+# Processes of one machine need no name of it that can be resolved.
+ON_THIS_MACHINE = {MASTER_ADDRESS: "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def torch_environment(rank: int, size: int, *, per_host: int, address: str, port: int) -> dict[str, str]:
+    """What `torch.distributed` reads of the variables that torchrun sets; the first process listens at `address`."""
+    values = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": rank % per_host,
+        "LOCAL_WORLD_SIZE": per_host,
+        MASTER_ADDRESS: address,
+        MASTER_PORT: port,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 # --- parts

@@ -14,7 +14,11 @@ class ImageSettings(Settings):
     """Container images."""
 
     data: ImageName = Field("gaudi-bert-data", description="image of every stage that needs no TensorFlow, without tag")
-    train: ImageName = Field("gaudi-bert-train-cpu", description="image of train and evaluate, without tag")
+    train: ImageName | None = Field(
+        None,
+        description="image of train, evaluate, finetune and predict, without tag; default: gaudi-bert-train-cpu, with cards "
+        "gaudi-bert-train-gaudi, each with -pytorch after it where the engine is pytorch",
+    )
     registry: (
         Annotated[
             str, matching(r"[a-z0-9][A-Za-z0-9.:/_-]*[A-Za-z0-9]", "a registry without https://, e.g. registry.example/team")

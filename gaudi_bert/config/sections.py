@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from gaudi_bert.config.values import FREE, Algorithm, Bytes, Depth, Settings
+from gaudi_bert.config.values import FREE, Algorithm, Bytes, Depth, Engine, Precision, Settings
 
 # --- data
 
@@ -17,8 +17,8 @@ class PrepareSettings(Settings):
     text: str | tuple[str, ...] | None = Field(
         "python-docs", description="files, folders or globs; or `python-docs`, `python-docstrings`"
     )
-    records: str | None = Field(None, description="unpacked TFRecords that exist already: nothing is prepared")
-    evaluation_records: str | None = Field(None, description="held-out unpacked TFRecords that exist already")
+    records: str | None = Field(None, description="unpacked TFRecords or HDF5 files that exist already: nothing is prepared")
+    evaluation_records: str | None = Field(None, description="held-out unpacked TFRecords or HDF5 files that exist already")
     vocab: str | None = Field(None, description="a vocab.txt; without it one of `train_vocab` tokens is trained")
     train_vocab: int = Field(8192, ge=64, le=1_000_000, description="tokens of the vocabulary trained from the text")
     lower_case: bool = Field(True, description="lower-case and strip accents, as uncased BERT does")
@@ -139,7 +139,18 @@ class LoopSettings(Settings):
 
     section_name: ClassVar[str] = "training"
 
-    device: Annotated[Literal["auto", "cpu", "hpu"], FREE] = "auto"
+    engine: Annotated[Engine, FREE] = Field(
+        "auto",
+        description="auto: TensorFlow where it is installed and the model is a BERT, else PyTorch; "
+        "a resumed run keeps its own",
+    )
+    device: Annotated[Literal["auto", "cpu", "cuda", "hpu"], FREE] = Field(
+        "auto", description="cuda: a GPU, hpu: a Gaudi card; auto: what is there, a CPU where nothing else is"
+    )
+    compile: Annotated[bool | None, FREE] = Field(
+        None,
+        description="compile the model's step (XLA, torch.compile); default: where it pays; a resumed run keeps its own",
+    )
     optimizer: Literal["adamw", "lamb"] = "adamw"
     learning_rate: float = Field(1.0e-3, gt=0)
     micro_batch_packs: int = Field(16, ge=1, description="packs of one forward and backward pass on one worker")
@@ -157,7 +168,7 @@ class LoopSettings(Settings):
     beta_2: float = Field(0.999, ge=0, lt=1)
     epsilon: float = Field(1e-6, gt=0)
     clip_norm: float = Field(1.0, ge=0, description="largest global gradient norm, after accumulation; 0: no clipping")
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     keep_checkpoints: Annotated[int, FREE] = Field(2, ge=1)
     log_every_updates: Annotated[int, FREE] = Field(50, ge=1)
     threads: Annotated[int | None, FREE] = Field(
@@ -349,4 +360,4 @@ class PredictSettings(Settings):
     max_sequence_length: int | None = Field(
         None, ge=3, le=8192, description="most tokens per row; default: as the model was trained"
     )
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"

@@ -11,6 +11,8 @@ from pydantic_core import PydanticCustomError
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 Precision = Literal["float32", "bfloat16"]
+EngineName = Literal["tensorflow", "pytorch"]
+Engine = Literal["auto", "tensorflow", "pytorch"]
 
 _BYTE_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 

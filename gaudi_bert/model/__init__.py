@@ -1,5 +1,1 @@
-"""BERT for packed inputs: embeddings, mask, encoder, heads, losses. TensorFlow, static shapes, no files."""
-
-from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
-
-prepare_tensorflow()
+"""What a model is, whatever computes it: sizes, names and first values of variables, heads, features. No framework."""

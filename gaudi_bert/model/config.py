@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from gaudi_bert.common.arrays import WeightArrays
+import numpy as np
+
+from gaudi_bert.common.arrays import Float32Array, WeightArrays, philox
 from gaudi_bert.common.errors import InputError, shown
 
 _ACTIVATIONS = ("gelu", "gelu_new", "relu")
@@ -27,6 +28,16 @@ LARGEST_SIZES = {
 """Far above any model there is: what is larger is a mistake, and must not be built before that is noticed."""
 
 _LARGEST_NUMBER = 1_000_000
+
+
+class ModelSizes(NamedTuple):
+    """What data and tokenizer have to fit, of a model of any type; `positions` are those of one sequence."""
+
+    layers: int
+    hidden_size: int
+    positions: int
+    vocab_size: int
+    segments: int
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,12 @@ class BertConfig:
         return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
     @property
+    def sizes(self) -> ModelSizes:
+        """What data and tokenizer have to fit."""
+        positions, segments = self.max_position_embeddings, self.type_vocab_size
+        return ModelSizes(self.num_hidden_layers, self.hidden_size, positions, self.vocab_size, segments)
+
+    @property
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads
@@ -97,6 +114,22 @@ class BertConfig:
             values = {**values, "attention": "causal"}
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in names})
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Any other encoder of `transformers`, by the content of its config.json."""
+
+    values: Mapping[str, Any]
+
+    @property
+    def model_type(self) -> str:
+        """As `transformers` calls it, for example roberta."""
+        return str(self.values["model_type"])
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of config.json."""
+        return dict(self.values)
 
 
 # --- Every variable of BERT: its name in Google's checkpoints, its shape, how it starts
@@ -143,24 +176,55 @@ def parameter_count(config: BertConfig) -> int:
     return sum(math.prod(spec.shape) for spec in parameter_specs(config).values())
 
 
-def misfit(needed: Mapping[str, Any], given: WeightArrays, may_lack: str | tuple[str, ...] = ()) -> str | None:
-    """Which weight does not fit the variables (or their specs) that are `needed`, and why; None where all do.
+def misfit(needed: Mapping[str, tuple[int, ...]], given: WeightArrays, may_lack: str | tuple[str, ...] = ()) -> str | None:
+    """Which weight does not fit the shapes that are `needed`, and why; None where all do.
 
     Those whose names begin with `may_lack` may be absent.
     """
     for name in [*needed, *(name for name in given if name not in needed)]:
         there = list(given[name].shape) if name in given else "absent"
-        here = list(needed[name].shape) if name in needed else "absent"
+        here = list(needed[name]) if name in needed else "absent"
         if there != here and not (there == "absent" and name.startswith(may_lack)):
             return f"{name} is {there} there, {here} here"
     return None
 
 
-def initializer_seed(seed: int, name: str) -> tuple[int, int]:
-    """Two 31-bit words for the noise of variable `name`: a function of seed and name alone."""
-    digest = hashlib.sha256(f"{int(seed)}:initializer:{name}".encode()).digest()
-    first, second = (int.from_bytes(digest[start : start + 4], "little") & 0x7FFFFFFF for start in (0, 4))
-    return first, second
+def shapes_of(specs: Mapping[str, ParameterSpec]) -> dict[str, tuple[int, ...]]:
+    """The shapes of variables by name."""
+    return {name: spec.shape for name, spec in specs.items()}
+
+
+_LARGEST_DRAW = 1 << 18
+
+
+def initial_value(name: str, spec: ParameterSpec, deviation: float, seed: int | None) -> Float32Array:
+    """How the variable `name` starts: a function of its name and shape, the seed and the deviation alone.
+
+    Normal noise is cut off at two deviations, and made of `common.arrays.philox` by Box and Muller's method. With no seed it
+    is zeros: for what is loaded at once, since noise for a large model takes seconds.
+    """
+    if spec.start == "ones":
+        return np.ones(spec.shape, np.float32)
+    values = np.zeros(math.prod(spec.shape), np.float32)
+    if spec.start == "normal" and seed is not None:
+        generator, filled = philox(seed, f"initial value of {name}"), 0
+        while filled < len(values):
+            pairs = min(_LARGEST_DRAW, (len(values) - filled) * 5 // 9 + 8)
+            uniform_2P = ((generator.random_raw(2 * pairs) >> np.uint64(11)) + 0.5).reshape(2, pairs) * 2.0**-53
+            radius_P, angle_P = np.sqrt(-2.0 * np.log(uniform_2P[0])), 2.0 * np.pi * uniform_2P[1]
+            noise = np.concatenate([radius_P * np.cos(angle_P), radius_P * np.sin(angle_P)])
+            noise = noise[np.abs(noise) <= 2.0][: len(values) - filled]
+            values[filled : filled + len(noise)] = noise * deviation
+            filled += len(noise)
+    return values.reshape(spec.shape)
+
+
+_NOT_DECAYED = ("layernorm", "layer_norm", "bias")
+
+
+def is_decayed(name: str) -> bool:
+    """Whether weight decay applies to the variable `name`: not to biases and layer norms."""
+    return not any(part in name.lower() for part in _NOT_DECAYED)
 
 
 def _encoder_layer(scope: str, config: BertConfig) -> Iterator[tuple[str, ParameterSpec]]:

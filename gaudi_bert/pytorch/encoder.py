@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from gaudi_bert.common.arrays import AnyArray, Float32Array
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.model.heads import Pooling
 from gaudi_bert.pytorch.asking import check_head, feeding_of, packed_batch, try_model
 from gaudi_bert.pytorch.feeding import additive_masks
 from gaudi_bert.pytorch.trial import ALONE_BOUND, scale_of, token_outputs, trial_of, usual_tokens
@@ -33,7 +34,6 @@ from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, Sequences, TaggedRow, TextRow
 from gaudi_bert.rows.window_plan import Part, WindowPlan, plan_window
 
-Pooling = Literal["cls", "mean", "max"]
 Text = str | tuple[str, str] | list[str]
 """A text, a pair of texts, or the words of a text."""
 

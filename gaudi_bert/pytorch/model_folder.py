@@ -76,12 +76,20 @@ def read_model(folder: Path, kind: Any, **options: Any) -> Any:
     Raises:
         InputError: a file is damaged; or weights are missing, superfluous or not finite.
     """
+    return read_parts(folder, kind, None, lacks_head=False, **options)[0]
+
+
+def read_parts(folder: Path, kind: Any, config: Any, *, lacks_head: bool, **options: Any) -> tuple[Any, frozenset[str]]:
+    """The model of a folder, and the names of the weights that are missing there, which keep their initial values.
+
+    `config` is that of the folder when None. With `lacks_head`, weights of the head may be missing, or have other shapes.
+    """
     architecture = architecture_of(folder)
-    _check_numbers(folder / "config.json", read_json(folder / "config.json"))
+    check_numbers(folder / "config.json", read_json(folder / "config.json"))
     local = {"local_files_only": True, "trust_remote_code": False}  # without the second it would ask on a terminal
     try:
         with quiet_transformers():
-            config = transformers.AutoConfig.from_pretrained(folder, **local)
+            config = config or transformers.AutoConfig.from_pretrained(folder, **local)
             _check_size(folder, kind, config)
             reading = {"config": config, "output_loading_info": True, "ignore_mismatched_sizes": True}
             model, loaded = kind.from_pretrained(folder, **reading, **local, **options)
@@ -89,8 +97,11 @@ def read_model(folder: Path, kind: Any, **options: Any) -> Any:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{folder}: transformers cannot open it: {one_line(error, 200)}; {_COPY}") from error
+    missing = frozenset([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
+    if lacks_head:
+        loaded = _without_head(model, loaded)
     _check_weights(folder, model, loaded, architecture)
-    return model.eval()
+    return model.eval(), missing
 
 
 @contextmanager
@@ -113,11 +124,11 @@ def quiet_transformers() -> Iterator[None]:
 # --- what is checked before the weights are read, and after
 
 
-def _check_numbers(file: Path, value: Any, name: str = "") -> None:
+def check_numbers(file: Path, value: Any, name: str = "") -> None:
     """Refuse numbers that no model has: a config would make a list of as many layers."""
     if isinstance(value, dict | list):
         for key, each in value.items() if isinstance(value, dict) else ((name, each) for each in value):
-            _check_numbers(file, each, key)
+            check_numbers(file, each, key)
     elif type(value) is int:
         most = _MOST_LAYERS if name.endswith(("layer", "layers")) else _LARGEST_NUMBER
         if abs(value) > most:
@@ -136,6 +147,21 @@ def _check_size(folder: Path, kind: Any, config: Any) -> None:
             f"{folder}: config.json describes a model of {weights:,} weights, and the files of weights hold "
             f"{stored_bytes:,} bytes; {_COPY}"
         )
+
+
+def _without_head(model: Any, loaded: dict[str, Any]) -> dict[str, Any]:
+    """What is missing or superfluous in the encoder, apart from a pooler."""
+    prefix, inner = f"{model.base_model_prefix}.", {name for name, _ in model.base_model.named_children()}
+
+    def is_of_encoder(name: str) -> bool:
+        first = name.removeprefix(prefix).partition(".")[0]
+        return first != "pooler" and (name.startswith(prefix) or first in inner)
+
+    return {
+        "missing_keys": [name for name in loaded["missing_keys"] if is_of_encoder(name)],
+        "mismatched_keys": [each for each in loaded["mismatched_keys"] if is_of_encoder(each[0])],
+        "unexpected_keys": [name for name in loaded["unexpected_keys"] if is_of_encoder(name)],
+    }
 
 
 def _check_weights(folder: Path, model: Any, loaded: dict[str, Any], architecture: str) -> None:

@@ -42,12 +42,36 @@ from gaudi_bert.pytorch.trial import (
     tokens_of_packs,
     trial_conditions,
 )
-from gaudi_bert.training.results import FeedingFinding, VerifyHuggingFaceResult
 
 LENGTH, WINDOW = 256, 64
 
 Batch = dict[str, Any]
 Feed = Callable[[Feeding, list[Row]], Batch]
+
+
+@dataclass(frozen=True)
+class FeedingFinding:
+    """What a way of feeding packs to a model does; `alone` and `neighbour` are None where the model refused it.
+
+    `alone` is the largest difference between packed and alone, `neighbour` the largest change by a changed neighbour.
+    """
+
+    way: str
+    right: bool
+    alone: float | None
+    neighbour: float | None
+    refusal: str
+
+
+@dataclass(frozen=True)
+class VerifyHuggingFaceResult:
+    """Which ways of feeding packs to a `transformers` model are right."""
+
+    model: str
+    model_type: str
+    attention: str
+    right: tuple[str, ...]
+    findings: tuple[FeedingFinding, ...]
 
 
 def _target(name: str, changes: Callable[[Feeding, Batch], Batch] = lambda _, __: {}) -> Feed:

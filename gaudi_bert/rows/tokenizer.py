@@ -6,21 +6,23 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import check_model, read_file, read_json, regular
+from gaudi_bert.common.files import atomic_file, check_model, read_file, read_json, regular, write_json, write_text
 from gaudi_bert.corpus.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-_WHOLE, _WORDS, _CASING = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+TOKENIZER_NAME = "tokenizer.json"
+_WORDS, _CASING = "vocab.txt", "tokenizer_config.json"
+_FILES = (TOKENIZER_NAME, _CASING, "special_tokens_map.json", "added_tokens.json", _WORDS, "vocab.json", "merges.txt")
 _CHECKPOINTS = "checkpoints"
 # As BertTokenizer in transformers has it: a longer word becomes [UNK].
 _LONGEST_WORD_CHARACTERS = 100
@@ -28,9 +30,23 @@ _LONGEST_WORD_CHARACTERS = 100
 _MOST_GROWTH = 1000
 
 
+# Of tokenizers that do not say which of their tokens are special: those of a vocab.txt.
+_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class PairFrame(NamedTuple):
+    """The special tokens of a pair of texts, and the segment of each text."""
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    first_segment: int
+    second_segment: int
+
+
 @dataclass(frozen=True)
 class RowTokenizer:
-    """A BERT tokenizer that neither cuts nor pads.
+    """A tokenizer that neither cuts nor pads.
 
     `sha256` is that of the `file` that it was read from.
     """
@@ -66,25 +82,54 @@ class RowTokenizer:
         marks[0]["add_prefix_space"] = True
         return type(self.tokenizer).from_str(json.dumps(content))
 
-    @property
-    def cls_id(self) -> int:
-        """The number of [CLS], the first token of every sequence."""
-        return self._special("[CLS]")
+    def pair_frame(self) -> PairFrame:
+        """The special tokens around and between the tokens of two texts."""
+        for letter in "aA1":  # whichever the vocabulary has
+            one, pair = self.tokenizer.encode(letter), self.tokenizer.encode(letter, letter)
+            tokens = len(one.ids) - sum(one.special_tokens_mask)
+            text = [at for at, special in enumerate(pair.special_tokens_mask) if not special]
+            if tokens and len(text) == 2 * tokens:
+                first, second, end = text[0], text[tokens], text[-1] + 1
+                segments = pair.type_ids[first], pair.type_ids[second]
+                return PairFrame(pair.ids[:first], pair.ids[first + tokens : second], pair.ids[end:], *segments)
+        raise InputError(f"{self.file}: makes no pair of two texts; give the tokenizer of a model for text")
 
     @property
-    def sep_id(self) -> int:
-        """The number of [SEP], the last token of every text."""
-        return self._special("[SEP]")
+    def special_ids(self) -> tuple[int, ...]:
+        """The numbers of all special tokens, ascending."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        named = map(self.tokenizer.token_to_id, _SPECIAL_TOKENS)
+        special = {number for number, token in added.items() if token.special}
+        return tuple(sorted(special | {number for number in named if number is not None}))
 
     @property
-    def pad_id(self) -> int:
-        """The number of [PAD]."""
-        return self._special("[PAD]")
+    def pad_id(self) -> int | None:
+        """The number of the token for padding; None where there is none."""
+        return self._first_of("[PAD]", "<pad>")
 
     @property
     def mask_id(self) -> int:
-        """The number of [MASK]."""
-        return self._special("[MASK]")
+        """The number of the token that hides another one."""
+        number = self._mask_id()
+        if number is None:
+            raise InputError(f"{self.file}: has no token like [MASK]; give the tokenizer of a model of masked words")
+        return number
+
+    def _mask_id(self) -> int | None:
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        others = (token.content for token in added if token.special and "mask" in token.content.lower())
+        return self._first_of("[MASK]", "<mask>", *others)
+
+    def token_ids(self) -> dict[str, int | None]:
+        """The numbers of special tokens by what config.json calls them; None for those that it does not have."""
+        before, after = self.frame()
+        first, last = before[0] if before else None, after[-1] if after else None
+        ends = {"cls": first, "bos": first, "sep": last, "eos": last}
+        return {"pad": self.pad_id, "mask": self._mask_id(), **ends}
+
+    def _first_of(self, *tokens: str) -> int | None:
+        numbers = (self.tokenizer.token_to_id(token) for token in tokens)
+        return next((int(number) for number in numbers if number is not None), None)
 
     def check_fits(self, vocab_size: int, type_vocab_size: int) -> None:
         """Refuse numbers that a model does not have: of tokens, and of the segments that the tokenizer's template gives."""
@@ -102,24 +147,18 @@ class RowTokenizer:
                         "give the tokenizer that it was trained with"
                     )
 
-    def _special(self, token: str) -> int:
-        number = self.tokenizer.token_to_id(token)
-        if number is None:
-            raise InputError(f"{self.file}: has no {token}; give the tokenizer of a BERT")
-        return int(number)
-
 
 def open_tokenizer(folder: Path) -> RowTokenizer:
     """The tokenizer in a model's folder, or next to a model's file."""
     check_model(folder)
     folder = folder if folder.is_dir() else folder.parent
     folder = folder.parent if folder.name == _CHECKPOINTS else folder  # of a run, whose folder has the tokenizer
-    for name, read in ((_WHOLE, _read_tokenizer), (_WORDS, _build_tokenizer)):
+    for name, read in ((TOKENIZER_NAME, _read_tokenizer), (_WORDS, _build_tokenizer)):
         file = folder / name
         if os.path.lexists(file):
             return RowTokenizer(read(file), file, hashlib.sha256(read_file(file)).hexdigest())
     raise InputError(
-        f"{folder}: holds no tokenizer; put the model's {_WHOLE} or {_WORDS} there (finetune takes "
+        f"{folder}: holds no tokenizer; put the model's {TOKENIZER_NAME} or {_WORDS} there (finetune takes "
         "the folder of one by --vocab too)"
     )
 
@@ -129,6 +168,27 @@ def read_tokenizer(path: Path) -> RowTokenizer:
     if not path.is_file():
         return open_tokenizer(path)
     return RowTokenizer(_read_tokenizer(path), path, hashlib.sha256(read_file(path)).hexdigest())
+
+
+def copy_tokenizer(tokenizer: RowTokenizer, folder: Path, usual_settings: Mapping[str, Any]) -> None:
+    """Copy the files of a tokenizer as they are; one of a bare vocab.txt also becomes a tokenizer.json.
+
+    `usual_settings`, if any, are written as tokenizer_config.json where the tokenizer has none.
+    """
+    own = tokenizer.file
+    copies = (
+        {name: own.with_name(name) for name in _FILES} if own.name in (TOKENIZER_NAME, _WORDS) else {TOKENIZER_NAME: own}
+    )
+    for name, file in copies.items():
+        if file.is_file():
+            with atomic_file(folder / name) as handle:
+                handle.write(read_file(file))
+    if not (folder / TOKENIZER_NAME).is_file():
+        library = type(tokenizer.tokenizer).from_str(tokenizer.tokenizer.to_str())
+        library.no_truncation()
+        write_text(folder / TOKENIZER_NAME, library.to_str())
+    if usual_settings and not (folder / _CASING).is_file():
+        write_json(folder / _CASING, dict(usual_settings))
 
 
 def tokenizer_of(given: Any) -> RowTokenizer:

@@ -1,7 +1,8 @@
 """Rows to token numbers, many at a time; `tokenizers` shares them among its threads.
 
-[CLS] text [SEP], or [CLS] text [SEP] second text [SEP]. A row of more tokens than a sequence may have is refused, cut (the
-longer text of a pair first), or taken in windows. A word is represented by its first word piece.
+[CLS] text [SEP], [CLS] text [SEP] second text [SEP], or with other special tokens, as the tokenizer has them. A row of more
+tokens than a sequence may have is refused, cut (the longer text of a pair first), or taken in windows. A word is represented
+by its first word piece.
 
 Windows of `room` tokens start every `room - stride` tokens, and the last one ends with the text, as in Hugging Face's
 scripts for question answering.
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.rows.tokenizer import RowTokenizer
+from gaudi_bert.rows.tokenizer import PairFrame, RowTokenizer
 from gaudi_bert.rows.types import IGNORED, NO_WORD, IdsRow, QuestionRow, Row, Sequences, TaggedRow, TextRow, source_name
 
 _WITH_WINDOWS = ("token-classification", "question-answering", "masked-language-modelling", "causal-language-modelling")
@@ -108,6 +109,10 @@ class _Job:
     @cached_property
     def _frame(self) -> tuple[list[int], list[int]]:
         return self.tokenizer.frame()
+
+    @cached_property
+    def _pair_frame(self) -> PairFrame:
+        return self.tokenizer.pair_frame()
 
     def texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
         """Row numbers, offsets, token numbers and segments of texts, by the tokenizer's own template."""
@@ -235,8 +240,9 @@ class _Job:
         return np.array([_label_number(numbers, tag, row.number, self.source) for tag in row.tags], np.int32)
 
     def _question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[_Piece]:
-        framed = self._framed(np.array(question.ids, np.int32))
-        room = self.most - len(framed) - 1
+        before, between, after, *segments = self._pair_frame
+        framed = np.array([*before, *question.ids, *between], np.int32)
+        room = self.most - len(framed) - len(after)
         if room < 1:
             raise InputError(
                 f"{self.source}: row {row.number}: the question has {len(question.ids):,} tokens, which leaves no room for "
@@ -244,13 +250,13 @@ class _Job:
             )
         ids, characters = np.array(context.ids, np.int32), np.array(context.offsets, np.int64).reshape(-1, 2)
         for start, end in self._bounds(row.number, len(ids), room, self.settings.stride, always=True).tolist():
-            input_ids = np.concatenate([framed, ids[start:end], [self.tokenizer.sep_id]]).astype(np.int32)
-            segments = np.repeat(np.array([0, 1], np.int8), [len(framed), end - start + 1])
+            input_ids = np.concatenate([framed, ids[start:end], after]).astype(np.int32)
+            segment_ids = np.repeat(np.array(segments, np.int8), [len(framed), len(input_ids) - len(framed)])
             spans = np.full((len(input_ids), 2), NO_WORD, np.int32)
-            spans[len(framed) : -1] = characters[start:end]
+            spans[len(framed) : len(framed) + end - start] = characters[start:end]
             words = np.full(len(input_ids), NO_WORD, np.int32)
             target = _answer_tokens(row, characters[start:end]) + (len(framed) if end > start else 0)
-            yield _Piece(index, input_ids, segments, spans, words, np.where(target < len(framed), 0, target))
+            yield _Piece(index, input_ids, segment_ids, spans, words, np.where(target < len(framed), 0, target))
 
     def _language(self, index: int, row: Row) -> Iterator[_Piece]:
         if isinstance(row, IdsRow):
@@ -262,7 +268,8 @@ class _Job:
                 )
         else:
             text = row.text if isinstance(row, TextRow) else ""
-            ids, room = np.array(self._encoded([text])[text].ids, np.int32), self.most - 2
+            added = sum(map(len, self._frame))
+            ids, room = np.array(self._encoded([text])[text].ids, np.int32), self.most - added
         for start, end in self._bounds(row.number, len(ids), room, 0).tolist():
             part = ids[start:end] if isinstance(row, IdsRow) else self._framed(ids[start:end])
             nothing = np.full((len(part), 2), NO_WORD, np.int32)

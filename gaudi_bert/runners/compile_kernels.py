@@ -39,6 +39,7 @@ from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.framing import read_records, write_record
+from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 
 PARTS = ("all", "demo", "records", "packing", "nnls")
@@ -84,6 +85,8 @@ def _compile_in_two_processes(part: str, folder: Path) -> None:
             task.advance()
         if part == "all" and importlib.util.find_spec("pyarrow") is not None:
             _pack_table(folder)
+        if part == "all" and importlib.util.find_spec("h5py") is not None:
+            _count_hdf5(folder)
 
 
 def _pack_table(folder: Path) -> None:
@@ -94,6 +97,17 @@ def _pack_table(folder: Path) -> None:
     settings = TableSettings(max_sequence_length=LENGTH, shard_multiple=1)
     pack_table(table, folder / "packed-table", settings, reporter=QUIET, verified=True)
     import_tables(table, folder / "imported", reporter=QUIET)
+
+
+def _count_hdf5(folder: Path) -> None:
+    """Count the rows of an HDF5 file."""
+    tokens = {"input_ids": 9, "input_mask": 1, "segment_ids": 0}
+    columns = {name: np.full((3, LENGTH), value) for name, value in tokens.items()}
+    columns.update({name: np.ones((3, PREDICTIONS), np.int64) for name in ("masked_lm_positions", "masked_lm_ids")})
+    with require_h5py().File(folder / "rows.hdf5", "w") as file:
+        for name, values in {**columns, "next_sentence_labels": np.zeros(3, np.int64)}.items():
+            file[name] = values
+    histogram(folder / "rows.hdf5", folder / "histogram-hdf5.json", reporter=QUIET)
 
 
 def _plan_by_default() -> None:

@@ -1,10 +1,10 @@
-"""Starts the training processes of a pipeline, which find each other by Horovod, and passes on the request to stop.
+"""Starts the training processes of a pipeline, which find each other by Horovod or PyTorch; passes on the request to stop.
 
 One process without cards needs no launcher. With cards or on several hosts, `mpirun` starts the processes
-(`training_command`). On the CPUs of one machine this process starts them, and they meet through Gloo: a small HTTP server
-keeps their addresses, and each gets its number in the environment, as `horovodrun --gloo` does it. `horovodrun` itself is
-not used: it kills all processes five seconds after a signal, before a checkpoint may be complete, and turns every exit code
-into 1 and a traceback.
+(`training_command`). On the CPUs of one machine this process starts them, and they meet through Gloo: each gets its number
+in the environment, and the address where a small HTTP server keeps all addresses, as `horovodrun --gloo` does it, or where
+the first process of PyTorch listens, as torchrun does it. `horovodrun` itself is not used: it kills all processes five
+seconds after a signal, before a checkpoint may be complete, and turns every exit code into 1 and a traceback.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from types import FrameType
 from typing import Any
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
-from gaudi_bert.common.launch import handled_signals
+from gaudi_bert.common.launch import (
+    MASTER_ADDRESS,
+    MASTER_PORT,
+    ON_THIS_MACHINE,
+    free_port,
+    handled_signals,
+    torch_environment,
+)
 from gaudi_bert.config.pipeline import PipelineSettings
 
 # --- mpirun: one process per card, inside the one worker, or by ssh on several
@@ -47,7 +54,7 @@ _STOPPING = ("-m", "gaudi_bert.runners.stop_ranks")
 # What the vendor's image sets and its libraries read.
 _VENDOR_VARIABLES = (
     *("PYTHONPATH", "LD_LIBRARY_PATH", "GC_KERNEL_PATH", "HABANA_LOGS"),
-    *("HABANA_PLUGINS_LIB_PATH", "HABANA_SCAL_BIN_PATH", "TF_MODULES_RELEASE_BUILD"),
+    *("HABANA_PLUGINS_LIB_PATH", "HABANA_SCAL_BIN_PATH", "TF_MODULES_RELEASE_BUILD", "LD_PRELOAD"),
 )
 
 
@@ -84,7 +91,8 @@ def training_command(
         ssh += f" -i {ssh_key}" if ssh_key is not None else ""
         command += ["--mca", "btl_tcp_if_include", interface, "--mca", "oob_tcp_if_include", interface]
         command += ["--mca", "plm_rsh_args", ssh]
-        for name in ("PATH", *(_VENDOR_VARIABLES if resources.cards else ()), *variables):
+        meeting = (MASTER_ADDRESS, MASTER_PORT)
+        for name in ("PATH", *(_VENDOR_VARIABLES if resources.cards else ()), *meeting, *variables):
             command += ["-x", name]
     else:
         # Otherwise mpirun allows no more processes than the machine has cores.
@@ -242,21 +250,40 @@ def run_training_processes(settings: PipelineSettings, stage: str, command: Sequ
         command = training_command(settings, list(command), over_ssh=False, python=sys.executable)
         _check_ends(stage, _run_all([command], [dict(os.environ)]), ["mpirun"])
         return
-    if find_spec("horovod") is None:
+    with _local_environments(settings, stage, processes) as own:
+        ends = _run_all([command] * processes, [os.environ | variables for variables in own])
+    _check_ends(stage, ends, [f"rank {rank} of {processes}" for rank in range(processes)])
+
+
+@contextmanager
+def _local_environments(settings: PipelineSettings, stage: str, processes: int) -> Iterator[list[dict[str, str]]]:
+    """The variables of each process on this machine: those of the engine, and of both where a process chooses it."""
+    section = settings.finetune if stage == "finetune" else settings.training
+    has_horovod, ranks = find_spec("horovod") is not None, range(processes)
+    if not has_horovod and (section.engine == "tensorflow" or (section.engine == "auto" and find_spec("torch") is None)):
         raise InputError(
-            f"resources.workers: {processes} processes need Horovod, which is not installed; "
-            "run `make setup-horovod`, or set resources.workers to 1"
+            f"resources.workers: {processes} processes need Horovod, which is not installed; run `make setup-horovod`, "
+            f"or set {section.section_name}.engine to pytorch, or resources.workers to 1"
         )
+    own: list[dict[str, str]] = [{} for _ in ranks]
+    if section.engine != "tensorflow":
+        port = free_port()
+        own = [
+            torch_environment(rank, processes, per_host=processes, address="127.0.0.1", port=port) | ON_THIS_MACHINE
+            for rank in ranks
+        ]
+    if section.engine == "pytorch" or not has_horovod:
+        yield own
+        return
     with RendezvousServer(("127.0.0.1", 0)) as server:
         threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
         address = ("127.0.0.1", server.server_address[1])
-        own = [
-            horovod_environment(rank, processes, per_host=processes, host="localhost", interface="lo", rendezvous=address)
-            for rank in range(processes)
+        yield [
+            variables
+            | horovod_environment(rank, processes, per_host=processes, host="localhost", interface="lo", rendezvous=address)
+            for rank, variables in enumerate(own)
         ]
-        ends = _run_all([command] * processes, [os.environ | variables for variables in own])
         server.shutdown()
-    _check_ends(stage, ends, [f"rank {rank} of {processes}" for rank in range(processes)])
 
 
 def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:

@@ -147,7 +147,7 @@ class RunRequest:
             with local_copy(folder.training_result, self.settings.store) as path:
                 return StageOutput(TrainingResult.read(path))
 
-        # TensorFlow, which a process that only starts others does not load.
+        # A process that only starts others loads no engine.
         from gaudi_bert.training.train import train
 
         return train(
@@ -175,6 +175,7 @@ class RunRequest:
             out=folder.evaluation_result,
             reporter=self.reporter,
             store=self.settings.store,
+            engine=self.settings.training.engine,
         )
 
     def finetune(self) -> StageResult:

@@ -22,6 +22,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import ImageSettings, StoreSettings
+from gaudi_bert.config.values import Engine
 from gaudi_bert.runners.stage_calls import RunRequest, StageResult
 
 Kustomization = Literal["data", "training", "finetuning", "results"]
@@ -37,7 +38,7 @@ class Stage:
         name: as in `--stages`.
         call: does it in this process.
         makes: the file of each of its products that is written last, so that its presence proves the product complete.
-        image: which of the two images it runs in; `training` has TensorFlow.
+        image: which kind of image it runs in; `training` has an engine.
         kustomization: the folder below `k8s/` that holds its Job.
         needs: the stages whose products must exist before it starts.
         follows: the stages that it also waits for where all are started at once.
@@ -257,9 +258,22 @@ def image_reference(images: ImageSettings, name: str) -> str:
     return f"{prefix}{name}:{images.tag or __version__}"
 
 
-def stage_image(images: ImageSettings, stage: Stage) -> str:
+def stage_image(settings: PipelineSettings, stage: Stage) -> str:
     """The full name of the image that `stage` runs in."""
-    return image_reference(images, images.train if stage.trains else images.data)
+    images = settings.images
+    return image_reference(images, (images.train or _training_image(settings, stage)) if stage.trains else images.data)
+
+
+def _training_image(settings: PipelineSettings, stage: Stage) -> str:
+    """The image by cards and engine: an image has one engine, and TensorFlow is it unless the pipeline names another."""
+    device = "gaudi" if settings.resources.cards else "cpu"
+    return f"gaudi-bert-train-{device}{'-pytorch' if stage_engine(settings, stage) == 'pytorch' else ''}"
+
+
+def stage_engine(settings: PipelineSettings, stage: Stage) -> Engine:
+    """The engine of a stage that trains; one of a task has that of pretraining, unless `finetune.engine` names another."""
+    is_task = stage.kustomization == "finetuning" and settings.finetune.engine != "auto"
+    return settings.finetune.engine if is_task else settings.training.engine
 
 
 @dataclass(frozen=True)
@@ -288,7 +302,7 @@ def preview_stage(settings: PipelineSettings, name: str) -> _StagePreview:
     pod = resources.training if stage.trains else resources.data
     return _StagePreview(
         stage=name,
-        image=stage_image(settings.images, stage),
+        image=stage_image(settings, stage),
         containers=resources.workers if stage.distributed else resources.data_workers if stage.shared else 1,
         cpu=pod.cpu,
         memory=pod.memory_limit or pod.memory,

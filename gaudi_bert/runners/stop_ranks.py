@@ -1,8 +1,9 @@
 """Lets ranks save before they are stopped: as the parent of `mpirun`, and as the hook of a worker's pod.
 
-The parent of `mpirun` turns the first request to stop into SIGUSR1, which mpirun passes to all ranks. On a cluster it
-starts mpirun when all workers answer, and again when ranks have saved because a worker's pod was stopped: a stop that this
-process did not request is a drained node or a deleted pod, and costs neither a retry of the Job nor its backoff.
+The parent of `mpirun` turns the first request to stop into SIGUSR1, which mpirun passes to all ranks. It tells ranks of
+PyTorch where to meet, which mpirun does not. On a cluster it starts mpirun when all workers answer, and again when ranks
+have saved because a worker's pod was stopped: a stop that this process did not request is a drained node or a deleted pod,
+and costs neither a retry of the Job nor its backoff.
 
 What mpirun does on SIGTERM is what it does when a rank is lost: it waits for `odls_base_sigkill_timeout`, terminates the
 other ranks, waits as long again, and kills them (Open MPI 4, `odls_base_default_fns.c`). A time that lets a checkpoint be
@@ -33,21 +34,32 @@ from pathlib import Path
 from types import FrameType
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
-from gaudi_bert.common.launch import handled_signals
+from gaudi_bert.common.launch import (
+    MASTER_ADDRESS,
+    MASTER_PORT,
+    ON_THIS_MACHINE,
+    TORCH_PORT,
+    free_port,
+    handled_signals,
+)
 
 _POLL_SECONDS = 1.0
 
 
 def named_variables(command: Sequence[str], environment: Iterable[str]) -> list[str]:
-    """`command` with each `-x PREFIX*` as one `-x NAME` for every such variable; mpirun itself knows no patterns."""
+    """`command` with each `-x PREFIX*` as one `-x NAME` for every such variable, and no `-x` for what is not set.
+
+    mpirun itself knows no patterns, and warns of variables that are missing.
+    """
+    known = set(environment)
     written: list[str] = []
     arguments = iter(command)
     for argument in arguments:
         value = next(arguments, None) if argument == "-x" else None
         if value is not None and value.endswith("*"):
-            for name in sorted(environment):
+            for name in sorted(known):
                 written += ["-x", name] if name.startswith(value[:-1]) else []
-        else:
+        elif value is None or value in known:
             written += [argument] if value is None else [argument, value]
     return written
 
@@ -66,7 +78,7 @@ class _Ranks:
         workers = workers_of(self._command, os.environ)
         while True:
             self._wait_for_workers(workers)
-            code = self._run_once()
+            code = self._run_once(meeting_point(workers, os.environ))
             if code != StoppedError.exit_code or self._requests or not workers:
                 return code
             _say("a worker was stopped, and its ranks have saved; training starts again when all workers answer")
@@ -79,10 +91,12 @@ class _Ranks:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1 if self._requests == 1 else signal.SIGTERM)
 
-    def _run_once(self) -> int:
+    def _run_once(self, meeting: Mapping[str, str]) -> int:
+        environment = {**os.environ, **meeting}
         # Ctrl-C on a terminal reaches an entire process group: this process alone is to decide what it means.
         try:
-            self._process = subprocess.Popen(named_variables(self._command, os.environ), start_new_session=True)
+            command = named_variables(self._command, environment)
+            self._process = subprocess.Popen(command, env=environment, start_new_session=True)
         except OSError as error:
             program = self._command[0]
             raise InputError(f"{program}: {error.strerror}; set resources.mpi_prefix to the folder of Open MPI") from error
@@ -153,6 +167,13 @@ def workers_of(command: Sequence[str], environment: Mapping[str, str]) -> list[t
         return []
     hosts = [line.split()[0] for line in hostfile.read_text(encoding="utf-8").splitlines() if line.strip()]
     return [(host, int(port[1])) for host in hosts]
+
+
+def meeting_point(workers: Sequence[tuple[str, int]], environment: Mapping[str, str]) -> dict[str, str]:
+    """Where ranks of PyTorch meet: at the first worker, or on this machine; what `environment` names stays."""
+    address = {MASTER_ADDRESS: workers[0][0]} if workers else ON_THIS_MACHINE
+    values = {**address, MASTER_PORT: str(TORCH_PORT if workers else free_port())}
+    return {name: environment.get(name, value) for name, value in values.items()}
 
 
 def _refusal(host: str, port: int) -> str | None:

@@ -1,5 +1,7 @@
 """The stage `pack` for a table: rows of Parquet, Arrow or JSON lines to packs in Parquet, group by group.
 
+The tokenizer that `tokenize` left with the table is copied to the packs: what is trained on them needs it.
+
 See `grouped_output` for groups, kills and several writers; `groups` for what a group is. From an object store the complete
 table is copied to scratch; to one, each shard is uploaded when it is written. After bad input everything is removed: packs
 that were written before the wrong row are of no use to a corrected table.
@@ -26,6 +28,7 @@ from gaudi_bert.common.files import check_name, followed
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, copy_tokenizer, open_tokenizer
 from gaudi_bert.tables.groups import GroupedTable, TableSums, open_table, table_metadata, write_table_group
 from gaudi_bert.tables.sources import input_file, table_files
 from gaudi_bert.tables.verify import verify_table
@@ -170,6 +173,9 @@ def _finish(output: PackedOutput[TableGroupManifest], table: GroupedTable, setti
             f"{table.files[0].parent}: every row is longer than {settings.max_sequence_length} tokens, so no row remains; "
             "raise --max-sequence-length"
         )
+    notes = table.files[0].parent / NOTES_NAME
+    if (notes / TOKENIZER_NAME).is_file():
+        copy_tokenizer(open_tokenizer(notes), output.final.parent, {})
     metadata = table_metadata(table, settings, groups, output.signature.inputs, __version__)
     output.write_final(metadata)
     return metadata

@@ -1,4 +1,4 @@
-"""Packs in Parquet files: written from a packed folder for trainers without TFRecord, and read by their numbers.
+"""Packs in Parquet files: converted from a packed folder for trainers without TFRecord, and read by their numbers.
 
 One Parquet file per shard, one row per pack, with the names that Hugging Face models know:
 
@@ -13,68 +13,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
-from gaudi_bert.artefacts.results import CopiesResult
 from gaudi_bert.common.arrays import AnyArray, Float32Array, IntArray
 from gaudi_bert.common.arrow import named, opened_parquet, require_pyarrow, validated
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
-from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.common.progress import Reporter
 from gaudi_bert.reading.streams import ShardFiles
 from gaudi_bert.tables.rows import ListValues
 from gaudi_bert.tables.sources import is_list
 from gaudi_bert.tfrecords.arrays import pack_rows
-from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_shards, read_metadata, write_predecessor_metadata
+from gaudi_bert.tfrecords.convert import PackFormat, Writer
+from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_shards
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
 _PACKS_PER_ROW_GROUP = 2048
 
 
-def write_packed_parquet(packed: Path, out: Path | None = None, *, reporter: Reporter) -> dict[str, Any]:
-    """Write the packs of a finished packed folder to `out` (default: its folder `parquet`), and count them.
-
-    Existing files are not written again.
-    """
+def _parquet_writer(packed: Path, metadata: Metadata, reporter: Reporter) -> Writer:
     require_pyarrow()
-    metadata = read_metadata(packed)
-    out = packed / "parquet" if out is None else out
-    shards = metadata.shard_table
-    with reporter.task("parquet", metadata.packs, "packs") as task:
-        for path, packs in zip(ShardPaths(packed, shards), shards.packs.tolist(), strict=True):
-            target = out / f"{path.stem}.parquet"
-            if not target.exists():
-                _write_shard(path, target, metadata)
-            task.advance(packs)
-    return {"folder": str(out), "files": len(shards), "packs": metadata.packs}
+    return Writer(partial(_write_shard, metadata))
 
 
-def packed_copies(
-    packed: Path, plan: Path, *, parquet: bool, predecessor_metadata: bool, reporter: Reporter
-) -> CopiesResult:
-    """Copies of a finished folder for other trainers: Parquet, or the metadata file that the predecessor's trainer reads.
-
-    `parquet` writes a file per shard in `<packed>/parquet/`, `predecessor_metadata` writes `<packed>_metadata.json`.
-    """
-    written: dict[str, str] = {}
-    if parquet:
-        result = write_packed_parquet(packed, reporter=reporter)
-        written["parquet"] = result["folder"]
-        reporter.say(
-            f"{result['folder']}: {count_of(result['packs'], 'pack')} in {count_of(result['files'], 'Parquet file')}"
-        )
-    if predecessor_metadata:
-        written["predecessor_metadata"] = str(write_predecessor_metadata(packed, plan))
-        reporter.say(f"{written['predecessor_metadata']}: the metadata for the predecessor's trainer")
-    return CopiesResult(**written)
+PARQUET_PACKS = PackFormat("parquet", lambda _, stem: f"{stem}.parquet", _parquet_writer)
+"""Packs for trainers without TFRecord, a Parquet file per shard."""
 
 
-def _write_shard(shard: Path, target: Path, metadata: Metadata) -> None:
+def _write_shard(metadata: Metadata, shard: Path, target: Path) -> None:
     from pyarrow import parquet
 
     schema, records = _table_schema(metadata), RecordFiles([shard], PackedSchema.of(metadata))

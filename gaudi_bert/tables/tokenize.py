@@ -1,8 +1,8 @@
 """The stage `tokenize`: texts to tables of tokens, with any tokenizer of the library `tokenizers`.
 
     out/tokens-KKKKK-of-NNNNN.parquet    a row for each text, or for each piece of a long one, in the order of the texts
-    out/__gaudi_bert__/                  settings.json: settings and inputs, written first; what each part holds;
-                                         tokens.json: the result, written last
+    out/__gaudi_bert__/                  settings.json: settings and inputs, written first; what each part holds; the
+                                         tokenizer, which `pack` carries on; tokens.json: the result, written last
 
 A part is a function of the text and the settings alone: shard K of N writes the parts K, K + N, ..., and the last one to end
 writes tokens.json. The library's own threads tokenise a batch of texts while the batch before it is written. Memory is
@@ -41,7 +41,7 @@ from gaudi_bert.rows.parts import row_parts
 from gaudi_bert.rows.reading import good_rows, rows_of_part
 from gaudi_bert.rows.records import RowPart
 from gaudi_bert.rows.text_columns import token_table, write_token_tables
-from gaudi_bert.rows.tokenizer import RowTokenizer, read_tokenizer
+from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer, read_tokenizer
 from gaudi_bert.rows.types import STANDARD_INPUT, TextRow, source_name
 from gaudi_bert.tables.sources import TOKENS_COLUMN
 
@@ -187,6 +187,7 @@ def _finish(
         inputs=tuple(TextInput(**identity) for identity in identities),
         files=files,
     )
+    copy_tokenizer(tokenizer, output.final.parent, {})
     content.write(output.final)
     return StageOutput(content)
 

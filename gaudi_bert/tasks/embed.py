@@ -20,6 +20,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.model.heads import Pooling
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import check_policy
 from gaudi_bert.rows.types import Row, Sequences
@@ -28,7 +29,7 @@ from gaudi_bert.tasks.answer_rows import STANDARD_OUTPUT, ModelRows, PredictOpti
 from gaudi_bert.tasks.answer_stream import StreamResult, open_answers
 from gaudi_bert.tasks.models.model_folders import open_model_folder
 from gaudi_bert.tasks.predict import answer_windows
-from gaudi_bert.training.weights.model_files import Pooling, SentenceFolder, read_sentence_folder
+from gaudi_bert.training.weights.model_files import SentenceFolder, read_sentence_folder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
 _ROWS_AT_ONCE = 8192

@@ -25,10 +25,14 @@ from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import FineTuneSettings, LoopSettings, TaskName, TaskSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Model, ModelSpec
+from gaudi_bert.model.masking import NO_VOCABULARY
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.types import QuestionRow
-from gaudi_bert.tasks.kinds.task import BertForTask, Task, Vocabulary, task_named
-from gaudi_bert.tasks.models.task_models import StartWeights, start_weights, weights_checksum, write_task_folder
+from gaudi_bert.tasks.kinds.task import Task, task_named
+from gaudi_bert.tasks.models.task_models import StartWeights, is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.tasks.objective import TaskEvaluator, TaskObjective
 from gaudi_bert.tasks.task_data import TaskData, task_batches
 from gaudi_bert.tasks.task_rows import file_identity, labels_of, tokenized_file
@@ -41,15 +45,12 @@ from gaudi_bert.training.checkpoint import (
     share_state,
     write_checkpoint,
 )
-from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.distributed.horovod import connect
 from gaudi_bert.training.input.batches import TrainingOrder
 from gaudi_bert.training.loop import Evaluation, TrainingLoop
 from gaudi_bert.training.results import DryRun, FineTuneInput
-from gaudi_bert.training.run import COMPILED_KEY, RunContext, processes_of, run_folder
+from gaudi_bert.training.run import COMPILED_KEY, OF_THE_MACHINE, RunContext, processes_of, run_engine, run_folder
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
-from gaudi_bert.training.tensorflow.optimizers import Optimizer
-from gaudi_bert.training.tensorflow.step import TrainingStep
+from gaudi_bert.training.step import TrainingStep
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
 
@@ -85,14 +86,16 @@ def finetune(
                 f"{key} {shown_location(path)}: fine-tuning needs it on this machine; give a local path, and copy it "
                 "from or to the store"
             )
-    communicator = connect(settings.finetune)
-    reporter = reporter if communicator.is_first else Reporter(quiet=True)
     paths = (files.data, files.evaluation_data, files.model, files.vocabulary)
     with local_copies(paths, settings.store) as copies:
         local = FineTuneInput(*copies)  # type: ignore[arg-type]
+        chosen = run_engine(settings.finetune, Path(out), is_bert=is_bert(local.model), overwrite=overwrite)
+        engine = load_engine(chosen.name)
+        communicator = engine.connect(settings.finetune)
+        reporter = reporter if communicator.is_first else Reporter(quiet=True)
         job = _plan_job(settings, local, Path(out), communicator, dry_run, reporter)
-        for line in _describe_job(job, dry_run):
-            reporter.say(line)
+        for line in [chosen.line(), *_describe_job(job, dry_run)]:
+            reporter.say(f"finetune: {line}")
         if dry_run:
             return DryRun(job.plan)
         with run_folder(
@@ -101,6 +104,7 @@ def finetune(
             _signature(job),
             settings,
             settings.finetune,
+            engine,
             communicator,
             reporter,
             overwrite=overwrite,
@@ -147,13 +151,13 @@ def _plan_job(
     labels = labels_of(files.data, name, task_settings)
     kind = task_named(name)
     start = start_weights(files.model, kind(task_settings, labels))
-    length, positions = section.max_sequence_length, start.config.max_position_embeddings
+    length, positions = section.max_sequence_length, start.sizes.positions
     if length > positions:
         raise InputError(f"finetune.max_sequence_length = {length}: the model has {positions} positions; set it to no more")
-    tokenizer.check_fits(start.config.vocab_size, start.config.type_vocab_size)
+    tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
     data = _data(files.data, settings, tokenizer, labels, section.depth, reporter)
     task_settings = _settled(task_settings, data)
-    task = kind(task_settings, labels, _vocabulary(tokenizer))
+    task = kind(task_settings, labels, vocabulary_of(tokenizer) if name == "masked-language-modelling" else NO_VOCABULARY)
     evaluation = None
     if files.evaluation_data is not None:
         evaluation = _data(files.evaluation_data, settings, tokenizer, labels, section.evaluation_depth, reporter)
@@ -196,14 +200,6 @@ def _settled(settings: TaskSettings, data: TaskData) -> TaskSettings:
     if unanswerable and settings.null_score_threshold is None:
         return settings.model_copy(update={"null_score_threshold": 0.0})
     return settings
-
-
-def _vocabulary(tokenizer: RowTokenizer) -> Vocabulary:
-    special = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
-    unknown = tokenizer.tokenizer.token_to_id("[UNK]")
-    return Vocabulary(
-        tokenizer.vocabulary_size, tuple(sorted(special | ({unknown} if unknown is not None else set()))), tokenizer.mask_id
-    )
 
 
 def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
@@ -265,22 +261,21 @@ def _best_metric(task: Task, section: FineTuneSettings, is_evaluated: bool) -> s
 
 def _describe_job(job: _FineTuneJob, dry_run: bool) -> list[str]:
     """The run as lines for people; all of its figures before a dry run."""
-    packing, section, config = job.data.packing, job.section, job.start.config
+    packing, section, start = job.data.packing, job.section, job.start
     labels = f", {len(job.task.labels)} labels" if job.task.labels else ""
-    lines = [
+    return [
         f"{job.task.name}{labels}: {len(job.data.rows):,} rows of {job.data.path}, {packing.sequences:,} sequences, "
         f"{packing.tokens / packing.sequences:.1f} tokens on average, rows of {job.data.length}",
         f"{packing.packs:,} packs of depth {packing.depth_used} ({packing.algorithm_used}), "
         f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
         f"no packing of this depth has fewer than {packing.lower_bound:,} (gap {packing.gap})",
-        f"{job.start.weights.path} ({job.start.weights.kind}): {count_of(config.num_hidden_layers, 'layer')}, hidden size "
-        f"{config.hidden_size}; {len(job.start.fresh)} variables start from random numbers",
+        f"{start.path} ({start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
+        f"{start.sizes.hidden_size}; {len(start.fresh)} variables start from random numbers",
         f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
         f"{section.optimizer}, learning rate {section.learning_rate:g}",
         *job.plan.short_lines(),
         *(job.plan.table() if dry_run else []),
     ]
-    return [f"finetune: {line}" for line in lines]
 
 
 def _signature(job: _FineTuneJob) -> Signature:
@@ -290,7 +285,7 @@ def _signature(job: _FineTuneJob) -> Signature:
     inputs = {
         "data": job.data.identity,
         "evaluation_data": job.evaluation.identity if job.evaluation is not None else None,
-        "model": f"{job.start.weights.path.name}:{weights_checksum(job.start.weights)}",
+        "model": f"{job.start.path.name}:{job.start.identity}",
         "tokenizer": file_identity(job.tokenizer.file),
         "labels": list(job.task.labels),
     }
@@ -300,39 +295,35 @@ def _signature(job: _FineTuneJob) -> Signature:
 def _train(job: _FineTuneJob, context: RunContext[FineTuning]) -> FineTuning:
     """Train to the end, and leave the best model."""
     settings, communicator, compiled = job.plan.settings, context.communicator, context.compiled
-    dtype = context.device.compute_dtype
-    model = BertForTask(job.start.config, job.task, seed=settings.seed, compute_dtype=dtype, compiled=compiled)
+    spec = ModelSpec(job.start.config, job.task.head)
+    model = context.engine.build(spec, context.device, seed=settings.seed, compiled=compiled)
     evaluator = None
     if job.evaluation is not None:
         evaluator = TaskEvaluator(
             model,
+            job.task,
             job.evaluation,
             communicator,
             batch_packs=job.section.micro_batch_packs,
             seed=settings.seed,
             best_metric=job.best_metric,
         )
-    step = TrainingStep(
-        model,
-        Optimizer(model.variables_by_name, settings, compiled=compiled),
-        communicator,
-        settings,
-        accumulation_steps=job.plan.accumulation_steps,
-        objective=TaskObjective(job.task),
-    )
+    steps = job.plan.accumulation_steps
+    updates = context.engine.updates(model, settings, communicator, steps)
+    step = TrainingStep(updates, communicator, settings, TaskObjective(job.task), steps)
     progress = Progress()
     if communicator.is_first:
-        progress = resume_run(context.checkpoints, model, step.optimizer, context.reporter.say)
+        progress = resume_run(context.checkpoints, model, updates, context.reporter.say)
         if progress.update == 0:
             model.load_values(job.start.variables)
-    progress = share_state(progress, model, step.optimizer, communicator)
+    progress = share_state(progress, model, updates, communicator)
     order = TrainingOrder(
         settings.seed, settings.shuffle_packs, communicator.rank, communicator.size, packs_done=progress.packs
     )
     batches = task_batches(job.data, job.task, settings.micro_batch_packs, job.section.epochs, order)
     stored_settings = {
         "model": job.start.config.to_json(),
-        "training": _loop_settings(job.section),
+        "training": {name: value for name, value in _loop_settings(job.section).items() if name not in OF_THE_MACHINE},
         COMPILED_KEY: compiled,
     }
 
@@ -341,22 +332,21 @@ def _train(job: _FineTuneJob, context: RunContext[FineTuning]) -> FineTuning:
             _keep_best(job, model, update, evaluation.as_json())
 
     loop = TrainingLoop(
-        context, job.plan, step, batches, progress, stored_settings, evaluator=evaluator, evaluated=evaluated
+        context, job.plan, step, model, batches, progress, stored_settings, evaluator=evaluator, evaluated=evaluated
     )
     loop.run()
     return _finish(job, communicator, model, evaluator, loop.progress.update)
 
 
-def _keep_best(job: _FineTuneJob, model: Any, update: int, figures: dict[str, float]) -> None:
+def _keep_best(job: _FineTuneJob, model: Model, update: int, figures: dict[str, float]) -> None:
     """Keep the weights where no evaluation before was as good. The weights come first, so best.json never lies."""
     path = job.out / BEST_NAME
     before = BestCheckpoint.read_if_present(path)
     sign = -1.0 if job.best_metric in job.task.lower_is_better else 1.0
     is_better = before is None or sign * figures[job.best_metric] > sign * before.metrics[job.best_metric]
     if is_better and not math.isnan(figures[job.best_metric]):
-        variables = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
         settings = {"model": job.start.config.to_json()}
-        written = write_checkpoint(path.parent, Checkpoint(update, variables, settings=settings))
+        written = write_checkpoint(path.parent, Checkpoint(update, model.values(), settings=settings))
         BestCheckpoint(update=update, metric=job.best_metric, metrics=figures).write(path)
         for other in path.parent.glob("update-*.safetensors"):
             if other != written:
@@ -364,19 +354,20 @@ def _keep_best(job: _FineTuneJob, model: Any, update: int, figures: dict[str, fl
 
 
 def _finish(
-    job: _FineTuneJob, communicator: Communicator, model: Any, evaluator: TaskEvaluator | None, update: int
+    job: _FineTuneJob, communicator: Communicator, model: Model, evaluator: TaskEvaluator | None, update: int
 ) -> FineTuning:
     """Take the best weights, evaluate them once more, and write the model and its answers."""
     best = communicator.from_first(lambda: BestCheckpoint.read_if_present(job.out / BEST_NAME))
     update = update if best is None else best.update
     if best is not None and communicator.is_first:
         model.load_values(read_checkpoint(find_checkpoint(job.out / "best")).variables)
-    communicator.broadcast(list(model.variables_by_name.values()))
+    if communicator.size > 1:
+        model.load_values(communicator.broadcast(model.values()))
     evaluation = evaluator.run() if evaluator is not None else None
     packing = job.data.packing
     result = FineTuning(
         task=job.task.name,
-        model=job.start.weights.path.name,
+        model=job.start.path.name,
         labels=job.task.labels,
         max_sequence_length=job.data.length,
         sequences=packing.sequences,
@@ -394,8 +385,7 @@ def _finish(
         baseline=job.task.baseline(job.data.sequences, job.evaluation.sequences) if job.evaluation is not None else {},
     )
     if communicator.is_first:
-        variables = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
-        write_task_folder(job.out, job.start.config, job.task, variables, job.tokenizer, job.data.length)
+        write_task_folder(job.out, job.start, job.task, model.values(), job.tokenizer, job.data.length)
         if job.evaluation is not None and evaluation is not None and evaluation.logits is not None:
             answers = job.task.answers(evaluation.logits, job.evaluation.sequences, job.evaluation.rows)
             with atomic_file(job.out / PREDICTIONS_NAME) as handle:

@@ -6,18 +6,17 @@ The loss of a task, like those of pretraining, is a sum and what the sum is divi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Model
 from gaudi_bert.rows.packs import lay_out_packs
-from gaudi_bert.tasks.kinds.task import BertForTask, Draw, Task
+from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.tasks.task_data import EVALUATION_EPOCH, TaskData
-from gaudi_bert.training.distributed.communicator import Communicator
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class TaskFigures:
 
 @dataclass(frozen=True)
 class TaskObjective:
-    """The loss of a task; the sums are those of its `LossSums`."""
+    """The loss of a task; the sums are those of `model.heads.TaskHead`."""
 
     task: Task
     sums: int = 3
@@ -47,13 +46,6 @@ class TaskObjective:
     def weights(self, batch: BatchArrays) -> FloatArray:
         """What the loss is a mean of, the only loss."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
-
-    def loss(
-        self, outputs: Any, batch: Mapping[str, tf.Tensor], factors: tf.Tensor
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """The three sums."""
-        weighed = self.task.loss(outputs, batch)
-        return weighed.loss * factors[0], weighed
 
     def figures(self, sums: FloatArray) -> TaskFigures:
         """The loss, and the share of right answers where the task has such."""
@@ -97,14 +89,15 @@ class _TaskEvaluation:
 
 
 class TaskEvaluator:
-    """Evaluates one model on one set; the graph is traced once.
+    """Evaluates one model on one set.
 
     `seed` is that of masks, where the task draws some.
     """
 
     def __init__(
         self,
-        model: BertForTask,
+        model: Model,
+        task: Task,
         data: TaskData,
         communicator: Communicator,
         *,
@@ -112,18 +105,17 @@ class TaskEvaluator:
         seed: int,
         best_metric: str,
     ) -> None:
-        self._model, self._data, self._communicator = model, data, communicator
+        self._model, self._task, self._data, self._communicator = model, task, data, communicator
         self._shape = data.shape(min(batch_packs, max(1, data.packing.packs)))
         self._draw, self._best_metric = Draw(seed, EVALUATION_EPOCH), best_metric
-        self._outputs = tf.function(self._trace, autograph=False, reduce_retracing=False)
 
     def run(self) -> _TaskEvaluation:
         """Evaluate; every process calls it at the same time."""
-        data, task, communicator = self._data, self._model.task, self._communicator
+        data, task, head, communicator = self._data, self._task, self._task.head, self._communicator
         sequences = data.sequences
         packs = data.packs_of(self._draw.seed, self._draw.epoch)
-        count = len(sequences.input_ids) if task.per_token else len(sequences)
-        logits = np.zeros((count, task.width), np.float32) if task.keeps_logits else None
+        count = len(sequences.input_ids) if head.per_token else len(sequences)
+        logits = np.zeros((count, head.width), np.float32) if head.keeps_outputs else None
         sums = np.zeros(3, np.float64)
         batch_packs = self._shape.packs
         for first in range(communicator.rank * batch_packs, len(packs), communicator.size * batch_packs):
@@ -131,11 +123,11 @@ class TaskEvaluator:
             chosen = np.arange(first, min(first + batch_packs, len(packs)))
             placed = lay_out_packs(sequences, packs, chosen, self._shape)
             batch = {**placed.features(sequences), **task.target_features(sequences, placed, self._draw)}
-            values, weighed = self._outputs({name: tf.constant(each) for name, each in batch.items()})
-            sums += weighed.numpy().astype(np.float64)
-            if logits is not None:
-                scatter = placed.scatter_tokens if task.per_token else placed.scatter_sequences
-                scatter(values.numpy(), logits)
+            values, batch_sums = self._model.evaluate(batch)
+            sums += batch_sums.astype(np.float64)
+            if logits is not None and values is not None:
+                scatter = placed.scatter_tokens if head.per_token else placed.scatter_sequences
+                scatter(values, logits)
         loss, weight, right = communicator.sum_array(sums)
         figures = {"loss": loss / max(weight, 1.0)}
         if logits is not None:
@@ -146,8 +138,3 @@ class TaskEvaluator:
             figures.update(accuracy=right / max(weight, 1.0), perplexity=math.exp(min(figures["loss"], 700.0)))
         rows = len(data.rows)
         return _TaskEvaluation({n: float(v) for n, v in figures.items()}, self._best_metric, len(sequences), rows, logits)
-
-    def _trace(self, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        logits = self._model(batch)
-        weighed = tf.stack(self._model.task.loss(logits, batch))
-        return (logits if self._model.task.keeps_logits else tf.zeros([])), weighed

@@ -1,10 +1,10 @@
-"""RECORDS: a folder, a file or a glob of TFRecord files, as a sorted list with names that do not depend on
+"""RECORDS: a folder, a file or a glob of TFRecord files or of HDF5 files, as a sorted list with names that do not depend on
 the machine.
 
 A folder means its files, not recursive, whatever their ending; sub-folders, `*.json`, `README*` and, as in Spark and
 pyarrow, names that begin with `_` or `.` are passed over. Any other entry that cannot be read as a file, such as a dangling
 symbolic link, is an error: a shard that is silently missing would be data that is silently missing. A file is known by its
-name relative to RECORDS, so artefacts of the same data elsewhere are the same.
+name relative to RECORDS, so artefacts of the same data elsewhere are the same. The endings tell the two formats apart.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import fnmatch
 import glob
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.store.objects import Objects, in_store, shown_location, url_of
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, followed
+from gaudi_bert.tfrecords.wire.hdf5 import HDF5_ENDINGS
 
 
 def list_record_files(records: str | Path) -> dict[Path, int]:
@@ -43,6 +44,7 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
         sizes = {path: _file_bytes(path) for path in sorted(paths, key=lambda path: path.name)}
     if not sizes:
         raise InputError(f"{records}: {missing}")
+    _check_one_format(records, sizes)
     for path, following in itertools.pairwise(sizes):
         if path.name == following.name:
             raise InputError(f"{following}: has the same name as {path}; rename one, files are known by name")
@@ -74,6 +76,15 @@ def _is_ignored(path: Path) -> bool:
 def is_ignored_name(name: str) -> bool:
     """Whether a file next to data is not data, by its name: `_SUCCESS`, a dot file, a README."""
     return name.startswith((".", "_", "README"))
+
+
+def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
+    first = {path.suffix in HDF5_ENDINGS: path.name for path in paths}
+    if len(first) > 1:
+        raise InputError(
+            f"{shown_location(records)}: holds both HDF5 files ({first[True]}) and others ({first[False]}), which may be "
+            "TFRecords; give one format, by a pattern"
+        )
 
 
 def _file_bytes(path: Path) -> int:
@@ -127,6 +138,7 @@ def open_inputs(records: str | Path, objects: Objects | None = None) -> Iterator
         sizes = dict(_stored_files(folder, pattern))
         if not sizes:
             raise InputError(f"{url_of(records)}: no record files there, or no such bucket; check the URL")
+        _check_one_format(records, sizes)
         vocabulary = root / "vocab.txt"
         if not is_bucket:
             fetch(vocabulary)

@@ -20,22 +20,20 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import LARGEST_COUNT
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
-from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.artefacts.shards import Shard, ShardTable, index_path, read_starts
 from gaudi_bert.artefacts.store.mirrored_folder import files_in, is_mirrored
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.features import PackingFigures
-from gaudi_bert.common.files import explained_os_errors, followed, read_json, write_json
+from gaudi_bert.common.files import explained_os_errors, followed, read_json
 from gaudi_bert.tfrecords.random_access import FileCache, RecordFiles
 from gaudi_bert.tfrecords.scanning.scan import first_record
 from gaudi_bert.tfrecords.wire.framing import record_location
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, check_features, packed_schema_of
 
-_PREDECESSOR_DEPTH = 3
+PREDECESSOR_DEPTH = 3
 _FILE_PATTERN = "strategy_*_part_*"
-_TOP_STRATEGIES = 8
 
 
 def read_metadata(folder: Path | str) -> Metadata:
@@ -235,42 +233,6 @@ def _schema_of(path: Path) -> PackedSchema:
         check_features(features, schema)
     except RecordError as error:
         raise InputError(f"{record_location(path, 0, 0)}: {error}") from error
-    if schema.depth != _PREDECESSOR_DEPTH:
-        raise InputError(f"{path}: its packs hold {schema.depth} sequences, the predecessor's hold {_PREDECESSOR_DEPTH}")
+    if schema.depth != PREDECESSOR_DEPTH:
+        raise InputError(f"{path}: its packs hold {schema.depth} sequences, the predecessor's hold {PREDECESSOR_DEPTH}")
     return schema
-
-
-def write_predecessor_metadata(folder: Path, plan: Path) -> Path:
-    """Write the metadata that the predecessor's trainer looks for next to a folder that we packed by `plan`; its path.
-
-    `top_8_strategies` are the lengths themselves: the predecessor's numbers point into a list that it does not save.
-    """
-    metadata = Metadata.read(folder)
-    path = predecessor_metadata_path(folder)
-    if metadata.depth != _PREDECESSOR_DEPTH or metadata.masked_slots != metadata.max_predictions + _PREDECESSOR_DEPTH:
-        raise InputError(
-            f"{folder / METADATA_NAME}: depth {metadata.depth} and {metadata.masked_slots} masked slots; the predecessor's "
-            f"trainer reads depth {_PREDECESSOR_DEPTH} and {metadata.max_predictions} + {_PREDECESSOR_DEPTH} slots only; "
-            f"plan with --depth {_PREDECESSOR_DEPTH} --masked-slots {metadata.max_predictions + _PREDECESSOR_DEPTH}"
-        )
-    strategies = Plan.read(plan).mixture
-    slots = metadata.max_sequence_length
-    top = sorted(strategies.items(), key=lambda item: (-item[1], item[0]))[:_TOP_STRATEGIES]
-    write_json(
-        path,
-        {
-            "sequences_dropped": 0,
-            "num_strategies_utilized": len(strategies),
-            "new_number_of_samples": metadata.packs,
-            "original_number_of_samples": metadata.sequences,
-            "compression_ratio": 1 - metadata.packs / metadata.sequences,
-            "expected_speedup": metadata.packing_factor,
-            "theoretical_speedup": metadata.sequences * slots / metadata.tokens,
-            "avg_seq_per_sample": metadata.packing_factor,
-            "padding_tokens_original_dataset": metadata.sequences * slots - metadata.tokens,
-            "padding_tokens_packed_dataset": metadata.padding_tokens,
-            "packing_efficiency": metadata.efficiency,
-            "top_8_strategies": [list(lengths) for lengths, _ in top],
-        },
-    )
-    return path

@@ -50,8 +50,7 @@ from gaudi_bert.tfrecords.wire.example import (
     store_varint,
     varint_size,
 )
-from gaudi_bert.tfrecords.wire.framing import FRAME_BYTES
-from gaudi_bert.tfrecords.wire.schema import PackedSchema
+from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, PackedSchema
 
 _PREFETCHED_PACKS = 8
 _ONE_FLOAT = as_word(0x3F800000)

@@ -30,8 +30,15 @@ from gaudi_bert.common.memory import address_of, copy_bytes, load_u32, load_word
 from gaudi_bert.reading.streams import ShardFiles
 from gaudi_bert.tfrecords.arrays import decode_columns
 from gaudi_bert.tfrecords.wire.example import decode_example
-from gaudi_bert.tfrecords.wire.framing import FRAME_BYTES, PROBLEMS, RecordStream, ScanStatus, record_location
-from gaudi_bert.tfrecords.wire.schema import MAX_RECORD_BYTES, PackedSchema, RecordError, UnpackedSchema, check_features
+from gaudi_bert.tfrecords.wire.framing import PROBLEMS, RecordStream, ScanStatus, record_location
+from gaudi_bert.tfrecords.wire.schema import (
+    FRAME_BYTES,
+    MAX_RECORD_BYTES,
+    PackedSchema,
+    RecordError,
+    UnpackedSchema,
+    check_features,
+)
 
 _LARGEST = 2**31 - 1
 # Linux reads no more ahead at a time than the disk's own read-ahead, which is this much unless it was changed.

@@ -37,8 +37,8 @@ from gaudi_bert.tfrecords.files import RecordInputs, open_inputs
 from gaudi_bert.tfrecords.packed_folder import ShardPaths, read_metadata
 from gaudi_bert.tfrecords.scanning.file_contents import SequenceSums, packed_pieces, sum_pieces, unpacked_pieces
 from gaudi_bert.tfrecords.scanning.scan import map_files, worker_count
-from gaudi_bert.tfrecords.wire.framing import FRAME_BYTES, read_records
-from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
+from gaudi_bert.tfrecords.wire.framing import read_records
+from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, PackedSchema, UnpackedSchema
 
 Entry = TypeVar("Entry")
 Pieces = Iterator[tuple[Any, Any]]

@@ -1,5 +1,1 @@
-"""Training: input, optimizers, the update, the loop, checkpoints, metrics, evaluation. TensorFlow."""
-
-from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
-
-prepare_tensorflow()
+"""A run, whatever computes it: input, the loop, schedule, checkpoints, metrics, evaluation. No framework."""

@@ -12,11 +12,13 @@ from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.progress import human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.model.inputs import BatchSizes
+from gaudi_bert.config.values import Engine as EngineChoice
+from gaudi_bert.engines.choose import choose_engine, load_engine
+from gaudi_bert.engines.graph_report import CardFit
+from gaudi_bert.model.features import BatchSizes
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.training.results import GraphResult
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.tensorflow.graph import CardFit, report_on_step
 from gaudi_bert.training.train import model_config
 
 PROBLEMS_SHOWN = 20
@@ -32,7 +34,7 @@ class _DataSizes:
     vocabulary_size: int | None
 
 
-def check_graph(settings: PipelineSettings, folder: WorkFolder) -> GraphResult:
+def check_graph(settings: PipelineSettings, folder: WorkFolder, engine: EngineChoice | None = None) -> GraphResult:
     """Trace the training step of a pipeline, check it, and say what it costs.
 
     The packed data in its work folder, if any, gives the sizes.
@@ -51,9 +53,13 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder) -> GraphResult:
     steps = plan.accumulation_steps
     packs = settings.training.micro_batch_packs
     sizes = BatchSizes(packs, data.max_sequence_length, data.masked_slots, data.depth)
-    report = report_on_step(config, plan.settings, sizes, steps, settings.gaudi.hccl_memory_MB)
+    chosen = choose_engine(
+        settings.training.engine if engine is None else engine, key="--engine" if engine else "training.engine"
+    )
+    report = load_engine(chosen.name).report_on_step(config, plan.settings, sizes, steps, settings.gaudi.hccl_memory_MB)
     return GraphResult(
         pipeline=settings.name,
+        engine=chosen.name,
         sizes_from=data.origin,
         sizes=sizes,
         vocabulary=config.vocab_size,

@@ -18,20 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from gaudi_bert.artefacts.store.mirrored_folder import names_in, remove
-from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file
-from gaudi_bert.model.bert import PackedBert
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Model, Updates
 from gaudi_bert.model.config import misfit
 from gaudi_bert.reading.global_order import ORDER
-from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.tensorflow.optimizers import Optimizer
 
 _FORMAT_VERSION = 2
 CHECKPOINT_NAMES = "update-*.safetensors"
@@ -249,8 +246,8 @@ class Progress:
     tokens: int = 0
 
 
-def resume_run(checkpoints: Path, model: PackedBert, optimizer: Optimizer, say: Callable[[str], None]) -> Progress:
-    """Restore model, optimizer and position from the newest intact checkpoint; from the start where there is none."""
+def resume_run(checkpoints: Path, model: Model, updates: Updates, say: Callable[[str], None]) -> Progress:
+    """Restore model, moments and position from the newest intact checkpoint; from the start where there is none."""
     checkpoint = read_newest(checkpoints, say)
     if checkpoint is None:
         return Progress()
@@ -259,26 +256,24 @@ def resume_run(checkpoints: Path, model: PackedBert, optimizer: Optimizer, say: 
         raise InputError(
             f"{checkpoints}: written by an earlier edition, which read in another order; train again with --overwrite"
         )
-    _assign(model.variables_by_name, checkpoint.variables, checkpoints)
-    _assign(optimizer.first_moments, checkpoint.first_moments, checkpoints)
-    _assign(optimizer.second_moments, checkpoint.second_moments, checkpoints)
+    for values in (checkpoint.variables, checkpoint.first_moments, checkpoint.second_moments):
+        problem = misfit(model.shapes(), values)
+        if problem is not None:
+            raise InputError(
+                f"{checkpoints}: the checkpoint is of another model: {problem}; use the model settings that it was "
+                "trained with"
+            )
+    model.load_values(checkpoint.variables)
+    updates.load_moments(checkpoint.first_moments, checkpoint.second_moments)
     return Progress(checkpoint.update, progress["packs"], progress["sequences"], progress["tokens"])
 
 
-def share_state(progress: Progress, model: PackedBert, optimizer: Optimizer, communicator: Communicator) -> Progress:
-    """Give every process the first one's model, optimizer and progress; the others' are replaced."""
+def share_state(progress: Progress, model: Model, updates: Updates, communicator: Communicator) -> Progress:
+    """Give every process the first one's model, moments and progress; the others' are replaced."""
+    if communicator.size == 1:
+        return progress
     first = communicator.is_first
     shared = communicator.sum_array(np.array(astuple(progress) if first else astuple(Progress()), np.float64))
-    states = (model.variables_by_name, optimizer.first_moments, optimizer.second_moments)
-    communicator.broadcast([variable for state in states for variable in state.values()])
+    model.load_values(communicator.broadcast(model.values()))
+    updates.load_moments(*(communicator.broadcast(moments) for moments in updates.moments()))
     return Progress(*(int(value) for value in shared))
-
-
-def _assign(variables: Mapping[str, tf.Variable], values: WeightArrays, path: Path) -> None:
-    problem = misfit(variables, values)
-    if problem is not None:
-        raise InputError(
-            f"{path}: the checkpoint is of another model: {problem}; use the model settings that it was trained with"
-        )
-    for name, variable in variables.items():
-        variable.assign(values[name])

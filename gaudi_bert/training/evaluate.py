@@ -17,15 +17,16 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.config.values import Engine as EngineChoice
+from gaudi_bert.engines.choose import choose_engine, load_engine
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Device, Engine, ModelSpec
 from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.checkpoint import Checkpoint, checkpoint_identity, find_checkpoint, read_checkpoint
-from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.distributed.horovod import connect
 from gaudi_bert.training.evaluator import PretrainingEvaluator
 from gaudi_bert.training.input.source import DataSource, check_fits
 from gaudi_bert.training.stored_inputs import local_weights, open_data
-from gaudi_bert.training.tensorflow.device import open_device
 
 # Packed and unpacked figures are sums of the same float32 terms in another order.
 LARGEST_DIFFERENCE = 1e-4
@@ -39,6 +40,7 @@ def evaluate(
     unpacked: str | Path | None = None,
     out: Path | None = None,
     store: StoreSettings | None = None,
+    engine: EngineChoice = "auto",
 ) -> StageOutput[EvaluationResult]:
     """Evaluate a checkpoint.
 
@@ -54,18 +56,24 @@ def evaluate(
         ExitStack() as stack,
     ):
         sources = [stack.enter_context(open_data(each, store)) for each in (data, unpacked) if each is not None]
-        return _evaluate_once(find_checkpoint(weights), sources, out and folder / Path(out).name, reporter)
+        return _evaluate_once(find_checkpoint(weights), sources, out and folder / Path(out).name, engine, reporter)
 
 
 def _evaluate_once(
-    file: Path, sources: list[DataSource], out: Path | None, reporter: Reporter
+    file: Path, sources: list[DataSource], out: Path | None, requested: EngineChoice, reporter: Reporter
 ) -> StageOutput[EvaluationResult]:
     """Evaluate a checkpoint, unless `out` holds its figures on these data already."""
-    communicator = connect(TrainingSettings())
+    chosen = choose_engine(requested, key="--engine")
+    engine = load_engine(chosen.name)
+    communicator = engine.connect(TrainingSettings())
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
     stored = _read(file)
     settings = section_from_mapping(TrainingSettings, stored.settings["training"], str(file))
-    open_device("auto", "float32", settings.threads)
+    reporter.say(f"evaluate: {chosen.line()}")
+    # In float32, whatever it was trained in and on.
+    device = engine.open_device(
+        settings.model_copy(update={"device": "auto", "precision": "float32"}), None, settings.threads
+    )
     with communicator.watched(settings) as watched:
         inputs = {"checkpoint": checkpoint_identity(file), "data": [source.identity for source in sources]}
         # An evaluation of another checkpoint or of other data is useless now: it is replaced without --overwrite.
@@ -73,7 +81,7 @@ def _evaluate_once(
         if out is not None and watched.from_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
             reporter.say(f"{shown(out)}: already evaluated, nothing to do")
             return StageOutput(watched.from_first(lambda: EvaluationResult.read(out)), skipped=True)
-        result = _evaluate(stored, settings, sources, watched, reporter)
+        result = _evaluate(stored, settings, sources, engine, device, watched, reporter)
         if out is not None and watched.is_first:
             result.write(out)
     return StageOutput(result)
@@ -90,18 +98,20 @@ def _evaluate(
     stored: Checkpoint,
     settings: TrainingSettings,
     sources: list[DataSource],
+    engine: Engine,
+    device: Device,
     communicator: Communicator,
     reporter: Reporter,
 ) -> EvaluationResult:
     """The figures of a checkpoint on one source, or on two that must agree."""
     config = BertConfig.from_json(stored.settings["model"])
-    model = BertForPretraining(config, seed=0)  # in float32, whatever it was trained in
+    model = engine.build(ModelSpec(config, PretrainingHead(settings.loss)), device, seed=None)
     model.load_values(stored.variables)
     evaluations = []
     for source in sources:
         check_fits(source, config)
         packs = settings.micro_batch_packs
-        evaluator = PretrainingEvaluator(model, source, communicator, loss=settings.loss, batch_packs=packs)
+        evaluator = PretrainingEvaluator(model, config, source, communicator, batch_packs=packs)
         evaluations.append(evaluator.run())
         reporter.say(f"evaluate: {shown(source.path)}: {evaluations[-1].line()}")
     unpacked, difference = None, None

@@ -9,17 +9,16 @@ needs nothing but the set itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
-import tensorflow as tf
 
 from gaudi_bert.artefacts.training import EvaluationFigures
 from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.model.bert import BertForPretraining
-from gaudi_bert.model.losses import Loss, pretraining_sums
-from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Model
+from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.input.batches import Batch, evaluation_batches, value_limits
 from gaudi_bert.training.input.source import DataSource
 from gaudi_bert.training.objective import PretrainingObjective
@@ -32,36 +31,34 @@ def majority_share(label_counts: FloatArray) -> float:
 
 
 class PretrainingEvaluator:
-    """Evaluates one model on one set; the graph is traced once.
+    """Evaluates one model on one set.
 
     `take_packs` limits it to the first records.
     """
 
     def __init__(
         self,
-        model: BertForPretraining,
+        model: Model,
+        config: BertConfig,
         source: DataSource,
         communicator: Communicator,
         *,
-        loss: Loss,
         batch_packs: int,
         take_packs: int | None = None,
     ) -> None:
         self._model, self._source, self._communicator = model, source, communicator
-        self._loss, self._batch_packs, self._take_packs = loss, batch_packs, take_packs
-        self._limits = value_limits(source, model.config)
-        self._sums = tf.function(self._trace_sums, autograph=False, reduce_retracing=False)
+        self._batch_packs, self._take_packs, self._config = batch_packs, take_packs, config
+        self._limits = value_limits(source, config)
 
     def run(self) -> EvaluationFigures:
         """Evaluate."""
-        vocabulary = self._model.config.vocab_size
+        vocabulary = self._config.vocab_size
         sums = np.zeros(8, np.float64)
         token_counts = np.zeros(vocabulary, np.float64)
         next_counts = np.zeros(2, np.float64)
         for number, batch in enumerate(self._batches()):
             self._communicator.note("an evaluation", slow=number == 0)
-            inputs = {name: tf.constant(values) for name, values in batch.items()}
-            sums += self._sums(inputs).numpy().astype(np.float64)
+            sums += self._model.evaluate(batch)[1].astype(np.float64)
             tokens = batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
             token_counts += np.bincount(tokens, minlength=vocabulary)
             labels = batch["next_sentence_labels"][batch["next_sentence_weights"] > 0]
@@ -71,7 +68,7 @@ class PretrainingEvaluator:
         if not next_counts.any():
             raise InputError(f"{self._source.path}: holds no sequence to evaluate on; prepare more text")
         return EvaluationFigures(
-            **dict(PretrainingObjective(self._loss).figures(sums)),
+            **dict(PretrainingObjective().figures(sums)),
             unigram_baseline=majority_share(token_counts),
             next_sentence_baseline=majority_share(next_counts),
             sequences=int(next_counts.sum()),
@@ -81,6 +78,3 @@ class PretrainingEvaluator:
     def _batches(self) -> Iterable[Batch]:
         rank, size = self._communicator.rank, self._communicator.size
         return evaluation_batches(self._source, self._limits, self._batch_packs, rank, size, self._take_packs)
-
-    def _trace_sums(self, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        return tf.stack(pretraining_sums(self._model(batch, dropout_seed=None), batch, self._loss))

@@ -21,6 +21,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import publish
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Task
+from gaudi_bert.engines.protocol import Model
 from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.input.batches import Batch
@@ -29,8 +30,8 @@ from gaudi_bert.training.mlperf import RunEvents
 from gaudi_bert.training.objective import ReportFigures
 from gaudi_bert.training.run import RunContext
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.tensorflow.optimizers import learning_rate_at
-from gaudi_bert.training.tensorflow.step import TrainingStep
+from gaudi_bert.training.schedule import learning_rate_at
+from gaudi_bert.training.step import TrainingStep
 
 
 class Evaluation(ReportFigures, Protocol):
@@ -64,6 +65,7 @@ class TrainingLoop:
     context: RunContext[Any]
     plan: RunPlan
     step: TrainingStep
+    model: Model
     batches: Iterator[Batch]
     progress: Progress
     stored_settings: Mapping[str, Any]
@@ -185,15 +187,15 @@ class TrainingLoop:
         events, sequences = self.events, self.progress.sequences
         events.evaluation_begins(sequences)
         self.evaluation = evaluator.run()
-        events.evaluation_ends(sequences, self.evaluation.accuracy, self.evaluation.sequences, self._is_finished)
-        update = self.progress.update
+        update, target = self.progress.update, self._settings.target_masked_lm_accuracy
+        succeeded = self._is_finished if target is None else self.reached_target
+        events.evaluation_ends(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
         if self.evaluated is not None:
             self.evaluated(update, self.evaluation)
         if self._metrics is not None and update not in self._metrics.evaluated_updates:
             self._metrics.write("evaluation", update, {**self.evaluation.as_json(), **self._work_done()})
             self.context.reporter.say(f"evaluation after update {update}: {self.evaluation.line()}")
         if self.reached_target:
-            target = self._settings.target_masked_lm_accuracy
             self.context.reporter.say(f"train: training.target_masked_lm_accuracy = {target:g} is reached, the run ends")
 
     def _work_done(self) -> dict[str, float]:
@@ -204,9 +206,12 @@ class TrainingLoop:
         if not context.communicator.is_first:
             return
         context.communicator.note(f"the checkpoint of update {progress.update}", slow=True)
+        first_moments, second_moments = self.step.updates.moments()
         checkpoint = Checkpoint(
             update=progress.update,
-            **self.step.state(),
+            variables=self.model.values(),
+            first_moments=first_moments,
+            second_moments=second_moments,
             progress={
                 "packs": progress.packs,
                 "order": ORDER,

@@ -19,14 +19,15 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from gaudi_bert.artefacts.base import whole_lines
 from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import explained_os_errors, write_text
 from gaudi_bert.common.progress import human_seconds
-from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Sums
+from gaudi_bert.training.event_file import EventWriter
 from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.objective import Objective, ReportFigures
 from gaudi_bert.training.run_plan import TRAINING_KEYS, RunKeys
@@ -46,7 +47,7 @@ class MetricsWriter:
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
         with explained_os_errors(self.path, "write"):
             self._handle = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
-        self._board = tf.summary.create_file_writer(str(Path(folder) / "tensorboard"))
+        self._board = EventWriter(Path(folder) / "tensorboard")
         self._server: MetricsServer | None = None
         self._lines = lines
 
@@ -63,9 +64,7 @@ class MetricsWriter:
         with explained_os_errors(self.path, "write"):
             self._handle.write(json.dumps(line, allow_nan=False) + "\n")
             self._handle.flush()
-        with self._board.as_default():
-            for name, value in values.items():
-                tf.summary.scalar(f"{kind}/{name}", value, step=update)
+        self._board.write(update, {f"{kind}/{name}": value for name, value in values.items()})
         if self._server is not None:
             self._server.update(kind, update, values)
 
@@ -150,7 +149,7 @@ class Interval:
     has_cold_start: bool
     keys: RunKeys = TRAINING_KEYS
     clock: Callable[[], float] = time.perf_counter
-    _sums: list[tf.Tensor] = field(default_factory=list)
+    _sums: list[Sums] = field(default_factory=list)
     _work: list[tuple[int, int, int, int]] = field(default_factory=list)
     _began: float | None = None
 
@@ -162,7 +161,7 @@ class Interval:
             self._sums[0].numpy()  # until the device is done with it
             self._began = self.clock()
 
-    def add(self, sums: tf.Tensor, batches: list[Batch]) -> None:
+    def add(self, sums: Sums, batches: list[Batch]) -> None:
         """Add one update: what `TrainingStep.run` returned, and what it was fed."""
         sequences = sum(int(np.count_nonzero(batch[self.objective.sequence_feature])) for batch in batches)
         tokens = sum(int(np.count_nonzero(batch["input_mask"])) for batch in batches)

@@ -1,7 +1,7 @@
-"""What a run minimises: an objective, and that of pretraining.
+"""What a run minimises, as far as the host knows it: weights of a batch, figures from sums.
 
-Losses are sums, and what the sums are divided by is known from the data alone, so that micro-batches and processes add up
-exactly.
+Losses are sums, which the engine computes, and what the sums are divided by is known from the data alone, so that
+micro-batches and processes add up exactly.
 
 Letters: B packs, Q masked slots, K sums.
 """
@@ -9,19 +9,17 @@ Letters: B packs, Q masked slots, K sums.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
-import tensorflow as tf
 
 from gaudi_bert.artefacts.training import LossFigures
 from gaudi_bert.common.arrays import BatchArrays, FloatArray
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.model.losses import Loss, pretraining_sums
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.model.heads import Loss
 from gaudi_bert.tfrecords.wire.example import decode_example
-from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.source import DataSource
 
 
@@ -40,7 +38,7 @@ class Objective(Protocol):
 
     @property
     def sums(self) -> int:
-        """How many sums `loss` gives (K)."""
+        """How many sums its head gives (K)."""
 
     @property
     def sequence_feature(self) -> str:
@@ -49,20 +47,15 @@ class Objective(Protocol):
     def weights(self, batch: BatchArrays) -> FloatArray:
         """What the first and the second loss of one batch are divided by, float64 [2]."""
 
-    def loss(
-        self, outputs: Any, batch: Mapping[str, tf.Tensor], factors: tf.Tensor
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """The loss, its sums multiplied by `factors` [2], and K scalars that `figures` understands."""
-
     def figures(self, sums: FloatArray) -> ReportFigures:
         """Figures from the K sums over any number of batches."""
 
 
 @dataclass(frozen=True)
 class PretrainingObjective:
-    """The masked-LM and the next-sentence loss; its sums are those of `gaudi_bert.model.losses.LossSums`, in their order."""
+    """The masked-LM and the next-sentence loss; its sums are those of `model.heads.PretrainingHead`."""
 
-    masked_lm_loss: Loss
+    masked_lm_loss: Loss = "token"
     sums: int = 8
     sequence_feature: str = "next_sentence_weights"
 
@@ -75,13 +68,6 @@ class PretrainingObjective:
             depth = int(numbers_BQ.max(initial=0))
             masked = sum(int(np.any(numbers_BQ == number, axis=1).sum()) for number in range(1, depth + 1))
         return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
-
-    def loss(
-        self, outputs: Any, batch: Mapping[str, tf.Tensor], factors: tf.Tensor
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """The eight sums."""
-        sums = pretraining_sums(outputs, batch, self.masked_lm_loss)
-        return sums.masked_lm_sum * factors[0] + sums.next_sentence_sum * factors[1], sums
 
     def figures(self, sums: FloatArray) -> LossFigures:
         """Both losses and accuracies."""

@@ -1,16 +1,13 @@
-"""What the stages of the model are given and return: frozen and typed. No TensorFlow, so that runners can import it."""
+"""What the stages of the model are given and return: frozen and typed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from gaudi_bert.engines.graph_report import GraphReport
+from gaudi_bert.model.features import BatchSizes
 from gaudi_bert.training.run_plan import RunPlan
-
-if TYPE_CHECKING:  # their modules load TensorFlow
-    from gaudi_bert.model.inputs import BatchSizes
-    from gaudi_bert.training.tensorflow.graph import GraphReport
 
 
 @dataclass(frozen=True)
@@ -31,31 +28,6 @@ class FineTuneInput:
     evaluation_data: Path | None
     model: Path
     vocabulary: Path | None = None
-
-
-@dataclass(frozen=True)
-class FeedingFinding:
-    """What a way of feeding packs to a model does; `alone` and `neighbour` are None where the model refused it.
-
-    `alone` is the largest difference between packed and alone, `neighbour` the largest change by a changed neighbour.
-    """
-
-    way: str
-    right: bool
-    alone: float | None
-    neighbour: float | None
-    refusal: str
-
-
-@dataclass(frozen=True)
-class VerifyHuggingFaceResult:
-    """Which ways of feeding packs to a `transformers` model are right."""
-
-    model: str
-    model_type: str
-    attention: str
-    right: tuple[str, ...]
-    findings: tuple[FeedingFinding, ...]
 
 
 @dataclass(frozen=True)
@@ -100,6 +72,7 @@ class GraphResult:
     """Whether a pipeline's training step is fit for Gaudi, and what it costs; `sizes_from` is the origin of its sizes."""
 
     pipeline: str
+    engine: str
     sizes_from: str
     sizes: BatchSizes
     vocabulary: int

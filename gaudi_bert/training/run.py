@@ -2,7 +2,7 @@
 
 Every process opens its device and joins the others. The first one locks the folder, decides whether there is anything to
 do, and writes: `settings.yaml` (the pipeline's settings, to be read and used again), `settings.json` (what the result
-depends on), `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `tensorflow.log` (TensorFlow's and XLA's own lines) and, last,
+depends on), `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `engine.log` (what the framework itself prints) and, last,
 the result. To an object store, the files that grow go up before each checkpoint, everything else as it is written.
 
 A run that was stopped continues with the same command. With `resume`, so does a run of fewer updates and otherwise the same
@@ -30,14 +30,17 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, read_json, write_json, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.tensorflow_environment import native_lines_to
-from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings
+from gaudi_bert.engines.choose import ChosenEngine, choose_engine
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Device, Engine
 from gaudi_bert.training.checkpoint import newest_settings
-from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.tensorflow.device import Device, open_device
 
 CHECKPOINTS = "checkpoints/update-*.safetensors"
 COMPILED_KEY = "compiled_kernels"
+OF_THE_MACHINE = ("engine", "device", "compile")
+"""Settings that a checkpoint does not hold: any engine on any machine goes on from it."""
 
 R = TypeVar("R", bound=Artefact)
 
@@ -51,6 +54,7 @@ class RunContext(Generic[R]):
 
     folder: Path
     result_path: Path
+    engine: Engine
     communicator: Communicator
     reporter: Reporter
     device: Device
@@ -78,6 +82,7 @@ def run_folder(
     signature: Signature,
     settings: PipelineSettings,
     section: LoopSettings,
+    engine: Engine,
     communicator: Communicator,
     reporter: Reporter,
     *,
@@ -90,15 +95,16 @@ def run_folder(
     """
     folder = result_path.parent
     threads = _threads_of(section.threads, communicator.local_size)
-    device = open_device(section.device, section.precision, threads, settings.gaudi, section.section_name)
+    device = engine.open_device(section, settings.gaudi, threads)
     with communicator.watched(section) as watched, ExitStack() as stack:
         # At first without a lock, so that a finished folder may be read-only.
         is_done = watched.from_first(lambda: not overwrite and is_finished(folder, result_path, signature))
         if not is_done:
             if watched.is_first:
                 stack.enter_context(exclusive_lock(folder, str(folder)))
-            is_done = watched.from_first(lambda: _begin(result_path, signature, settings, reporter, resume, overwrite))
-        context = RunContext[R](folder, result_path, watched, reporter, device)
+            kept = _with_engine(settings, section, engine)
+            is_done = watched.from_first(lambda: _begin(result_path, signature, kept, reporter, resume, overwrite))
+        context = RunContext[R](folder, result_path, engine, watched, reporter, device)
         if is_done:
             done = "trained" if signature.stage == "train" else "fine-tuned"
             reporter.say(f"{shown(folder)}: already {done} with these settings, nothing to do")
@@ -109,9 +115,28 @@ def run_folder(
         for note in device.notes:
             reporter.say(note)
         if folder.is_dir():  # not every process may see it
-            log = "tensorflow.log" if watched.is_first else f"tensorflow-{watched.rank}.log"
+            log = "engine.log" if watched.is_first else f"engine-{watched.rank}.log"
             stack.enter_context(native_lines_to(folder / log))
         yield replace(context, compiled=_compiles_kernels(context.checkpoints, watched, device, reporter))
+
+
+# --- The engine of a run: settings.yaml in its folder names the one that it began with
+
+
+def run_engine(settings: LoopSettings, folder: Path, *, is_bert: bool, overwrite: bool = False) -> ChosenEngine:
+    """The engine for a run in `folder`; one that is resumed keeps its own unless the settings name another."""
+    file = folder / "settings.yaml"
+    fetch(file)
+    stored = None
+    if file.is_file() and not overwrite:
+        stored = getattr(load_pipeline(file), settings.section_name).engine
+    key = f"{settings.section_name}.engine"
+    return choose_engine(settings.engine, is_bert=is_bert, key=key, stored=None if stored == "auto" else stored)
+
+
+def _with_engine(settings: PipelineSettings, section: LoopSettings, engine: Engine) -> PipelineSettings:
+    named = section.model_copy(update={"engine": engine.NAME})
+    return settings.model_copy(update={section.section_name: named})
 
 
 def processes_of(settings: PipelineSettings, communicator: Communicator, dry_run: bool) -> int:
@@ -195,8 +220,8 @@ def _compiles_kernels(checkpoints: Path, communicator: Communicator, device: Dev
     choice = np.array([0.0, 0.0] if stored is None else [1.0, float(stored.get(COMPILED_KEY, False))])
     is_resumed, was_compiled = (value > 0 for value in communicator.sum_array(choice))
     if not is_resumed:
-        return device.compiles_kernels
-    if was_compiled and device.kind == "hpu":
-        reporter.say("note: the run began with kernels compiled for a CPU; dropout masks differ from here on")
+        return device.compiles
+    if was_compiled and not device.compiles:
+        reporter.say("note: the run began with a compiled step, and here it is not; dropout masks differ from now on")
         return False
     return bool(was_compiled)

@@ -23,11 +23,12 @@ from gaudi_bert.config.models import name_of_sizes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import ModelSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, parameter_count
+from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.checkpoint import Progress, resume_run, share_state
-from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.distributed.horovod import connect
 from gaudi_bert.training.evaluator import PretrainingEvaluator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits
@@ -35,12 +36,11 @@ from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.mlperf import open_events
 from gaudi_bert.training.objective import PretrainingObjective, denominators_for
 from gaudi_bert.training.results import DryRun
-from gaudi_bert.training.run import COMPILED_KEY, RunContext, processes_of, run_folder
+from gaudi_bert.training.run import COMPILED_KEY, OF_THE_MACHINE, RunContext, processes_of, run_engine, run_folder
 from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.speedup import measure_speedup
+from gaudi_bert.training.step import TrainingStep
 from gaudi_bert.training.stored_inputs import copy_tokenizer, local_weights, open_data
-from gaudi_bert.training.tensorflow.optimizers import Optimizer
-from gaudi_bert.training.tensorflow.speedup import measure_speedup
-from gaudi_bert.training.tensorflow.step import TrainingStep
 from gaudi_bert.training.weights.sources import load_weights
 
 BERT_VOCABULARY = 30522
@@ -77,16 +77,19 @@ def train(
     """
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
-    communicator, store = connect(settings.training), settings.store
-    reporter = reporter if communicator.is_first else Reporter(quiet=True)
+    store = settings.store
     with (
+        mirrored(Path(out), store) as folder,
         open_data(data, store) as source,
         nullcontext() if evaluation_data is None else open_data(evaluation_data, store) as held_out,
-        mirrored(Path(out), store) as folder,
     ):
+        chosen = run_engine(settings.training, folder, is_bert=True, overwrite=overwrite)
+        engine = load_engine(chosen.name)
+        communicator = engine.connect(settings.training)
+        reporter = reporter if communicator.is_first else Reporter(quiet=True)
         config, plan = _plan(settings, source, held_out, communicator, dry_run)
-        for line in _describe(settings, source, config, plan, dry_run):
-            reporter.say(line)
+        for line in [chosen.line(), *_describe(settings, source, config, plan, dry_run)]:
+            reporter.say(f"train: {line}")
         if dry_run:
             return DryRun(plan)
         with run_folder(
@@ -95,6 +98,7 @@ def train(
             _signature(settings, source, held_out, config),
             settings,
             settings.training,
+            engine,
             communicator,
             reporter,
             resume=resume,
@@ -106,19 +110,20 @@ def train(
                 copy_tokenizer(data, folder, settings.prepare.lower_case, config.max_position_embeddings, store)
             events = open_events(folder / "mlperf.log", settings.mlperf, communicator.is_first)
             events.describe(plan, source, config)
-            model = _build_model(context, plan, config)
+            spec = ModelSpec(config, PretrainingHead(settings.training.loss))
+            model = engine.build(spec, context.device, seed=settings.training.seed, compiled=context.compiled)
             step = _build_step(context, plan, source, model)
-            evaluator = None if held_out is None else _build_evaluator(context, plan, held_out, model)
-            speedup = _measure_speedup(context, plan, source, model)
-            progress = _restore(context, step, model, settings)
+            evaluator = None if held_out is None else _build_evaluator(context, plan, held_out, model, config)
+            speedup = _measure_speedup(context, plan, source, model, config)
+            progress = _restore(context, step, model, config, settings)
             batches = _open_batches(context, plan, source, config, progress.packs)
             stored_settings = {
                 "model": config.to_json(),
-                "training": settings.training.model_dump(mode="json", exclude={"init_checkpoint"}),
+                "training": settings.training.model_dump(mode="json", exclude={"init_checkpoint", *OF_THE_MACHINE}),
                 "data": asdict(source.schema),
                 COMPILED_KEY: context.compiled,
             }
-            loop = TrainingLoop(context, plan, step, batches, progress, stored_settings, evaluator, events)
+            loop = TrainingLoop(context, plan, step, model, batches, progress, stored_settings, evaluator, events)
             loop.run()
             return StageOutput(context.finish(_result(loop, speedup)))
 
@@ -173,7 +178,7 @@ def _describe(settings: PipelineSettings, source: DataSource, config: BertConfig
     if source.vocabulary_size is None:
         vocabulary += " (the data does not record its own)"
     has_default_rate = "learning_rate" not in settings.training.model_fields_set
-    lines = [
+    return [
         f"{name_of_sizes(chosen) or 'a BERT'}: {count_of(config.num_hidden_layers, 'layer')}, "
         f"hidden size {config.hidden_size}, {parameter_count(config) / 1e6:,.1f} million parameters; {origin}",
         f"{shown(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
@@ -182,7 +187,6 @@ def _describe(settings: PipelineSettings, source: DataSource, config: BertConfig
         *plan.short_lines(),
         *(plan.table() if dry_run else []),
     ]
-    return [f"train: {line}" for line in lines]
 
 
 def _signature(settings: PipelineSettings, source: DataSource, held_out: DataSource | None, config: BertConfig) -> Signature:
@@ -196,32 +200,26 @@ def _signature(settings: PipelineSettings, source: DataSource, held_out: DataSou
     return Signature("train", {"model": config.to_json(), "training": section}, inputs)
 
 
-def _build_model(context: _Context, plan: RunPlan, config: BertConfig) -> BertForPretraining:
-    dtype = context.device.compute_dtype
-    return BertForPretraining(config, seed=plan.settings.seed, compute_dtype=dtype, compiled=context.compiled)
-
-
-def _build_step(context: _Context, plan: RunPlan, source: DataSource, model: BertForPretraining) -> TrainingStep:
-    settings = plan.settings
+def _build_step(context: _Context, plan: RunPlan, source: DataSource, model: Model) -> TrainingStep:
+    settings, steps = plan.settings, plan.accumulation_steps
     return TrainingStep(
-        model,
-        Optimizer(model.variables_by_name, settings, compiled=context.compiled),
+        context.engine.updates(model, settings, context.communicator, steps),
         context.communicator,
         settings,
-        accumulation_steps=plan.accumulation_steps,
-        denominators=denominators_for(settings, source),
-        objective=PretrainingObjective(settings.loss),
+        PretrainingObjective(settings.loss),
+        steps,
+        denominators_for(settings, source),
     )
 
 
 def _build_evaluator(
-    context: _Context, plan: RunPlan, held_out: DataSource, model: BertForPretraining
+    context: _Context, plan: RunPlan, held_out: DataSource, model: Model, config: BertConfig
 ) -> PretrainingEvaluator:
     return PretrainingEvaluator(
         model,
+        config,
         held_out,
         context.communicator,
-        loss=plan.settings.loss,
         batch_packs=plan.settings.micro_batch_packs,
         take_packs=plan.settings.evaluate_packs,
     )
@@ -235,7 +233,7 @@ def _open_batches(
     return training_batches(source, value_limits(source, config), settings.micro_batch_packs, order)
 
 
-def _measure_speedup(context: _Context, plan: RunPlan, source: DataSource, model: BertForPretraining) -> float | None:
+def _measure_speedup(context: _Context, plan: RunPlan, source: DataSource, model: Model, config: BertConfig) -> float | None:
     """How many times as many sequences packing trains on per second, measured on the first micro-batch."""
     if not (plan.settings.measure_speedup and source.is_packed):
         return None
@@ -243,24 +241,26 @@ def _measure_speedup(context: _Context, plan: RunPlan, source: DataSource, model
     context.reporter.say("train: measuring how much faster packs are than padded rows")
     # A card works by itself: only the clock knows how long. On a CPU, the work of other processes is not counted.
     clock = time.process_time if context.device.kind == "cpu" else time.perf_counter
-    batch = next(_open_batches(context, plan, source, model.config, 0))
+    batch = next(_open_batches(context, plan, source, config, 0))
     masked_slots = source.schema.max_predictions
-    speedup = measure_speedup(model, plan.settings.loss, batch, masked_slots, source.packing_factor, clock)
+    speedup = measure_speedup(model, batch, masked_slots, source.packing_factor, clock)
     context.reporter.say(f"train: {speedup.line()}")
     return speedup.realized
 
 
-def _restore(context: _Context, step: TrainingStep, model: BertForPretraining, settings: PipelineSettings) -> Progress:
+def _restore(
+    context: _Context, step: TrainingStep, model: Model, config: BertConfig, settings: PipelineSettings
+) -> Progress:
     """Resume from the newest checkpoint, or else start from the initial weights; the same state in every process."""
     progress, initial = Progress(), settings.training.init_checkpoint
     if context.communicator.is_first:
-        progress = resume_run(context.checkpoints, model, step.optimizer, context.reporter.say)
+        progress = resume_run(context.checkpoints, model, step.updates, context.reporter.say)
         if progress.update == 0 and initial is not None:
             with local_weights(initial, settings.store) as path:
-                weights = load_weights(path, model)
+                weights = load_weights(path, model, config)
             lacking = f", but for {len(weights.missing)} variables that it lacks" if weights.missing else ""
             context.reporter.say(f"train: starts from the weights of {weights.path} ({weights.kind}){lacking}")
-    return share_state(progress, model, step.optimizer, context.communicator)
+    return share_state(progress, model, step.updates, context.communicator)
 
 
 def _result(loop: TrainingLoop, realized_speedup: float | None) -> TrainingResult:

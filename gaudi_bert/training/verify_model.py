@@ -19,14 +19,17 @@ import numpy as np
 from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray, random_words
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter, count_of
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.config.values import Engine as EngineChoice
+from gaudi_bert.engines.choose import choose_engine, load_engine
+from gaudi_bert.engines.protocol import Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.equivalence import Differences, compare_packed_with_unpacked, probe_leaks
-from gaudi_bert.model.inputs import PACKED_FEATURES, as_packed
+from gaudi_bert.model.features import PACKED_FEATURES, as_packed
+from gaudi_bert.model.heads import Loss, PretrainingHead
 from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.schema import RecordError, check_features
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
+from gaudi_bert.training.equivalence import Differences, compare_packed_with_unpacked, probe_leaks
 from gaudi_bert.training.input.batches import check_values, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits
 from gaudi_bert.training.results import VerifyModelResult
@@ -43,7 +46,6 @@ SEARCHED = 256
 
 Batch = dict[str, Int32Array | Float32Array]
 Values = dict[str, Float32Array] | None
-Loss = Literal["token", "sequence"]
 LOSSES: tuple[Loss, ...] = ("token", "sequence")
 Dtype = Literal["float32", "float64"]
 # The name of a record in errors, and its features.
@@ -52,7 +54,13 @@ _KINDS = {"int64": "int32", "float32": "float32"}
 
 
 def verify_model(
-    *, checkpoint: Path | None, data: Path | None, reporter: Reporter, packs: int = PACKS, seed: int = 12345
+    *,
+    checkpoint: Path | None,
+    data: Path | None,
+    reporter: Reporter,
+    packs: int = PACKS,
+    seed: int = 12345,
+    engine: EngineChoice = "auto",
 ) -> VerifyModelResult:
     """Prove that packed equals unpacked.
 
@@ -69,8 +77,10 @@ def verify_model(
             batch = _first_packs(source, config, packs)
         else:
             batch = _random_packs(config, seed)
-    model = _build(config, values, seed, "float32")
-    per_token, per_sequence = (_compare(model, batch, values, seed, reporter, loss) for loss in LOSSES)
+    chosen = choose_engine(engine, key="--engine")
+    reporter.say(f"verify-model: {chosen.line()}")
+    proof = _Proof(load_engine(chosen.name), config, values, seed, batch, reporter)
+    per_token, per_sequence = (_compare(proof, loss) for loss in LOSSES)
     return VerifyModelResult(
         weights="random" if checkpoint is None else str(checkpoint),
         data="random" if data is None else str(data),
@@ -81,7 +91,7 @@ def verify_model(
         gradient_of=per_token.gradient_of,
         per_sequence_loss_difference=per_sequence.differences["masked_lm_loss"],
         leaks=0,
-        leak_comparisons=_probe(model, batch, reporter),
+        leak_comparisons=_probe(proof),
     )
 
 
@@ -96,11 +106,29 @@ class _Comparison:
     gradient_of: str
 
 
-def _compare(
-    model: BertForPretraining, batch: Batch, values: Values, seed: int, reporter: Reporter, loss: Loss
-) -> _Comparison:
+@dataclass(frozen=True)
+class _Proof:
+    """What is proven: a model (random weights where `values` are None) on a batch of packs."""
+
+    engine: Engine
+    config: BertConfig
+    values: Values
+    seed: int
+    batch: Batch
+    reporter: Reporter
+
+    def model(self, compute_dtype: Dtype) -> Model:
+        """The model, in float32 or float64."""
+        spec = ModelSpec(self.config, PretrainingHead())
+        model = self.engine.build(spec, seed=self.seed, compute_dtype=compute_dtype)
+        model.load_values(self.values or {})
+        return model
+
+
+def _compare(proof: _Proof, loss: Loss) -> _Comparison:
     """Outputs, losses and gradients; the gradients that float32 cannot tell apart are settled in float64."""
-    compared = compare_packed_with_unpacked(model, batch, loss)
+    reporter = proof.reporter
+    compared = compare_packed_with_unpacked(proof.model("float32"), proof.batch, loss)
     packed = f"{count_of(compared.sequences, 'sequence')} in {count_of(compared.packs, 'pack')}"
     reporter.say(f"verify-model: {packed}, masked-LM loss per {loss}")
     differences = {}
@@ -113,8 +141,7 @@ def _compare(
     ratios = _gradient_ratios(compared)
     unclear = [name for name, ratio in ratios.items() if not ratio <= GRADIENT_BOUND]
     if unclear:
-        wide_model = _build(model.config, values, seed, "float64")
-        exact = _gradient_ratios(compare_packed_with_unpacked(wide_model, batch, loss))
+        exact = _gradient_ratios(compare_packed_with_unpacked(proof.model("float64"), proof.batch, loss))
         for name in unclear:
             reporter.say(
                 f"verify-model:   gradient of {name}: {ratios[name]:.1e} in float32, where it nearly cancels; "
@@ -142,11 +169,11 @@ def _gradient_ratios(differences: Differences) -> dict[str, float]:
     }
 
 
-def _probe(model: BertForPretraining, batch: Batch, reporter: Reporter) -> int:
+def _probe(proof: _Proof) -> int:
     """Change every sequence once; how many others were compared."""
-    compared = 0
+    model, batch, reporter, compared = proof.model("float32"), proof.batch, proof.reporter, 0
     for chosen in range(int(batch["input_mask"].max())):
-        report = probe_leaks(model, batch, chosen)
+        report = probe_leaks(model, proof.config.vocab_size, batch, chosen)
         compared += report.sequences_compared
         if report.leaks:
             raise FailedError(f"{report.leaks} sequences changed when a neighbour in their pack did: the mask leaks")
@@ -184,12 +211,6 @@ def _random_config(source: DataSource | None) -> BertConfig:
     )
 
 
-def _build(config: BertConfig, values: Values, seed: int, compute_dtype: Dtype) -> BertForPretraining:
-    model = BertForPretraining(config, seed=seed, compute_dtype=compute_dtype)
-    model.load_values(values or {})
-    return model
-
-
 # --- The packs: the first ones of the data, or random ones
 
 
@@ -201,20 +222,15 @@ def _first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
     Returns:
         The packed features, integers int32.
     """
-    import tensorflow as tf
-
     if source.is_packed:
         records = sorted(_first_records(source, SEARCHED), key=_holds_one)[:packs]
     else:
         records = _first_records(source, 3 * packs)
     names, rows = zip(*records, strict=True)
-    tensors = as_packed(
-        {
-            spec.name: tf.constant(np.stack([row[spec.name] for row in rows]), _KINDS[spec.kind])
-            for spec in source.schema.features
-        }
+    arrays = as_packed(
+        {spec.name: np.stack([row[spec.name] for row in rows]).astype(_KINDS[spec.kind]) for spec in source.schema.features}
     )
-    batch = {name: tensors[name].numpy() for name in PACKED_FEATURES}
+    batch = {name: arrays[name] for name in PACKED_FEATURES}
     check_values(batch, value_limits(source, config), lambda row: names[row])
     if source.is_packed:
         return batch

@@ -7,7 +7,6 @@ half-written; none hangs, dies, eats memory or shows a traceback.
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import shutil
 import socket
@@ -16,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.command_line import foreign_prose
 from tests.builders.effort import tries
-from tests.builders.prose import foreign_prose
 from tests.builders.watched_worker import WatchedWorker, command_in_process, inside
 
 LONGEST_LINE = 500
@@ -71,29 +70,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-def absent(path: Path) -> None:
-    """Nothing there."""
-
-
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
 def listening(path: Path) -> None:
     with inside(path.parent), socket.socket(socket.AF_UNIX) as server:
         server.bind(path.name)
-
-
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
-def loop(path: Path) -> None:
-    path.symlink_to(path.name)
 
 
 def content(data: bytes) -> Callable[[Path], None]:
@@ -105,12 +84,12 @@ def nested(opening: str, closing: str, levels: int = 20_000) -> bytes:
 
 
 BAD_FILES: dict[str, Callable[[Path], None]] = {
-    "absent": absent,
-    "a pipe": pipe,
-    "endless": endless,
+    "absent": lambda path: None,
+    "a pipe": os.mkfifo,
+    "endless": lambda path: path.symlink_to("/dev/zero"),
     "a socket": listening,
-    "a folder": folder,
-    "a loop of links": loop,
+    "a folder": Path.mkdir,
+    "a loop of links": lambda path: path.symlink_to(path.name),
     "empty": content(b""),
     "a newline": content(b"\n"),
     "noughts": content(bytes(4096)),
@@ -132,18 +111,14 @@ BAD_FILES: dict[str, Callable[[Path], None]] = {
     "negative": content(b'{"input_ids": [-1], "counts": [-1], "max_sequence_length": 1}\n'),
     "half a character": content(b'{"input_ids": [1], "text": "\\ud800"}\n'),
     "a name of a megabyte": content(b'{"' + b"n" * 2**20 + b'": [1]}\n'),
-    "wrong types": content(
-        json.dumps({"input_ids": {"a": 1}, "counts": "x", "max_sequence_length": [], "groups": 5}).encode()
-    ),
+    "wrong types": content(b'{"input_ids": {"a": 1}, "counts": "x", "max_sequence_length": [], "groups": 5}'),
     "sizes beyond all memory": content(b'{"max_sequence_length": 1000000000000, "counts": []}\n'),
     "gzip": content(gzip.compress(b'{"input_ids": [1]}\n')),
     "cut gzip": content(gzip.compress(b'{"input_ids": [1]}\n' * 99)[:-9]),
     "Parquet's mark": content(b"PAR1" + bytes(40) + b"PAR1"),
     "Arrow's mark": content(b"ARROW1\0\0" + b"\xff" * 40 + b"ARROW1"),
     "an archive": content(b"PK\x03\x04" + bytes(99)),
-    "numpy's mark": content(
-        b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', 'fortran_order': False, 'shape': (1" + b"0" * 30 + b",), }\n"
-    ),
+    "numpy's mark": content(b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', 'fortran_order': False, 'shape': (1%030d,), }\n" % 0),
     "YAML": content(b"a: &a [1, 1]\nb: &b [*a, *a, *a]\n"),
     "aliases": content(
         b"a0: &a0 [x, x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 40))
@@ -163,34 +138,29 @@ ANY_TEXT = {"inspect tokens"}
 CHANGED = {name for name in COMMANDS if name.startswith("verify")}
 
 LONG, DIGITS = "x" * 100_000, "9" * 5000
+LINES, NOT_A_COLUMN = "pack rows.jsonl --out out", ["nothing", "", LONG, "[", "a: b", "null", "7"]
 OPTIONS: dict[str, tuple[str, list[str]]] = {
-    "--max-sequence-length": (
-        "pack rows.jsonl --out out",
-        ["0", "-1", "1e9", DIGITS, "\u0661\u0662", "1_0", "99999999999", LONG],
-    ),
+    "--max-sequence-length": (LINES, ["0", "-1", "1e9", DIGITS, "\u0661\u0662", "1_0", "99999999999", LONG]),
     "--depth": ("pack records --out out", ["0", "-1", "deep", DIGITS, "\u0663", "", LONG]),
     "--algorithm": ("pack records --out out", ["", "optimall", LONG, "\udc80"]),
     "--seed": ("plan histogram.json --out out.json", ["-1", "x", DIGITS, "\u0663", "1.5"]),
-    "--columns": ("pack rows.jsonl --out out --max-sequence-length 32", ["nothing", ",", "", LONG, "\udc80"]),
+    "--columns": (f"{LINES} --max-sequence-length 32", ["nothing", ",", "", LONG, "\udc80"]),
     **{
         f"{option} TEXTS": ("tokenize texts.csv --tokenizer model --out out --max-sequence-length 32", values)
         for option, values in {
-            "--text-column": ["nothing", "", LONG, "\udc80", "[", "a: b", "null", "7"],
+            "--text-column": [*NOT_A_COLUMN, "\udc80"],
             "--text-pair-column": ["nothing", "", LONG],
             "--label-column": ["a", "", LONG],
             "--columns": ["text,b", "a,b", ",", "", LONG, "\udc80"],
             "--format": ["", "xml", "squad", "conll", "parquet", "jsonl", LONG],
         }.items()
     },
-    "--text-column": (
-        "embed --model model --data texts.csv --out out.jsonl",
-        ["nothing", "", LONG, "[", "a: b", "null", "7"],
-    ),
+    "--text-column": ("embed --model model --data texts.csv --out out.jsonl", NOT_A_COLUMN),
     "--label-column": ("embed --model model --data texts.csv --text-column b --out out.jsonl", ["a", "", LONG]),
-    "--too-long": ("pack rows.jsonl --out out --max-sequence-length 8", ["", "cut", LONG]),
+    "--too-long": (f"{LINES} --max-sequence-length 8", ["", "cut", LONG]),
     "--shard": (
         "histogram records --out out.json",
-        ["3/3", "-1/2", "1/0", "a/b", "\u0661/\u0662", "1", DIGITS + "/2", "1/" + "9" * 30],
+        ["3/3", "-1/2", "1/0", "a/b", "\u0661/\u0662", "1", f"{DIGITS}/2", "1/" + "9" * 30],
     ),
     "--record": ("inspect records/part-0", ["-1", "99", DIGITS, "x"]),
     "--masked-slots": ("plan histogram.json --out out.json", ["0", "-1", "9" * 20, "x"]),

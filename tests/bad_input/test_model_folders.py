@@ -19,6 +19,7 @@ from tests.builders.watched_worker import WatchedWorker, command_and_libraries
 
 COUNT, AT_ONCE = tries(100, 2000), 50
 ANSWERED = tries(4, 400)
+TORCH_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 PROGRESS = re.compile(r"packing: |[\d,]+ (of [\d,]+ )?rows|texts.txt: reads plain text; row 1 begins ")
 
 
@@ -34,16 +35,16 @@ def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
     from gaudi_bert.rows.tokenizer import open_tokenizer
     from gaudi_bert.rows.tokenizing import tokenize_rows
     from gaudi_bert.rows.types import TextRow
-    from gaudi_bert.tasks.models.task_models import read_task_folder
+    from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
     from gaudi_bert.training.weights.model_files import read_sentence_folder
-    from gaudi_bert.training.weights.sources import read_weights
 
     shutil.copytree(good, folder)
     (folder / name).write_bytes(mutated_file(good / name, random.Random(f"{name} {seed}")))
     try:
-        config = read_task_folder(folder).config
+        description = read_task_folder(folder)
         read_sentence_folder(folder)
-        weights = read_weights(folder)
+        weights = start_weights(folder, description.make_task())
+        config = weights.config
         tokenizer = open_tokenizer(folder)
         tokenizer.check_fits(config.vocab_size, config.type_vocab_size)
         rows = [TextRow(1, "the cat sat"), TextRow(2, "on the mat, unable", "dogs runs")]
@@ -53,9 +54,8 @@ def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
         return None if "\n" not in str(error) and len(str(error)) < 1000 else f"not one line: {error}"
     if not all(np.isfinite(value).all() for value in weights.variables.values()):
         return "weights that are not finite"
-    if sequences.input_ids.min() < 0 or sequences.input_ids.max() >= config.vocab_size:
-        return "numbers that the model does not have"
-    return None
+    known = 0 <= sequences.input_ids.min() <= sequences.input_ids.max() < config.vocab_size
+    return None if known else "numbers that the model does not have"
 
 
 @pytest.mark.repeated
@@ -88,11 +88,7 @@ def answer_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None
 @pytest.mark.slow
 @pytest.mark.repeated
 @pytest.mark.parametrize(
-    ("software", "name"),
-    [
-        *(("tensorflow", name) for name in FILES),
-        *(("torch", name) for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")),
-    ],
+    ("software", "name"), [*(("tensorflow", name) for name in FILES), *(("torch", name) for name in TORCH_FILES)]
 )
 def test_commands_answer_or_end_in_one_line(worker: WatchedWorker, tmp_path: Path, software: str, name: str) -> None:
     pytest.importorskip(software, exc_type=ImportError)

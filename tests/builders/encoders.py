@@ -37,7 +37,7 @@ def tokenizer() -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=300,
-        special_tokens=["<s>", "<pad>", "</s>"],
+        special_tokens=["<s>", "<pad>", "</s>", "<mask>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -23,25 +23,12 @@ Json = dict[str, Any]
 Run = Callable[..., Json]
 
 PLURALS = {
-    "jobs": "Job",
-    "mpijobs": "MPIJob",
-    "pods": "Pod",
-    "configmaps": "ConfigMap",
-    "persistentvolumeclaims": "PersistentVolumeClaim",
-    "serviceaccounts": "ServiceAccount",
-    "events": "Event",
-    "secrets": "Secret",
-    "nodes": "Node",
-    "storageclasses": "StorageClass",
-    "persistentvolumes": "PersistentVolume",
-    "workloads": "Workload",
-    "localqueues": "LocalQueue",
-    "networkpolicies": "NetworkPolicy",
-    "limitranges": "LimitRange",
-    "resourcequotas": "ResourceQuota",
-    "priorityclasses": "PriorityClass",
-    "runtimeclasses": "RuntimeClass",
-}
+    "jobs": "Job", "mpijobs": "MPIJob", "pods": "Pod", "configmaps": "ConfigMap", "events": "Event", "secrets": "Secret",
+    "persistentvolumeclaims": "PersistentVolumeClaim", "serviceaccounts": "ServiceAccount", "nodes": "Node",
+    "storageclasses": "StorageClass", "persistentvolumes": "PersistentVolume", "workloads": "Workload",
+    "localqueues": "LocalQueue", "networkpolicies": "NetworkPolicy", "limitranges": "LimitRange",
+    "resourcequotas": "ResourceQuota", "priorityclasses": "PriorityClass", "runtimeclasses": "RuntimeClass",
+}  # fmt: skip
 OBJECT_PATH = re.compile(
     r"^/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?P<log>/log)?$"
 )
@@ -69,8 +56,6 @@ class Fault:
 
 
 class FakeApiServer:
-    """The server; use it as a context manager."""
-
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Json] = {}
         self.scripts: dict[str, deque[State]] = {}
@@ -107,17 +92,15 @@ class FakeApiServer:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def kubeconfig(self, token: str = "first") -> str:
-        """The text of a kubeconfig file for this server."""
-        return json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
-                "users": [{"name": "me", "user": {"token": token}}],
-                "contexts": [{"name": "it", "context": {"cluster": "fake", "user": "me"}}],
-                "current-context": "it",
-            }
-        )
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "users": [{"name": "me", "user": {"token": token}}],
+            "contexts": [{"name": "it", "context": {"cluster": "fake", "user": "me"}}],
+            "current-context": "it",
+        }
+        return json.dumps(content)
 
     def script(self, name: str, *states: State) -> None:
         """What the Job `name` will do, one state a read; the last one stays."""
@@ -135,7 +118,6 @@ class FakeApiServer:
             return stored
 
     def warn(self, name: str, message: str, moment: str | None = None) -> None:
-        """Note a warning about the object called `name`."""
         event = {"type": "Warning", "message": message, "lastTimestamp": moment, "involvedObject": {"name": name}}
         self.put("Event", {"metadata": {"name": f"{name}.{self._revision}"}, **event})
 
@@ -145,7 +127,6 @@ class FakeApiServer:
         return [name for method, name in self.requests if method == f"POST {plural}"]
 
     def advance(self, kind: str, name: str) -> Json:
-        """Move a scripted Job one state on."""
         item = self.objects[kind, name]
         states = self.scripts.get(name)
         if not states:
@@ -155,9 +136,8 @@ class FakeApiServer:
         item["status"] = state.status
         self._queue(kind, item, state)
         label = "training.kubeflow.org/job-name" if kind == "MPIJob" else "job-name"
-        for key in [
-            key for key, pod in self.objects.items() if key[0] == "Pod" and pod["metadata"]["labels"].get(label) == name
-        ]:
+        pods = {key: item for key, item in self.objects.items() if key[0] == "Pod"}
+        for key in [key for key, pod in pods.items() if pod["metadata"]["labels"].get(label) == name]:
             del self.objects[key]
         for pod in state.pods:
             pod["metadata"].setdefault("labels", {})[label] = name
@@ -229,8 +209,6 @@ class FakeApiServer:
 
 
 class Answers:
-    """The answer to one request."""
-
     def __init__(self, server: FakeApiServer, handler: Any, method: str, body: Any) -> None:
         self.server, self.handler, self.method, self.body = server, handler, method, body
         self.url = urlparse(handler.path)
@@ -287,7 +265,6 @@ class Answers:
                 self._one(kind, name_asked)
 
     def _verb(self, name: str | None) -> str:
-        """What a Role calls this request."""
         if self.method == "GET":
             return "get" if name else "watch" if "watch" in self.query else "list"
         return {"POST": "create", "PUT": "update", "DELETE": "delete"}[self.method]
@@ -345,11 +322,5 @@ class Answers:
 
 
 def status(code: int, message: str) -> Json:
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "status": "Failure",
-        "message": message,
-        "code": code,
-        "reason": "Scripted",
-    }
+    common = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Scripted"}
+    return {**common, "message": message, "code": code}

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 FAULTS = ("500", "503", "reset", "slow", "truncated")
@@ -22,15 +22,10 @@ _NOT_FORWARDED = {"connection", "keep-alive", "transfer-encoding"}
 
 
 class FaultyProxy:
-    """What the proxy does, to be changed while it runs.
+    """What the proxy does, to be changed while it runs: of a `share` of requests, one of `faults` goes wrong.
 
-    Attributes:
-        port: where it listens.
-        share: of requests that go wrong.
-        faults: what may go wrong.
-        happened: how often each fault was injected.
-        sent: bytes of the bodies of GET requests.
-        after_get: called with the path after an object was read and before the answer goes on; for replacing it.
+    `after_get` is called with the path after an object was read and before the answer is sent, to replace it; `sent` counts
+    the bytes of the bodies of GET requests.
     """
 
     def __init__(self, upstream_port: int, seed: int, slow_seconds: float) -> None:
@@ -49,7 +44,6 @@ class FaultyProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def fault(self) -> str | None:
-        """What happens to this request."""
         with self._lock:
             if self._random.random() >= self.share:
                 return None
@@ -137,22 +131,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[:send])
 
     def _reset(self) -> None:
-        """Close the connection so that the other side sees a reset."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         self.connection.close()
 
     def handle(self) -> None:
-        try:
+        with suppress(OSError, ValueError):  # the other side is gone, or we closed it
             super().handle()
-        except (OSError, ValueError):
-            self.close_connection = True  # the other side is gone, or we closed it
 
     def finish(self) -> None:
-        try:
+        with suppress(OSError, ValueError):
             super().finish()
-        except (OSError, ValueError):
-            self.close_connection = True
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""

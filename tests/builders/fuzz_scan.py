@@ -1,11 +1,9 @@
-"""Holds the scan to protobuf's pure-Python parser and the contract on damaged files; run as a program, so that a crash
-is only its own.
+"""Holds the scan to protobuf's pure-Python parser and the contract on damaged files; a program, so that a crash is its own.
 
     PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python python fuzz_scan.py SEED COUNT FOLDER
 
-Each mutant is scanned from a buffer of exactly its size that touches a page without access, after it or
-before it in turn: a kernel that reads one byte outside is killed by the processor. The last line printed is
-`done` with the counts.
+Each mutant is scanned from a buffer of exactly its size next to a page without access, after it or before it in turn: a
+kernel that reads one byte outside is killed by the processor. The last line printed is `done` with the counts.
 """
 
 from __future__ import annotations
@@ -81,7 +79,6 @@ def expectation(data: bytes) -> tuple[list[dict], int | None, int | None]:
 
 
 def scan(path: Path, memory: np.ndarray) -> tuple[list[dict], RecordScan]:
-    """All records of a file, as features."""
     schema, _ = unpacked_schema(path)
     records = UnpackedFormat.for_pieces(schema, memory)
     run = RecordScan(path, records, memory)

@@ -12,8 +12,6 @@ MOST_DATA = 16 * PAGE
 
 
 class GuardedBuffer:
-    """Memory between two pages that may not be touched."""
-
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, MOST_DATA + 2 * PAGE)
         whole = np.frombuffer(self._memory, np.uint8)

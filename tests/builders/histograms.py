@@ -1,16 +1,19 @@
-"""The six published histograms and the integers that packing them must give."""
+"""Histograms: the six published ones with the integers that packing them must give, small random ones, and hard ones."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import gaudi_bert
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.histogram import Histogram
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -50,3 +53,62 @@ def small_histograms(largest_length: int = 14, largest_count: int = 6) -> st.Sea
     count = st.one_of(st.just(0), st.integers(0, largest_count))
     lists = st.integers(1, largest_length).flatmap(lambda length: st.lists(count, min_size=length, max_size=length))
     return lists.map(lambda counts: Histogram(len(counts), np.asarray(counts, dtype=np.int64)))
+
+
+# --- made to be hard to pack: long, with few or with thousands of lengths, with perfect fills, with very large counts
+
+
+def perfect_triplets(max_length: int, sequences: int, seed: int = 0) -> IntArray:
+    """`sequences` (a multiple of 3) different lengths that fill a third as many packs without a gap: int64 [L].
+
+    The perfect packing is nearly the only one, in the manner of the AI instances of Delorme, Iori and Martello (2016).
+    """
+    generator = np.random.default_rng(seed)
+    counts = np.zeros(max_length, dtype=np.int64)
+    while counts.sum() < sequences:
+        one, two = (int(length) for length in generator.integers(max_length // 5, max_length // 2, 2))
+        lengths = {one, two, max_length - one - two}
+        if len(lengths) == 3 and not any(counts[length - 1] for length in lengths):
+            counts[np.array(sorted(lengths)) - 1] = 1
+    return counts
+
+
+def scattered(max_length: int, lengths: int, most: int, seed: int = 0) -> IntArray:
+    """So many different lengths of at most half a pack, each up to `most` times: int64 [L]."""
+    generator = np.random.default_rng(seed)
+    counts = np.zeros(max_length, dtype=np.int64)
+    counts[generator.choice(max_length // 2, lengths, replace=False)] = generator.integers(1, most, lengths, endpoint=True)
+    return counts
+
+
+def lognormal(max_length: int, sequences: int, seed: int = 0) -> IntArray:
+    """Typical lengths of documents: median a twelfth of a pack, clipped to a whole one: int64 [L]."""
+    median = np.log(max_length / 12)
+    return _drawn(max_length, sequences, lambda generator, size: generator.lognormal(median, 1.1, size), seed)
+
+
+def uniform(max_length: int, sequences: int, seed: int = 0) -> IntArray:
+    """Every length alike: int64 [L]."""
+    return _drawn(max_length, sequences, lambda generator, size: generator.uniform(1, max_length, size), seed)
+
+
+def bimodal(max_length: int, sequences: int, seed: int = 0) -> IntArray:
+    """Short questions and long documents: int64 [L]."""
+
+    def draw(generator: np.random.Generator, size: int) -> np.ndarray:
+        short = generator.normal(max_length / 20, max_length / 60, size)
+        return np.where(generator.random(size) < 0.6, short, generator.normal(0.55 * max_length, max_length / 8, size))
+
+    return _drawn(max_length, sequences, draw, seed)
+
+
+MOST_DRAWN = 1_000_000
+Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
+
+
+def _drawn(max_length: int, sequences: int, draw, seed: int) -> IntArray:
+    """A histogram of `sequences` draws; of more than a million, that many times a smaller one."""
+    size = min(sequences, MOST_DRAWN)
+    lengths = np.clip(draw(np.random.default_rng(seed), size), 1, max_length).astype(np.int64)
+    counts = np.bincount(lengths, minlength=max_length + 1)[1:].astype(np.int64)
+    return counts * (sequences // size)

@@ -1,14 +1,16 @@
-"""Kills a stage at random moments, runs it again, and compares the bytes with those of an undisturbed run.
+"""Kills stages at random moments, runs them again, and compares the bytes with those of an undisturbed run.
 
-    python -m tests.builders.kills SCENARIO FOLDER KILLS SEED
+    python -m tests.builders.kills SCENARIO FOLDER KILLS SEED            on a disk: one of `SCENARIOS`
+    python -m tests.builders.kills bucket FOLDER KILLS SEED STAGES       in a bucket, behind a bad server
 
-SCENARIO is one of `SCENARIOS`; FOLDER is empty. It is a program of its own because each attempt is a fork of this process,
-which has loaded all kernels and has no threads: so the moments fall into the work, and not into the start of an interpreter.
-The last line printed is `done: KILLS in ROUNDS rounds`; what is not as it should be ends the program with a traceback.
+FOLDER is empty. It is a program of its own because each attempt is a fork of this process, which has loaded all kernels and
+has no threads: so the moments fall into the work, and not into the start of an interpreter. What is not as it should be
+ends the program with a traceback.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -25,17 +27,27 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.corpus import blocks
 from gaudi_bert.corpus.prepare import prepare
+from gaudi_bert.runners.local import run_stages
+from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.tables.pack import pack_table
+from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.histogram import histogram, histogram_shard
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.plan import plan, plan_shard
+from gaudi_bert.tfrecords.vendor_packs import HDF5_PACKS, PREDECESSOR_PACKS
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import write, write_shard
-from tests.builders.folders import contents
+from tests.builders.faulty_proxy import faulty_proxy
+from tests.builders.folders import comparable, contents
+from tests.builders.hdf5_files import sequences_for_hdf5, write_tfrecord
 from tests.builders.reporters import QUIET
+from tests.builders.s3_server import ENVIRONMENT, quick, s3_server, upload
+from tests.builders.s3_server import contents as objects_below
 from tests.builders.tables import random_rows, write_parquet
 from tests.oracles.wire import example, frame, random_sequence
 
@@ -50,12 +62,10 @@ Action = Callable[[], object]
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is killed.
+    """What is killed: a function that writes the input of a stage, and one that lists its actions.
 
-    Attributes:
-        make_input: writes what the stage reads; its path.
-        steps: of an input, a folder to make, how many threads work, and the number of the round: groups of actions, which
-            make that folder one group after the other, those of a group in any order.
+    Of the input, a folder to make, how many threads work, and the number of the round, `steps` gives groups of actions,
+    which make that folder one group after the other, those of a group in any order.
     """
 
     make_input: Callable[[Path], Path]
@@ -141,7 +151,21 @@ def planning(path: Path, out: Path, workers: int, round_number: int) -> list[lis
     return [list(shards), [partial(plan, [path], out / "plan.json", settings, finish=True, **common)]]
 
 
+def write_packs(folder: Path) -> Path:
+    for number in range(3):
+        write_tfrecord(folder / "records" / f"part-{number}", sequences_for_hdf5(300, 61, 9, seed=number))
+    settings = PACKING.model_copy(update={"masked_slots": 12})  # as many as the predecessor's trainer reads
+    pack(folder / "records", folder / "packed", settings, reporter=QUIET)
+    return folder / "packed"
+
+
+def conversions(packed: Path, out: Path, workers: int, _: int) -> list[list[Action]]:
+    formats = (HDF5_PACKS, PREDECESSOR_PACKS)
+    return [[partial(convert, packed, out / form.name, form, reporter=QUIET, workers=workers)] for form in formats]
+
+
 SCENARIOS = {
+    "convert": Scenario(write_packs, conversions),
     "plan": Scenario(write_histogram, planning),
     "pack": Scenario(write_records, whole_packing),
     "parts": Scenario(write_records, parts),
@@ -170,7 +194,6 @@ def start(action: Action) -> int:
 
 
 def finish(action: Action) -> float:
-    """Run `action` to its end in a process of its own; how many seconds that took."""
     started = time.monotonic()
     code = os.waitstatus_to_exitcode(os.waitpid(start(action), 0)[1])
     if code:
@@ -219,18 +242,122 @@ def kill_and_compare(scenario: Scenario, folder: Path, kills: int, seed: int) ->
         assert not list(out.rglob(".*.tmp")), "temporary files are left"
         shutil.rmtree(out)
         rounds += 1
-    return f"done: {killed} in {rounds} rounds"
+    return f"{killed} killed in {rounds} rounds"
 
 
-def run_kills(scenario: str, folder: Path, kills: int, seed: int = 11) -> None:
-    """Start this program, and fail where it fails."""
-    command = [sys.executable, "-m", "tests.builders.kills", scenario, str(folder), str(kills), str(seed)]
+# --- in a bucket
+
+FAULTY_SHARE = 0.03
+ENOUGH = 40
+
+
+def pipeline(text: str, store: dict, prepare: dict | None = None, training: dict | None = None) -> PipelineSettings:
+    sizes = {"train_vocab": 300, "max_sequence_length": 61, "max_predictions": 9, "shards": 7, "duplicates": 3}
+    rhythm = {"updates": 12, "warmup_updates": 1, "save_every_updates": 3, "log_every_updates": 3, "threads": 1}
+    batch = {"global_batch_sequences": 12, "micro_batch_packs": 4, "measure_speedup": False}
+    mapping = {
+        "name": "small",
+        "prepare": {"text": text, **sizes, "evaluation_fraction": 0.1, **(prepare or {})},
+        "packing": {"group_sequences": 300, "shard_multiple": 3},
+        "model": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+        "training": {**rhythm, **batch, **(training or {})},
+        "store": store,
+    }
+    return pipeline_from_mapping(mapping, "a test")
+
+
+def write_text_files(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for number in range(5):
+        documents = [
+            "\n".join(f"line {m} of text {n * number} has {'word ' * ((n * m + number) % 13 + 1)}." for m in range(9))
+            for n in range(37)
+        ]
+        (folder / f"text-{number}.txt").write_text("\n\n".join(documents))
+
+
+def check_readable(url: str, endpoint: str, wanted: dict[str, bytes]) -> None:
+    """Complete are the shards of every group with a manifest, and everything where there is metadata.json."""
+    objects = Objects(quick(endpoint))
+    found = objects_below(url, objects)
+    for name, data in found.items():
+        if name.startswith("group-"):
+            if not name.endswith(".json"):
+                continue
+            assert found[f"{name[:-5]}.index"] == wanted[f"{name[:-5]}.index"], f"no index, and {name} is there"
+            for shard in json.loads(data)["shards"]:
+                assert found[shard["name"]] == wanted[shard["name"]], f"{shard['name']}: not whole, and {name} is there"
+    if "metadata.json" in found:
+        names = [name for name in wanted if name.startswith(("packed-", "group-", "metadata"))]
+        assert {name: found[name] for name in names} == {name: wanted[name] for name in names}
+
+
+def kill_in_bucket(folder: Path, kills: int, seed: int, stages: list[str]) -> str:
+    import s3fs  # noqa: F401 - loaded here once, not by every fork
+
+    rng = random.Random(seed)
+    os.environ.update(ENVIRONMENT)
+    write_text_files(folder / "text")
+    local = RunRequest(pipeline(str(folder / "text"), {}), folder / "disk", folder, QUIET, workers=1)
+    data = [stage for stage in stages if stage not in ("train", "evaluate", "report")]
+    run_stages(local, data)  # loads the kernels, and starts no thread
+    finish(lambda: run_stages(local, stages))
+    root = folder / "disk" / "small"
+    wanted = contents(root)
+    packed = {name.removeprefix("packed/train/"): wanted[name] for name in wanted if name.startswith("packed/train/")}
+    killed = 0
+    with s3_server() as server, faulty_proxy(server.port, seed) as proxy:
+        finish(lambda: server.make_bucket("bucket"))
+        finish(lambda: upload(folder / "text", "s3://bucket/text", Objects(quick(server.endpoint))))
+        proxy.share = FAULTY_SHARE
+        store = {**quick(proxy.endpoint, cache_bytes=2_000_000).model_dump(), "scratch": str(folder / "scratch")}
+        settings = pipeline("s3://bucket/text", store)
+
+        def attempt(work: str, stage: str) -> Callable[[], None]:
+            run = RunRequest(settings, Path(f"s3://bucket/{work}"), folder, QUIET, workers=2)
+            return lambda: run_stages(run, [stage]) and None
+
+        durations = {stage: finish(attempt("timed", stage)) for stage in stages}
+        for stage in stages:
+            goal = killed + (kills if stage == "write" else int(kills > 1))
+            for _ in range(ENOUGH * kills):
+                if killed == goal:
+                    break
+                killed += killed_after(attempt("killed", stage), rng.uniform(0, durations[stage]))
+                if stage == "write":
+                    finish(lambda: check_readable("s3://bucket/killed/small/packed/train", server.endpoint, packed))
+            finish(attempt("killed", stage))
+
+        def compare() -> None:
+            made = objects_below("s3://bucket/killed/small", Objects(quick(server.endpoint)))
+            ours, theirs = comparable(made), comparable(wanted)
+            assert ours == theirs, sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+
+        finish(compare)
+        faults = ", ".join(f"{count} {fault}" for fault, count in sorted(proxy.happened.items()))
+    left = list((folder / "scratch").iterdir())
+    assert len(left) <= 1, f"scratch of killed processes is left: {left}"
+    return f"{killed} killed; faults of the server: {faults}; the same {len(comparable(wanted))} files as on a disk"
+
+
+# --- as a program
+
+
+def run_kills(scenario: str, folder: Path, kills: int, seed: int = 11, stages: str = "") -> str:
+    """Start this program, fail where it fails, and return the last line that it prints."""
+    command = [sys.executable, "-m", "tests.builders.kills", scenario, str(folder), str(kills), str(seed), stages]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.splitlines()[-1].split()[1]) >= kills, done.stdout
+    return done.stdout.splitlines()[-1]
+
+
+def main(name: str, folder: Path, kills: int, seed: int, stages: str = "") -> str:
+    if name == "bucket":
+        return kill_in_bucket(folder, kills, seed, stages.split(","))
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
+    blocks.BLOCK_CHARACTERS = 3000
+    return kill_and_compare(SCENARIOS[name], folder, kills, seed)
 
 
 if __name__ == "__main__":
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
-    blocks.BLOCK_CHARACTERS = 3000
-    print(kill_and_compare(SCENARIOS[sys.argv[1]], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
+    print(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:]))

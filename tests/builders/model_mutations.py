@@ -14,26 +14,8 @@ from tests.builders.bert_folder import write_bert
 
 FILES = ("config.json", "tokenizer.json", "model.safetensors", "modules.json", "sentence_bert_config.json")
 HOSTILE: tuple[Any, ...] = (
-    None,
-    True,
-    0,
-    -1,
-    3,
-    1.5,
-    2**31,
-    2**63,
-    2**64 + 1,
-    10**30,
-    float("nan"),
-    float("inf"),
-    "",
-    "x" * 5000,
-    "\ud800",
-    "../..",
-    [],
-    {},
-    [1, "a"],
-    {"a": None},
+    *(None, True, 0, -1, 3, 1.5, 2**31, 2**63, 2**64 + 1, 10**30, float("nan"), float("inf")),
+    *("", "x" * 5000, "\ud800", "../..", [], {}, [1, "a"], {"a": None}),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.sequences import Sequence
 

@@ -1,4 +1,4 @@
-"""A launcher that starts one watched process and sleeps, for `training/distributed/test_watchdog.py`.
+"""A launcher that starts one watched process and sleeps, for `engines/test_horovod.py`.
 
 usage: python -m tests.builders.orphan stops|hangs   the watched process heeds a request to stop, or does not
 """
@@ -17,8 +17,8 @@ def launch(kind: str) -> None:
 
 
 def be_watched(kind: str) -> None:
-    from gaudi_bert.training.distributed import watchdog  # the launcher needs nothing of ours
-    from gaudi_bert.training.distributed.watchdog import Watchdog, WatchServer, connect_to_server
+    from gaudi_bert.engines import watchdog  # the launcher needs nothing of ours
+    from gaudi_bert.engines.watchdog import Watchdog, WatchServer, connect_to_server
 
     watchdog.ORPHAN_SECONDS = 1.0
 

@@ -16,8 +16,6 @@ from tests.oracles.wire import UNPACKED_KEYS, example, frame, packed_list, rando
 
 @dataclass(frozen=True)
 class PackingCase:
-    """Where everything lies."""
-
     records: Path
     plan: Path
     packed: Path
@@ -64,9 +62,8 @@ def sequence_key(ids: list[int], segments: list[int], masked: list[tuple[int, in
 def unpacked_key(features: dict) -> tuple:
     length, masked = sum(features["input_mask"]), int(sum(features["masked_lm_weights"]))
     pairs = list(zip(features["masked_lm_positions"][:masked], features["masked_lm_ids"][:masked], strict=True))
-    return sequence_key(
-        features["input_ids"][:length], features["segment_ids"][:length], pairs, features["next_sentence_labels"][0]
-    )
+    ids, segments = features["input_ids"][:length], features["segment_ids"][:length]
+    return sequence_key(ids, segments, pairs, features["next_sentence_labels"][0])
 
 
 def packed_keys(row: dict) -> list[tuple]:
@@ -79,12 +76,6 @@ def packed_keys(row: dict) -> list[tuple]:
         assert row["positions"][start : start + length] == list(range(length))
         slots = [slot for slot, weight in enumerate(row["masked_lm_weights"]) if weight == number]
         pairs = [(row["masked_lm_positions"][slot] - start, row["masked_lm_ids"][slot]) for slot in slots]
-        keys.append(
-            sequence_key(
-                row["input_ids"][start : start + length],
-                row["segment_ids"][start : start + length],
-                pairs,
-                row["next_sentence_labels"][number - 1],
-            )
-        )
+        ids, segments = (row[name][start : start + length] for name in ("input_ids", "segment_ids"))
+        keys.append(sequence_key(ids, segments, pairs, row["next_sentence_labels"][number - 1]))
     return keys

@@ -37,12 +37,10 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
     for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
         yield Block(match[1], match[2], text[: match.start()].count("\n") + 2)
 
 
 def name(page: Path) -> str:
-    """The page as a reader calls it."""
     return str(page.relative_to(ROOT))

@@ -1,9 +1,7 @@
 """A seeded fuzzer of TFRecord files of unpacked examples.
 
-`mutants(seed, count)` gives damaged files, each with the kind of damage. Damage comes in two sorts: to the
-file (bits flipped, bytes lost or added, records swapped, lengths that lie, with the checksum of the length
-made right), and to a record whose checksums are then made right again, so that it reaches the parser behind
-them.
+Damage comes in two sorts: to the file (bits flipped, bytes lost or added, records swapped, false lengths, with the checksum
+of the length made right), and to a record whose checksums are then made right again, so that it reaches the parser.
 """
 
 from __future__ import annotations
@@ -33,12 +31,14 @@ MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS = 13, 3
 
 @dataclass(frozen=True)
 class Mutant:
-    """A damaged file."""
-
     number: int
     kind: str
     data: bytes
     original: bytes
+
+
+def random_features(rng: random.Random) -> dict[str, list]:
+    return random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
 
 
 def make_payloads(rng: random.Random) -> list[bytes]:
@@ -47,12 +47,11 @@ def make_payloads(rng: random.Random) -> list[bytes]:
     for _ in range(rng.randint(1, 4)):
         order = list(UNPACKED_KEYS)
         rng.shuffle(order)
-        payloads.append(example(random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS), order))
+        payloads.append(example(random_features(rng), order))
     return payloads
 
 
 def flip_bits(rng: random.Random, data: bytes) -> bytes:
-    """One to eight bits changed."""
     out = bytearray(data)
     for _ in range(rng.choice([1, 1, 1, 2, 3, 8])):
         if out:
@@ -61,18 +60,15 @@ def flip_bits(rng: random.Random, data: bytes) -> bytes:
 
 
 def truncate(rng: random.Random, data: bytes) -> bytes:
-    """The end is missing."""
     return data[: rng.randrange(len(data))] if data else data
 
 
 def insert_bytes(rng: random.Random, data: bytes) -> bytes:
-    """Bytes added somewhere."""
     place = rng.randint(0, len(data))
     return data[:place] + rng.choice([rng.randbytes(rng.randint(1, 40)), bytes(rng.randint(1, 40))]) + data[place:]
 
 
 def delete_bytes(rng: random.Random, data: bytes) -> bytes:
-    """Bytes lost somewhere."""
     start = rng.randrange(max(1, len(data)))
     return data[:start] + data[start + rng.randint(1, 40) :]
 
@@ -85,7 +81,8 @@ def overwrite_bytes(rng: random.Random, data: bytes) -> bytes:
     return data[:start] + run + data[start + length :]
 
 
-FILE_DAMAGE: dict[str, Callable[[random.Random, bytes], bytes]] = {
+Damage = Callable[[random.Random, bytes], bytes]
+FILE_DAMAGE: dict[str, Damage] = {
     "bits flipped": flip_bits,
     "truncated": truncate,
     "bytes inserted": insert_bytes,
@@ -108,8 +105,7 @@ def whole_records(rng: random.Random, payloads: list[bytes]) -> bytes:
 
 
 def lying_length(rng: random.Random, payloads: list[bytes]) -> bytes:
-    """One record claims another length, a little or hugely wrong, and the checksum of the length agrees with
-    the lie."""
+    """One record claims another length, a little or hugely wrong, and the checksum of the length agrees with it."""
     liar = rng.randrange(len(payloads))
     length = len(payloads[liar])
     huge = [2**31 - 1, 2**31, 2**32 - 17, 2**32, 2**40, 2**63 - 17, 2**63 - 1, 2**63, 2**64 - 16, 2**64 - 12, 2**64 - 1]
@@ -133,37 +129,27 @@ def single_values_unpacked(key: str, values: list) -> bytes:
 
 
 def odd_but_legal(rng: random.Random, payload: bytes) -> bytes:
-    """Legal protobuf that few writers write: other encodings, repeated or further map entries, unknown
-    fields."""
-    features = random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
-    other = random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
+    """Legal protobuf that few writers write: other encodings, repeated or further map entries, unknown fields."""
+    features, other = random_features(rng), random_features(rng)
     repeated = rng.choice(UNPACKED_KEYS)
-    choice = rng.randrange(9)
-    if choice == 0:
-        return example(features, encode=unpacked_list)
-    if choice == 1:
-        return example(features, encode=split_list)
-    if choice == 2:
-        return example(features, extra=map_entry(repeated, other[repeated]))
-    if choice == 3:
-        return example(features, extra=map_entry("extra", [1, 2, 3]))
-    if choice == 4:
-        return example(features) + field(2, b"unknown")
-    if choice == 5:
-        return example(features) + field(1, map_entry(repeated, other[repeated]))
-    if choice == 6:
-        encodings = [packed_list, unpacked_list, split_list]
-        return example(features, encode=lambda key, values: rng.choice(encodings)(key, values))
-    if choice == 7:
-        return example(features, encode=single_values_unpacked)
-    del features[repeated]
-    return example(features)
+    encodings = [packed_list, unpacked_list, split_list]
+    kinds: list[Callable[[], bytes]] = [
+        lambda: example(features, encode=unpacked_list),
+        lambda: example(features, encode=split_list),
+        lambda: example(features, extra=map_entry(repeated, other[repeated])),
+        lambda: example(features, extra=map_entry("extra", [1, 2, 3])),
+        lambda: example(features) + field(2, b"unknown"),
+        lambda: example(features) + field(1, map_entry(repeated, other[repeated])),
+        lambda: example(features, encode=lambda key, values: rng.choice(encodings)(key, values)),
+        lambda: example(features, encode=single_values_unpacked),
+        lambda: example({key: values for key, values in features.items() if key != repeated}),
+    ]
+    return rng.choice(kinds)()
 
 
 def off_contract(rng: random.Random, payload: bytes) -> bytes:
-    """A well-formed example whose values break the contract: holes in masks, lists of other lengths, odd
-    numbers."""
-    features = random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
+    """A well-formed example whose values break the contract: holes in masks, lists of other lengths, odd numbers."""
+    features = random_features(rng)
     key = rng.choice(UNPACKED_KEYS)
     values = features[key]
     action = rng.randrange(4)
@@ -181,10 +167,8 @@ def off_contract(rng: random.Random, payload: bytes) -> bytes:
 
 
 def strange_entry(rng: random.Random, payload: bytes) -> bytes:
-    """A legal example with one map entry more that parsers may disagree on: two keys, an unknown feature that is
-    damaged, a key that is not UTF-8, a group."""
-    features = random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
-    other = random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
+    """One map entry more that parsers may disagree on: two keys, a damaged feature, a key that is not UTF-8, a group."""
+    features, other = random_features(rng), random_features(rng)
     known = rng.choice(UNPACKED_KEYS)
     value = field(2, field(2 if known in FLOAT_KEYS else 3, packed_list(known, other[known])))
     unknown = rng.choice([b"further", b"document_number", "été".encode(), b"key \xff of no text", b"\xc3"])
@@ -209,19 +193,14 @@ def strange_entry(rng: random.Random, payload: bytes) -> bytes:
 
 
 def group(rng: random.Random) -> bytes:
-    """A group with an unknown field inside: well-formed, nested, never ended, or ended by another number."""
     number, depth = rng.choice([1, 2, 7, 30]), rng.choice([1, 1, 2, 5, 98, 120])
     start, end = varint(number << 3 | 3), varint(rng.choice([number, number, number + 1]) << 3 | 4)
     inside = rng.choice([b"", field(1, b"text"), varint(5 << 3) + varint(300), b"\x0d\x00\x00\x00\x00"])
     return start * depth + inside + end * (depth - rng.choice([0, 0, 0, 1]))
 
 
-RECORD_DAMAGE: dict[str, Callable[[random.Random, bytes], bytes]] = {
-    "record: bits flipped": flip_bits,
-    "record: truncated": truncate,
-    "record: bytes inserted": insert_bytes,
-    "record: bytes deleted": delete_bytes,
-    "record: bytes overwritten": overwrite_bytes,
+RECORD_DAMAGE: dict[str, Damage] = {
+    **{f"record: {kind}": damage for kind, damage in FILE_DAMAGE.items()},
     "record: inner length": inner_lengths,
     "record: odd but legal": odd_but_legal,
     "record: off contract": off_contract,
@@ -253,8 +232,7 @@ def mutants(seed: int, count: int) -> Iterator[Mutant]:
 
 
 def mend_first_checksums(data: bytes) -> bytes:
-    """Make the checksums of every record that can still be followed right, whatever their lengths and
-    payloads now say."""
+    """The checksums of every record that can still be followed made right, whatever lengths and payloads now are."""
     out, offset = bytearray(data), 0
     while len(out) - offset >= 16:
         out[offset + 8 : offset + 12] = masked_crc(bytes(out[offset : offset + 8]))

@@ -11,18 +11,16 @@ Json = dict[str, Any]
 
 IMAGE = f"gaudi-bert-data:{__version__}"
 GAUDI_NODE = {
-    "cpu": "96",
-    "memory": "1056293516Ki",
-    "habana.ai/gaudi": "8",
-    "hugepages_2Mi": "96000Mi",
-    "vpc.amazonaws.com/efa": "4",
-}
+    "cpu": "96", "memory": "1056293516Ki", "habana.ai/gaudi": "8", "hugepages_2Mi": "96000Mi", "vpc.amazonaws.com/efa": "4",
+}  # fmt: skip
 STORAGE_CLASS = {"metadata": {"name": "nfs", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
 
 
 def node(name: str, **allocatable: str) -> Json:
     """A node with our images and these resources; `hugepages_2Mi` is hugepages-2Mi."""
-    images = [{"names": [f"docker.io/library/gaudi-bert-{kind}:{__version__}"]} for kind in ("data", "train-cpu")]
+    images = [
+        {"names": [f"docker.io/library/gaudi-bert-{kind}:{__version__}"]} for kind in ("data", "train-cpu", "train-gaudi")
+    ]
     amounts = {key.replace("hugepages_", "hugepages-"): value for key, value in allocatable.items()}
     return {"metadata": {"name": name}, "status": {"allocatable": amounts, "images": images}}
 
@@ -70,12 +68,8 @@ def evicted(name: str) -> Json:
 
 
 def preempted(name: str) -> Json:
-    condition = {
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": "PreemptionByScheduler",
-        "message": "default-scheduler: preempting to accommodate a higher priority pod",
-    }
+    why = "default-scheduler: preempting to accommodate a higher priority pod"
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": why}
     return pod(name, "Failed", ended={"exitCode": 143, "reason": "Error"}, conditions=[condition])
 
 
@@ -102,12 +96,8 @@ MPIRUN_FOOTER_ONLY = MPIRUN_OUTPUT[MPIRUN_OUTPUT.index("[1,0]<stderr>:error: ran
 
 ACTIVE = {"active": 1}
 COMPLETE = {"succeeded": 1, "conditions": [{"type": "Complete", "status": "True"}]}
-FAILED_CONDITION = {
-    "type": "Failed",
-    "status": "True",
-    "reason": "BackoffLimitExceeded",
-    "message": "Job has reached the specified backoff limit",
-}
+LIMIT_REACHED = "Job has reached the specified backoff limit"
+FAILED_CONDITION = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": LIMIT_REACHED}
 FAILED = {"failed": 4, "conditions": [FAILED_CONDITION]}
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import yaml
 
-from tests.builders.plan_content import write_plan
+from tests.builders.plans import write_plan
 
 MIXTURE = {(13,): 20, (4, 9): 7, (2, 5, 6): 3, (3, 4): 1}
 SLOTS = 13
+SETTINGS = {"name": "demo", "training": {"updates": 3, "learning_rate": 0.001}}
 
 
 def counts() -> list[int]:
@@ -23,42 +24,21 @@ def counts() -> list[int]:
 
 def contents() -> dict[str, Any]:
     """Every file that the report reads, by its name in the work folder."""
-    packs = sum(MIXTURE.values())
-    sequences = sum(counts())
+    packs, sequences = sum(MIXTURE.values()), sum(counts())
     tokens = sum(length * count for length, count in enumerate(counts(), start=1))
-    totals = {
-        "packs": packs,
-        "lower_bound": packs - 1,
-        "gap": 1,
-        "padding_tokens": packs * SLOTS - tokens,
-        "efficiency": tokens / (packs * SLOTS),
-        "packing_factor": sequences / packs,
-    }
+    proven = {"sequences": sequences, "tokens": tokens, "packs": packs}
     split = {
-        "text_documents": 9,
-        "text_sentences": 90,
-        "text_tokens": 900,
-        "unknown_tokens": 1,
-        "sequences": sequences,
-        "tokens": tokens,
-        "random_next": 20,
-        "masked": 41,
+        "text_documents": 9, "text_sentences": 90, "text_tokens": 900, "unknown_tokens": 1, "sequences": sequences,
+        "tokens": tokens, "random_next": 20, "masked": 41,
         "files": [{"name": "part-00000-of-00001.tfrecord", "sequences": sequences, "bytes": 9000}],
-    }
-    figures = {
-        "loss": 5.1,
-        "masked_lm_loss": 4.5,
-        "masked_lm_accuracy": 0.25,
-        "next_sentence_loss": 0.6,
-        "next_sentence_accuracy": 0.7,
-    }
-    metrics = [
-        {"update": update, "kind": kind, "sequences": 40 * update, **figures, "masked_lm_loss": 9.0 - update}
-        for update in (1, 2, 3)
-        for kind in ("train", "evaluation")
-    ]
-    evaluation = {"update": 3, "loss_per": "token", **figures, "unigram_baseline": 0.05, "next_sentence_baseline": 0.52}
-    evaluation |= {"sequences": 7, "masked_tokens": 20}
+    }  # fmt: skip
+    metadata = {
+        **proven, "format_version": 2, "tool_version": "0.3.0", "max_sequence_length": SLOTS, "max_predictions": 2,
+        "masked_slots": 5, "depth": 3, "seed": 5, "algorithm": "nnls", "vocabulary": None, "shard_multiple": 32,
+        "lower_bound": packs - 1, "gap": 1, "padding_tokens": packs * SLOTS - tokens,
+        "efficiency": tokens / (packs * SLOTS), "packing_factor": sequences / packs, "input_files": 0, "groups": [],
+        "histogram": counts(),
+    }  # fmt: skip
     return {
         "examples/examples.json": {
             "format_version": 1,
@@ -74,98 +54,59 @@ def contents() -> dict[str, Any]:
             "settings": {"algorithm": "nnls", "masked_slots": None},
             "inputs": {"histogram_sha256": "0" * 64},
         },
-        "packed/train/metadata.json": _metadata(totals, sequences, tokens),
-        "packed/train/verification.json": _verification(sequences, tokens, packs),
-        "train/metrics.jsonl": metrics,
-        "train/training.json": _training(figures),
-        "train/evaluation.json": evaluation,
-        "train/settings.yaml": {"name": "demo", "training": {"updates": 3, "learning_rate": 0.001}},
+        "packed/train/metadata.json": metadata,
+        "packed/train/verification.json": {**proven, "shards": 0, "input_files": 0, "fingerprint": "0123456789abcdef"},
+        **_training(),
         **_task(),
+    }
+
+
+def _training() -> dict[str, Any]:
+    figures = {
+        "loss": 5.1, "masked_lm_loss": 4.5, "masked_lm_accuracy": 0.25, "next_sentence_loss": 0.6,
+        "next_sentence_accuracy": 0.7,
+    }  # fmt: skip
+    metrics = [
+        {"update": update, "kind": kind, "sequences": 40 * update, **figures, "masked_lm_loss": 9.0 - update}
+        for update in (1, 2, 3)
+        for kind in ("train", "evaluation")
+    ]
+    training = {
+        "updates": 3, "sequences": 120, "tokens": 900, "processes": 1, "packing_factor": 1.452, "sequences_per_update": 40.0,
+        "reached_target": False, "training": figures, "evaluation": None, "realized_speedup": 1.4,
+    }  # fmt: skip
+    evaluation = {
+        "update": 3, "loss_per": "token", **figures, "unigram_baseline": 0.05, "next_sentence_baseline": 0.52,
+        "sequences": 7, "masked_tokens": 20,
+    }  # fmt: skip
+    return {
+        "train/metrics.jsonl": metrics,
+        "train/training.json": training,
+        "train/evaluation.json": evaluation,
+        "train/settings.yaml": SETTINGS,
     }
 
 
 def _task() -> dict[str, Any]:
     learnt = {
-        "task": "classification",
-        "model": "update-00000003.safetensors",
-        "labels": ["email", "xml"],
-        "max_sequence_length": SLOTS,
-        "sequences": 45,
-        "packs": 31,
-        "lower_bound": 30,
-        "packing_factor": 1.452,
-        "depth": 3,
-        "algorithm": "optimal",
-        "epochs": 2,
-        "updates": 7,
-        "best_metric": "accuracy",
-        "best_update": 5,
-        "evaluated_rows": 12,
-        "metrics": {"loss": 0.5, "accuracy": 0.75, "f1_macro": 0.7},
-        "baseline": {"accuracy": 0.25},
-    }
+        "task": "classification", "model": "update-00000003.safetensors", "labels": ["email", "xml"],
+        "max_sequence_length": SLOTS, "sequences": 45, "packs": 31, "lower_bound": 30, "packing_factor": 1.452, "depth": 3,
+        "algorithm": "optimal", "epochs": 2, "updates": 7, "best_metric": "accuracy", "best_update": 5, "evaluated_rows": 12,
+        "metrics": {"loss": 0.5, "accuracy": 0.75, "f1_macro": 0.7}, "baseline": {"accuracy": 0.25},
+    }  # fmt: skip
     lines = [
         {"update": 5, "kind": "evaluation", "loss": 0.5, "accuracy": 0.75},
         {"update": 7, "kind": "train", "loss": 0.4, "sequences_per_second": 1234.5, "tokens_per_second": 9876.5},
     ]
-    settings = {"name": "demo", "training": {"updates": 3, "learning_rate": 0.001}, "finetune": {"epochs": 2}}
     return {
         "finetune/metrics.json": learnt,
         "finetune/metrics.jsonl": lines,
-        "finetune/settings.yaml": settings,
+        "finetune/settings.yaml": {**SETTINGS, "finetune": {"epochs": 2}},
         "predict/predictions.jsonl": [{"label": "xml"}] * 4321,
     }
 
 
-def _training(figures: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "updates": 3,
-        "sequences": 120,
-        "tokens": 900,
-        "processes": 1,
-        "packing_factor": 1.452,
-        "sequences_per_update": 40.0,
-        "reached_target": False,
-        "training": figures,
-        "evaluation": None,
-        "realized_speedup": 1.4,
-    }
-
-
-def _metadata(totals: dict[str, Any], sequences: int, tokens: int) -> dict[str, Any]:
-    return {
-        "format_version": 2,
-        "tool_version": "0.3.0",
-        "max_sequence_length": SLOTS,
-        "max_predictions": 2,
-        "masked_slots": 5,
-        "depth": 3,
-        "seed": 5,
-        "algorithm": "nnls",
-        "vocabulary": None,
-        "sequences": sequences,
-        "tokens": tokens,
-        **totals,
-        "shard_multiple": 32,
-        "input_files": 0,
-        "groups": [],
-        "histogram": counts(),
-    }
-
-
-def _verification(sequences: int, tokens: int, packs: int) -> dict[str, Any]:
-    return {
-        "sequences": sequences,
-        "tokens": tokens,
-        "packs": packs,
-        "shards": 0,
-        "input_files": 0,
-        "fingerprint": "0123456789abcdef",
-    }
-
-
 def write_workdir(folder: Path, without: tuple[str, ...] = ()) -> Path:
-    """Write all files but those in `without`."""
     for name, value in contents().items():
         if name in without:
             continue

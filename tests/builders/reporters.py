@@ -12,8 +12,6 @@ QUIET = Reporter(quiet=True)
 
 
 class Listener(Reporter):
-    """Keeps what is said."""
-
     def __init__(self) -> None:
         super().__init__(io.StringIO())
 

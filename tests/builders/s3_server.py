@@ -31,8 +31,6 @@ server.stop()
 
 @dataclass(frozen=True)
 class S3Server:
-    """Where it listens."""
-
     port: int
     address: str = "127.0.0.1"
 
@@ -43,13 +41,9 @@ class S3Server:
     def make_bucket(self, name: str) -> None:
         import s3fs
 
-        s3fs.S3FileSystem(
-            key="name-of-the-tests",
-            secret="secret-of-the-tests",
-            endpoint_url=self.endpoint,
-            client_kwargs={"region_name": "eu-west-1"},
-            skip_instance_cache=True,
-        ).mkdir(name)
+        key, secret, region = ENVIRONMENT.values()
+        where = {"endpoint_url": self.endpoint, "client_kwargs": {"region_name": region}, "skip_instance_cache": True}
+        s3fs.S3FileSystem(key=key, secret=secret, **where).mkdir(name)
 
 
 @contextmanager
@@ -71,12 +65,10 @@ def quick(endpoint: str, **values: object) -> StoreSettings:
 
 
 def upload(folder: Path, url: str, objects: Objects) -> None:
-    """Put all files below `folder`."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             objects.put(path, f"{url}/{path.relative_to(folder).as_posix()}")
 
 
 def contents(url: str, objects: Objects) -> dict[str, bytes]:
-    """All objects below `url`, by name."""
     return {name: objects.read(f"{url}/{name}") for name in objects.list(url)}

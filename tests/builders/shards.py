@@ -12,7 +12,8 @@ from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.shards import Shard, index_path, write_index
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.wire.framing import FRAME_BYTES, read_records
+from gaudi_bert.tfrecords.wire.framing import read_records
+from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES
 
 
 def notes_of(packed: Path) -> Path:
@@ -46,8 +47,6 @@ def mend_sums(packed: Path, group: int = 0, **others: object) -> None:
             shard["packs"] = len(each)
     path.write_text(json.dumps(manifest))
     metadata = json.loads(stored.read_text())
-    metadata["groups"][group] = {
-        **{key: [shard[key] for shard in manifest["shards"]] for key in ("packs", "bytes")},
-        "manifest_crc32c": crc32c(path.read_bytes()),
-    }
+    listed = {key: [shard[key] for shard in manifest["shards"]] for key in ("packs", "bytes")}
+    metadata["groups"][group] = {**listed, "manifest_crc32c": crc32c(path.read_bytes())}
     stored.write_text(json.dumps(metadata))

@@ -26,5 +26,4 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 def make_read_only(disk: Path) -> None:
-    """From now on, nothing can be written to a `small_disk`."""
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)

@@ -31,10 +31,11 @@ def random_rows(count: int, longest: int, seed: int) -> list[Row]:
     return rows
 
 
-def as_table(rows: Sequence[Row]) -> Any:
+def as_table(rows: Sequence[Row] | Any) -> Any:
+    """Rows as a table; what is one already stays as it is."""
     import pyarrow
 
-    return pyarrow.Table.from_pylist(list(rows))
+    return rows if isinstance(rows, pyarrow.Table) else pyarrow.Table.from_pylist(list(rows))
 
 
 def write_parquet(path: Path, rows: Sequence[Row], row_group_size: int = 7) -> None:

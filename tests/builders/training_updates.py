@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.config.values import EngineName
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.model.sequences import join_sequences
-from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.objective import LossDenominators
-from gaudi_bert.training.tensorflow.optimizers import Optimizer
-from gaudi_bert.training.tensorflow.step import TrainingStep
+from gaudi_bert.training.objective import GLOBAL, LossDenominators, PretrainingObjective
+from gaudi_bert.training.step import TrainingStep
 from tests.builders import training_data as data
 
 UPDATES = 5
@@ -34,7 +36,7 @@ def unpacked(packs: list) -> dict[str, np.ndarray]:
     return {name: np.asarray(values) for name, values in batch.items()}
 
 
-def make_model(dropout: float = 0.0) -> BertForPretraining:
+def make_model(dropout: float = 0.0, loss: str = "token", engine: EngineName = "tensorflow") -> Model:
     config = BertConfig(
         **data.MODEL,
         vocab_size=data.VOCABULARY,
@@ -43,7 +45,20 @@ def make_model(dropout: float = 0.0) -> BertForPretraining:
         attention_probs_dropout_prob=dropout,
         initializer_range=0.2,
     )
-    return BertForPretraining(config, seed=5)
+    return load_engine(engine).build(ModelSpec(config, PretrainingHead(loss)), seed=5)
+
+
+def make_step(
+    model: Model,
+    settings: TrainingSettings,
+    communicator: Communicator,
+    micro_batches: int,
+    *,
+    denominators: LossDenominators = GLOBAL,
+    engine: EngineName = "tensorflow",
+) -> TrainingStep:
+    updates = load_engine(engine).updates(model, settings, communicator, micro_batches)
+    return TrainingStep(updates, communicator, settings, PretrainingObjective(settings.loss), micro_batches, denominators)
 
 
 def run_updates(
@@ -55,22 +70,21 @@ def run_updates(
     loss: str = "token",
     make_batch=packed,
     updates: int = UPDATES,
+    engine: EngineName = "tensorflow",
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The parameters after `updates`, and the gradients of the last one; every process takes its share of the packs."""
-    model = make_model()
+    model = make_model(loss=loss, engine=engine)
     settings = TrainingSettings(optimizer=optimizer, beta_1=0.5, loss=loss, seed=3)
-    rules = Optimizer(model.variables_by_name, settings)
-    step = TrainingStep(
-        model, rules, communicator, settings, accumulation_steps=micro_batches, denominators=LossDenominators(kind, EXPECTED)
-    )
-    before = {}
+    denominators = LossDenominators(kind, EXPECTED)
+    step = make_step(model, settings, communicator, micro_batches, denominators=denominators, engine=engine)
+    before: dict[str, np.ndarray] = {}
     for update in range(1, updates + 1):
-        before = {name: moment.numpy() for name, moment in rules.first_moments.items()}
+        before, _ = step.updates.moments()
         own_packs = packs_of(update)[communicator.rank :: communicator.size]
         shares = [make_batch(own_packs[part::micro_batches]) for part in range(micro_batches)]
         step.run(shares, update, 1e-3)
-    gradients = {name: 2 * moment.numpy() - before[name] for name, moment in rules.first_moments.items()}
-    return {name: variable.numpy() for name, variable in model.variables_by_name.items()}, gradients
+    after, _ = step.updates.moments()
+    return model.values(), {name: 2 * moment - before[name] for name, moment in after.items()}
 
 
 def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:

@@ -9,15 +9,16 @@ from typing import Any
 
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.finetune import finetune
-from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder
+from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder, start_weights
 from gaudi_bert.tasks.objective import TaskEvaluator
 from gaudi_bert.tasks.task_data import TaskData
 from gaudi_bert.tasks.task_rows import tokenized_file
-from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.distributed.horovod import connect
 from gaudi_bert.training.results import FineTuneInput
 from tests.builders.bert_folder import write_bert
 from tests.builders.effort import LONG
@@ -72,8 +73,8 @@ def evaluator(model: Path, path: Path, communicator: Communicator, depth: int | 
     task = folder.make_task()
     sequences, rows = rows_of(model, path)
     data = TaskData.planned(path, "", rows, sequences, max_sequence_length=LENGTH, algorithm="optimal", depth=depth)
-    bert = open_task_model(folder, task)
-    return TaskEvaluator(bert, data, communicator, batch_packs=MICRO_BATCH, seed=seed, best_metric=task.best_metric)
+    bert = open_task_model(start_weights(model, task, lacks_head=False), task, load_engine("tensorflow"))
+    return TaskEvaluator(bert, task, data, communicator, batch_packs=MICRO_BATCH, seed=seed, best_metric=task.best_metric)
 
 
 def evaluated(model: Path, path: Path, communicator: Communicator, **given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What each of two real Horovod processes does for `training/distributed/test_two_processes.py`; started by horovodrun.
+"""What each of two real Horovod processes does for `training/test_two_processes.py`; started by horovodrun.
 
 usage: python -m tests.builders.two_processes DATA ROWS OUT   trains on DATA, and fine-tunes on ROWS (`two_finetunes.py`);
 writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz; then rank 1 falls asleep inside a graph, which ends both
@@ -21,11 +21,11 @@ from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import GaudiBertError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.training import objective
-from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.distributed.horovod import connect
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.tensorflow import model as tensorflow_model
+from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.training.evaluate import evaluate
-from gaudi_bert.training.tensorflow.step import TrainingStep
+from gaudi_bert.training.step import TrainingStep
 from gaudi_bert.training.train import train
 from tests.builders import training_data, two_finetunes
 from tests.builders import training_updates as work
@@ -92,7 +92,7 @@ def stopped(data: Path, out: Path, rank: int) -> str:
 
 def fall_asleep(data: Path, out: Path, rank: int) -> None:
     """Train; rank 1 sleeps in its fourth forward pass."""
-    right, passes = objective.pretraining_sums, []
+    right, passes = tensorflow_model.pretraining_sums, []
 
     def pause() -> None:
         passes.append(1)
@@ -105,7 +105,7 @@ def fall_asleep(data: Path, out: Path, rank: int) -> None:
         with tf.control_dependencies([tf.py_function(pause, [], [])]):
             return sums._replace(masked_lm_sum=tf.identity(sums.masked_lm_sum))
 
-    objective.pretraining_sums = sums_after_a_pause
+    tensorflow_model.pretraining_sums = sums_after_a_pause
     train(settings(stall_seconds=10), data / "train", None, out, reporter=QUIET)
 
 

@@ -25,12 +25,7 @@ MEMORY_BYTES = 12 << 30
 
 
 class Outcome(NamedTuple):
-    """How a case ended.
-
-    Attributes:
-        how: "ended", "raised" (anything that is not an error of ours), "died" or "hung".
-        value: what the function returned, or the traceback, or how the process died.
-    """
+    """How a case ended: "ended", "raised", "died" or "hung"; and what the function returned, its traceback, or its exit."""
 
     how: str
     value: Any
@@ -67,7 +62,6 @@ class WatchedWorker:
         return self._pipe
 
     def stop(self) -> None:
-        """End the process."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -119,7 +113,6 @@ def command_and_libraries(arguments: list[str], folder: Path) -> tuple[int, str]
 
 @contextlib.contextmanager
 def inside(folder: Path) -> Iterator[None]:
-    """In this folder."""
     before = Path.cwd()
     os.chdir(folder)
     try:

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.command_line import Done, run_command
+from tests.builders.command_line import refusal, run_command, succeed
 
 DEMO = str(Path(__file__).resolve().parent.parent.parent / "pipelines" / "demo.yaml")
 
 
-def gaudi_bert(*arguments: str, folder: Path) -> Done:
-    """The command, on a machine without any cluster."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("KUBE")}
-    environment["KUBECONFIG"] = str(folder / "no-kubeconfig")
-    return run_command(*arguments, folder=folder, environment=environment)
+@pytest.fixture(autouse=True)
+def _no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without any cluster."""
+    for name in [name for name in os.environ if name.startswith("KUBE")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-kubeconfig"))
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -43,60 +45,45 @@ def gaudi_bert(*arguments: str, folder: Path) -> Done:
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], said: str) -> None:
-    done = gaudi_bert(*arguments, folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert said in refusal(*arguments)
     assert not list(tmp_path.iterdir())
 
 
-def test_waiting_in_vain_fails_in_the_stated_time(tmp_path: Path) -> None:
-    done = gaudi_bert("wait", DEMO, "--for", "plan", "--timeout", "0.1", folder=tmp_path)
+def test_waiting_in_vain_fails_in_the_stated_time_and_for_nothing_returns_at_once() -> None:
+    done = run_command("wait", DEMO, "--for", "plan", "--timeout", "0.1")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: work/demo/histogram.json and 1 more: not there after 0.1 s, so plan cannot start")
-
-
-def test_waiting_for_nothing_returns_at_once(tmp_path: Path) -> None:
-    done = gaudi_bert("wait", DEMO, "--for", "prepare", "--json", folder=tmp_path)
-    assert done.returncode == 0
+    done = succeed("wait", DEMO, "--for", "prepare", "--json")
     assert json.loads(done.stdout) == {"stage": "prepare", "waited_seconds": 0.0}
 
 
 def test_render_writes_what_kubectl_takes(tmp_path: Path) -> None:
-    done = gaudi_bert("run", DEMO, "--render", "out", "--stages", "plan,train", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("run", DEMO, "--render", "out", "--stages", "plan,train")
     assert "kubectl apply -k out/data" in done.stdout.splitlines()
     assert (tmp_path / "out" / "training" / "train.yaml").exists()
-    again = gaudi_bert("run", DEMO, "--render", "out", "--stages", "plan,train", folder=tmp_path)
-    assert again.returncode == 0, "rendering into the same folder again is fine"
+    succeed("run", DEMO, "--render", "out", "--stages", "plan,train")  # into the same folder again is fine
 
 
 @pytest.mark.parametrize("how", ["edited by hand", "rendered from other settings"])
 def test_render_replaces_manifests_only_with_overwrite(how: str, tmp_path: Path) -> None:
     command = ["run", DEMO, "--render", "out", "--stages", "plan"]
-    assert gaudi_bert(*command, folder=tmp_path).returncode == 0
+    succeed(*command)
     rendered, manifest = (tmp_path / "out/data/plan.yaml").read_text(), tmp_path / "out/data/plan.yaml"
     if how == "edited by hand":
         manifest.write_text(rendered.replace("cpu:", "cpu: # mine\n", 1))
     else:
         command += ["--set", "images.data=mine"]
     before = manifest.read_text()
-    refused = gaudi_bert(*command, folder=tmp_path)
-    assert refused.returncode == 2
-    assert ".yaml: differs from what --render would write" in refused.stderr
-    assert "pass --overwrite to replace it" in refused.stderr
+    assert ".yaml: differs from what --render would write" in refusal(*command)
     assert manifest.read_text() == before
-    assert gaudi_bert(*command, "--overwrite", folder=tmp_path).returncode == 0
+    succeed(*command, "--overwrite")
     assert ("image: mine" in manifest.read_text()) if how != "edited by hand" else manifest.read_text() == rendered
 
 
-def test_the_doctor_says_what_to_fix_on_a_machine_without_cards(tmp_path: Path) -> None:
-    fine = gaudi_bert("doctor", "--json", folder=tmp_path)
-    assert fine.returncode == 0
-    assert json.loads(fine.stdout)["ready"] is True
-    wanted = gaudi_bert("doctor", "--json", "--set", "resources.cards=8", folder=tmp_path)
+def test_the_doctor_says_what_to_fix_on_a_machine_without_cards() -> None:
+    assert json.loads(succeed("doctor", "--json").stdout)["ready"] is True
+    wanted = run_command("doctor", "--json", "--set", "resources.cards=8")
     if json.loads(wanted.stdout)["ready"]:
         pytest.skip("THIS MACHINE HAS GAUDI CARDS: nothing to fix")
     assert wanted.returncode == 1

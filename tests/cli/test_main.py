@@ -23,14 +23,13 @@ from gaudi_bert.artefacts.completion import OPTIONS
 from gaudi_bert.cli.main import COMMANDS, app
 from gaudi_bert.common.errors import install_command
 from gaudi_bert.config.sections import PrepareSettings
-from tests.builders.command_line import run_command
+from tests.builders.command_line import refusal, run_command, run_python, succeed
 from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case
 
 
 def test_every_command_is_listed_and_explains_itself() -> None:
-    done = run_command("--help")
-    assert done.returncode == 0
+    done = succeed("--help")
     assert "..." not in done.stdout.replace("[ARGS]...", ""), "no summary is cut off"
     groups = done.stdout.partition("Before anything is written:")[2]
     listed = re.findall(r"^  ([a-z][a-z0-9-]*)  ", groups, flags=re.MULTILINE)
@@ -39,37 +38,15 @@ def test_every_command_is_listed_and_explains_itself() -> None:
         assert run_command(*same).stdout == done.stdout
     assert run_command("help", "pack").stdout == run_command("pack", "-h").stdout
     for command in listed:
-        done = run_command(command, "--help")
-        assert done.returncode == 0
-        assert done.stdout.startswith("Usage: ")
-        assert f" {command} " in done.stdout.splitlines()[0]
+        usage = succeed(command, "--help").stdout.splitlines()[0]
+        assert usage.startswith("Usage: ")
+        assert f" {command} " in usage
 
 
 def test_settings_are_named_by_options_that_there_are() -> None:
-    known = {
-        option
-        for command in ("prepare", "plan", "pack", "import", "embed")
-        for option in run_command(command, "--help").stdout.split()
-    }
+    pages = [run_command(command, "--help").stdout for command in ("prepare", "plan", "pack", "import", "embed", "convert")]
+    known = set(" ".join(pages).split())
     assert {f"--{name.replace('_', '-')}" for name in OPTIONS} <= known
-
-
-def test_help_needs_nothing_heavy() -> None:
-    """In a bare environment `--help` works: the heavy modules are made impossible to import."""
-    code = """
-import sys
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"numpy", "numba", "scipy", "highspy", "tensorflow", "matplotlib", "pyarrow", "tokenizers"}:
-            raise ImportError(name)
-sys.meta_path.insert(0, Refuse())
-sys.argv = ["gaudi-bert", "--help"]
-from gaudi_bert.cli import main
-main()
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Pretraining:" in done.stdout
 
 
 def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, str]:
@@ -106,11 +83,8 @@ def test_errors_are_red_on_a_terminal() -> None:
 def test_shells_complete_commands_and_options(shell: str) -> None:
     words = {"bash": {"COMP_WORDS": "gaudi-bert ver", "COMP_CWORD": "1"}}
     others = {"_TYPER_COMPLETE_ARGS": "gaudi-bert ver", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    asked = {"_GAUDI_BERT_COMPLETE": f"complete_{shell}", **words.get(shell, others)}
     code = "import sys; sys.argv = ['gaudi-bert']; from gaudi_bert.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=False
-    )
+    done = run_python(code, _GAUDI_BERT_COMPLETE=f"complete_{shell}", **words.get(shell, others))
     assert "verify" in done.stdout
     assert "verify-model" in done.stdout
 
@@ -135,10 +109,8 @@ def test_files_that_the_shell_made_of_a_pattern_are_that_pattern(tmp_path: Path)
     case = make_case(tmp_path, files=3, sequences_per_file=7)
     files = sorted(path.relative_to(tmp_path) for path in case.records.iterdir())
     for name, records in (("quoted", [f"{files[0].parent}/*"]), ("unquoted", files)):
-        done = run_command("pack", *records, "--out", name, "--workers", 1, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
-        done = run_command("verify", *records, name, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
+        succeed("pack", *records, "--out", name, "--workers", 1, folder=tmp_path)
+        succeed("verify", *records, name, folder=tmp_path)
     assert contents(tmp_path / "unquoted") == contents(tmp_path / "quoted")
 
 
@@ -154,10 +126,8 @@ def test_one_word_too_many_is_one_line(name: str, tmp_path: Path) -> None:
         pytest.skip("takes any number of words")
     for extra in (["extra"], ["a.x", "b.x"]):
         (tmp_path / extra[0]).touch()
-        done = run_command(*name.split(), *options, *["word"] * len(arguments), *extra, folder=tmp_path)
-        assert done.returncode == 2
-        (line,) = done.stderr.splitlines()
-        assert line.startswith(f"error: {extra[0]}: ")
+        line = refusal(*name.split(), *options, *["word"] * len(arguments), *extra, folder=tmp_path)
+        assert line.startswith(f"{extra[0]}: ")
         assert f" {name} " in line
 
 
@@ -167,15 +137,17 @@ def test_what_no_pattern_stands_for_is_explained(names: list[str], tmp_path: Pat
         (tmp_path / file).touch()
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-    done = run_command("pack", *names, "--out", "o", folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {names[1]}: one file, folder or pattern is expected; put a pattern in quotes: ")
-    assert f" pack '*{Path(names[1]).suffix}'" in done.stderr
+    line = refusal("pack", *names, "--out", "o", folder=tmp_path)
+    assert line.startswith(f"{names[1]}: one file, folder or pattern is expected; ")
+    assert f" pack '*{Path(names[1]).suffix}'" in line
 
 
 def test_as_a_module_of_its_own_process() -> None:
     done = subprocess.run([sys.executable, "-m", "gaudi_bert", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == run_command("--version").stdout == f"gaudi-bert {__version__}\n"
+
+
+DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "demo.yaml"
 
 
 @pytest.mark.parametrize(
@@ -197,32 +169,20 @@ def test_as_a_module_of_its_own_process() -> None:
         (["k8s", "sttus"], "No such command 'sttus'"),
         ([], "Missing command; see: "),
         (["run", "absent.yaml"], "absent.yaml"),
+        (["run", DEMO, "--stages", "pack"], "stages are prepare, histogram"),
         (["report", "absent"], "absent"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], said: str) -> None:
-    done = run_command(*arguments, folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stdout == ""
+    assert said in refusal(*arguments, folder=tmp_path)
     assert not list(tmp_path.iterdir()), "nothing may be written for a refused request"
-
-
-def test_an_unknown_stage_is_refused(tmp_path: Path, repository: Path) -> None:
-    done = run_command("run", str(repository / "pipelines/demo.yaml"), "--stages", "pack", folder=tmp_path)
-    assert done.returncode == 2
-    assert "stages are prepare, histogram" in done.stderr
 
 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, repository: Path) -> None:
     text = tmp_path / "mine.yaml"
     text.write_text("name: mine\nprepare: {text: [absent/*.txt]}\npacking: {depth: 7}\n")
     asked = ("run", text, "--dry-run", "--stages", "prepare,histogram")
-    done = run_command(*asked, folder=tmp_path)
-    assert done.returncode == 0
-    assert done.stdout.splitlines() == [
+    assert succeed(*asked, folder=tmp_path).stdout.splitlines() == [
         "work folder: work/mine",
         "to do here: prepare, histogram",
         f"MISSING: prepare.text = absent/*.txt: {tmp_path}/absent/*.txt does not exist",
@@ -245,31 +205,23 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, repo
     assert [stage["stage"] for stage in printed["outlook"]] == printed["stages"] == ["prepare", "histogram"]
 
 
-def test_what_one_process_does_is_refused_under_a_launcher(tmp_path: Path, repository: Path) -> None:
+def test_what_one_process_does_is_refused_under_a_launcher(tmp_path: Path) -> None:
     launched = {**os.environ, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-    demo = ("run", repository / "pipelines/demo.yaml")
-    done = run_command(*demo, folder=tmp_path, environment=launched)
-    assert done.returncode == 2
-    assert done.stderr.startswith(
-        "error: mpirun started 2 processes, but one process does prepare, histogram, plan, write, "
-    )
-    assert len(done.stderr.splitlines()) == 1
-    assert "leave out mpirun" in run_command(*demo, "--on", "docker", folder=tmp_path, environment=launched).stderr
-    shared = run_command(*demo, "--stages", "histogram", "--shard", "1/2", folder=tmp_path, environment=launched)
-    assert "run the stage `prepare` first" in shared.stderr
+    one = "mpirun started 2 processes, but one process does prepare, histogram, plan, write, "
+    assert refusal("run", DEMO, folder=tmp_path, environment=launched).startswith(one)
+    assert "leave out mpirun" in refusal("run", DEMO, "--on", "docker", folder=tmp_path, environment=launched)
+    shared = ("run", DEMO, "--stages", "histogram", "--shard", "1/2")
+    assert "run the stage `prepare` first" in run_command(*shared, folder=tmp_path, environment=launched).stderr
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_first_process_alone_prints_what_all_did(rank: int, tmp_path: Path, repository: Path) -> None:
+def test_the_first_process_alone_prints_what_all_did(rank: int, tmp_path: Path) -> None:
     launched = {**os.environ, "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": "2"}
-    demo = ("run", repository / "pipelines/demo.yaml", "--stages", "train", "--dry-run")
-    done = run_command(*demo, folder=tmp_path, environment=launched)
-    assert (done.returncode, bool(done.stdout)) == (0, rank == 0)
+    done = succeed("run", DEMO, "--stages", "train", "--dry-run", folder=tmp_path, environment=launched)
+    assert bool(done.stdout) == (rank == 0)
 
 
 # --- how a command ends when it is stopped, when its output has no room, or when a path cannot be
-
-COMMAND = [sys.executable, "-m", "gaudi_bert"]
 
 
 @pytest.fixture(scope="module")
@@ -310,8 +262,7 @@ def test_signals_end_a_command_with_75_and_the_same_command_goes_on(
     assert not (tmp_path / "histogram.json").exists()
     if second_after is not None:
         return
-    done = run_command("histogram", records, "--out", "histogram.json", "--json", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("histogram", records, "--out", "histogram.json", "--json", folder=tmp_path)
     assert json.loads(done.stdout)["files"] == 1500
 
 
@@ -330,14 +281,8 @@ def test_a_second_ctrl_c_interrupts_a_training_that_saves_with_75(case: PackingC
 
 def test_a_full_standard_output_is_one_line(case: PackingCase, tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*COMMAND, "histogram", str(case.records), "--out", "histogram.json"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            check=False,
-        )
+        command = [sys.executable, "-m", "gaudi_bert", "histogram", str(case.records), "--out", "histogram.json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
     assert done.stderr == "error: standard output: No space left on device; send it where there is room\n"
     assert (tmp_path / "histogram.json").exists()
@@ -358,20 +303,17 @@ def test_a_full_standard_output_is_one_line(case: PackingCase, tmp_path: Path) -
 )
 def test_paths_that_cannot_be_are_one_line(case: PackingCase, tmp_path: Path, arguments: list[str], reason: str) -> None:
     places = {"records": str(case.records), "histogram": str(case.plan.with_name("histogram.json"))}
-    done = run_command(*(argument.format(**places) for argument in arguments), folder=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert reason in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert len(done.stderr) < 500
+    line = refusal(*(argument.format(**places) for argument in arguments), folder=tmp_path)
+    assert reason in line
+    assert len(line) < 500
 
 
 # --- extras that are not installed
 
 
 def without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command where `module` cannot be imported."""
     code = f"import sys; sys.modules[{module!r}] = None; from gaudi_bert.cli import main; main(sys.argv[1:])"
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    return run_python(code, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -411,11 +353,9 @@ def test_the_name_of_a_model_leads_to_its_download(tmp_path: Path, arguments: st
     if find_spec(needs) is None:
         pytest.skip(f"{needs} IS NOT INSTALLED, and is looked for before the model")
     (tmp_path / "rows.jsonl").write_text('{"text": "a", "label": "b"}\n')
-    done = run_command(*arguments.split(), name, folder=tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    own = name.rpartition("/")[2]
-    assert line.startswith(f"error: {name}: no folder here; download it first: `hf download {name} --local-dir {own}`")
+    download = f"`hf download {name} --local-dir {name.rpartition('/')[2]}`"
+    line = refusal(*arguments.split(), name, folder=tmp_path)
+    assert line.startswith(f"{name}: no folder here; download it first: {download}")
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
@@ -423,3 +363,23 @@ def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:
     done = without("numpy", "histogram", "records", "--out", "histogram.json")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+# --- what earlier versions had is refused with what to do instead, and nothing else is
+
+REMOVED = {
+    "compare lengths.npy": "compare was removed: `gaudi-bert estimate SOURCE` prints our packs and the proven minimum,",
+    "help compare": "compare was removed: `gaudi-bert estimate SOURCE` prints our packs and the proven minimum,",
+    "train --data records --out out --on-the-fly plan.json": "train --on-the-fly was removed: pack the records first, with",
+    "pack t.parquet --out o --keep-together talk": "pack --keep-together was removed: join the rows that belong together",
+    "write r --plan p.json --out o --parquet": "write --parquet was removed: write the packs first, then `gaudi-bert",
+    "write r --plan p.json --predecessor-metadata": "write --predecessor-metadata was removed: write the packs first, then",
+    "train --on-the-fly=plan.json": "train --on-the-fly was removed: pack the records first, with",
+    "evaluate --on-the-fly plan.json": "No such option: --on-the-fly",
+    "conjure": "No such command 'conjure'",
+}
+
+
+@pytest.mark.parametrize("words", REMOVED)
+def test_what_was_removed_is_refused_with_what_to_do_instead(words: str) -> None:
+    assert refusal(*words.split()).startswith(REMOVED[words])

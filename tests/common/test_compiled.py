@@ -12,6 +12,7 @@ import pytest
 
 import gaudi_bert
 from gaudi_bert.common import compiled
+from tests.builders.command_line import run_python
 
 PACKAGE = Path(gaudi_bert.__file__).resolve().parent
 
@@ -57,14 +58,9 @@ def run(package: Path, **environment: str) -> tuple[str, str]:
     """What a new process prints: the kernel's result, and how often it came from the disk; and what it complains of."""
     folder = package.parents[1]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
-    own = {
-        "GAUDI_BERT_QUIET": "1",
-        "PYTHONPATH": str(folder),
-        "XDG_CACHE_HOME": str(folder / "cache"),
-        "TMPDIR": str(folder),
-    }
+    own = {"GAUDI_BERT_QUIET": "1", "PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    variables = {**kept, **own, "TMPDIR": str(folder), **environment}
     command = [sys.executable, "-m", "gaudi_bert.room.program"]
-    variables = kept | own | environment
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr
@@ -124,9 +120,7 @@ def test_where_kernels_go(package: Path, environment: dict[str, str], folder: st
 def test_without_any_place_one_line_says_so(package: Path) -> None:
     printed, complaint = run(package, NUMBA_CACHE_DIR="/dev/null/kernels")
     assert printed == "16 0"
-    assert complaint.startswith(
-        "gaudi-bert: compiled kernels cannot be saved, so every start compiles them again: /dev/null/"
-    )
+    assert complaint.startswith("gaudi-bert: compiled kernels cannot be saved, ")
     assert complaint.endswith("set NUMBA_CACHE_DIR to a folder that can be written\n")
     assert complaint.count("\n") == 1
 
@@ -162,9 +156,7 @@ def test_an_older_processor_than_the_images_compiles_for_itself(lost: str, kept:
         f"compiled.fall_back_to_own_processor(compiled.processor_flags(Path({str(tmp_path / 'cpuinfo')!r})));"
         "print('NUMBA_CPU_NAME' in os.environ, numba.config.CPU_NAME, numba.config.CPU_FEATURES)"
     )
-    image = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+sse4.2,+pclmul", "PYTHONPATH": str(PACKAGE.parent)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **image})
+    done = run_python(code, NUMBA_CPU_NAME="x86-64-v3", NUMBA_CPU_FEATURES="+sse4.2,+pclmul", PYTHONPATH=str(PACKAGE.parent))
     assert done.stdout.split() == (["True", "x86-64-v3", "+sse4.2,+pclmul"] if kept else ["False", "None", "None"])
 
 

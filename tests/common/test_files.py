@@ -1,16 +1,13 @@
-"""Files are whole or absent, also when the writer is killed, the disk is full, or two writers meet."""
+"""Files are complete or absent, also when the writer is killed, the disk is full, or two writers meet; and YAML in them."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +25,8 @@ from gaudi_bert.common.files import (
     write_json,
     write_text,
 )
-from tests.builders.imports import syntax_trees
+from gaudi_bert.common.yaml_text import parse_yaml
+from tests.builders.watched_worker import inside
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
@@ -68,15 +66,10 @@ with atomic_file(Path({str(path)!r})) as handle:
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_full_disk_is_one_line_with_a_remedy() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
+def test_a_full_disk_and_a_folder_that_cannot_be_made_are_one_line(tmp_path: Path) -> None:
     full = Path("/dev/full")
     with pytest.raises(FailedError, match="free some space"), explained_os_errors(full, "write"):
         full.write_bytes(b"x")
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file/a\.txt: cannot write: Not a directory; one of its folders is a file"):
         write_text(tmp_path / "file" / "a.txt", "x")
@@ -133,49 +126,12 @@ def test_processes_that_write_the_same_file_take_turns(tmp_path: Path) -> None:
 
 # --- files for reading have an end
 
-OPENERS = {"open", "read_text", "read_bytes"}
-# Who opens files otherwise, and why: files of this installation and of the system, and what only grows or is locked.
-OTHERWISE = {
-    "common/files.py",
-    "common/compiled.py",
-    "common/errors.py",
-    "common/progress.py",
-    "common/tensorflow_environment.py",
-    "corpus/python_texts.py",
-    "runners/doctor/host.py",
-    "runners/stop_ranks.py",
-    "runners/kubernetes/kustomize.py",
-    "runners/compile_kernels.py",
-    "artefacts/store/objects.py",
-    "training/metrics.py",
-    "tables/tokenize.py",
-}
-NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model"}
-
-
-def opened(tree: ast.AST) -> Iterator[int]:
-    """The lines of a file's syntax that open a file by its name."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        function = node.func
-        if isinstance(function, ast.Name) and function.id == "open":
-            yield from [] if "regular(" in ast.unparse(node) else [node.lineno]
-        elif isinstance(function, ast.Attribute) and function.attr in OPENERS:
-            owner = ast.unparse(function.value).split(".")[0]
-            yield from [] if owner in NO_FILES else [node.lineno]
-
-
-def test_all_code_reads_files_by_one_function() -> None:
-    found = {path.as_posix(): list(opened(tree)) for path, tree in syntax_trees() if path.as_posix() not in OTHERWISE}
-    assert {path: lines for path, lines in found.items() if lines} == {}
-
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe"])
 def test_what_has_no_end_is_no_file(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x"
     if kind == "socket":
-        with socket.socket(socket.AF_UNIX) as server, inside(tmp_path):
+        with socket.socket(socket.AF_UNIX) as server, inside(tmp_path):  # the names of sockets are short
             server.bind("x")
     elif kind == "device":
         path.symlink_to("/dev/zero")
@@ -188,17 +144,6 @@ def test_what_has_no_end_is_no_file(tmp_path: Path, kind: str) -> None:
     with pytest.raises(InputError, match="give a file"):
         write_text(path, "x")
     assert not list(tmp_path.glob(".*"))
-
-
-@contextlib.contextmanager
-def inside(folder: Path) -> Iterator[None]:
-    """The names of sockets are short."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def test_a_loop_of_links_is_named(tmp_path: Path) -> None:
@@ -215,3 +160,47 @@ def test_what_is_no_path_is_named(tmp_path: Path, name: str) -> None:
         read_json(tmp_path / name)
     with pytest.raises(InputError, match="invalid path"):
         write_text(tmp_path / name, "x")
+
+
+# --- YAML that is deep, large, repeats itself, or holds impossible numbers ends in one short line
+
+
+ALIASES_OF_ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "nested more than 32 deep"),
+        ("{a: " * 40 + "1" + "}" * 40, "nested more than 32 deep"),
+        (ALIASES_OF_ALIASES, "more than 10,000 values"),
+        ("a: &a [*a]", "holds itself"),
+        ("a: " + "9" * 6_000, "not a YAML file"),
+        ("a: 2020-13-45", "month must be in 1..12"),
+        ("packing: {depth: 3}\nname: x\npacking: {depth: 4}", "`packing` is given twice, in lines 1 and 3"),
+        ("packing: {depth: 3, depth: 4}", "`depth` is given twice, in lines 1 and 1"),
+        ("x" * 300_000, "300,000 characters; settings have at most 262,144"),
+        ("a: b: " + "x" * 200_000, "mapping values are not allowed here"),
+        ("a: \x00", "not a YAML file"),
+        ("a: !!python/object:os.system x", "line 1, column 4: not valid YAML"),
+    ],
+)
+def test_what_takes_for_ever_or_cannot_be_is_refused_in_a_line(text: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as caught:
+        parse_yaml(text, "pipeline.yaml")
+    assert str(caught.value).startswith("pipeline.yaml: ")
+    assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
+
+
+def test_aliases_and_merges_work_as_ever() -> None:
+    text = "base: &base {x: 1, y: 2}\nmore: &more {<<: *base, y: 3}\nmost: {<<: *more, x: 4}\nlist: [*base, *base]"
+    assert parse_yaml(text, "a.yaml") == {
+        "base": {"x": 1, "y": 2},
+        "more": {"x": 1, "y": 3},
+        "most": {"x": 4, "y": 3},
+        "list": [{"x": 1, "y": 2}, {"x": 1, "y": 2}],
+    }
+    assert parse_yaml("", "a.yaml") is None

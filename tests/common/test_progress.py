@@ -1,4 +1,4 @@
-"""Progress: plain lines in a log, nothing when quiet, figures that a person can read."""
+"""Progress: plain lines in a log, nothing when quiet, figures that a person can read; any value in a short line."""
 
 from __future__ import annotations
 
@@ -7,29 +7,26 @@ import time
 
 import pytest
 
+from gaudi_bert.common.errors import shortened, shown
 from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds, measured
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(7, "7 B"), (1500, "1.5 kB"), (2_300_000, "2.3 MB"), (4e12, "4.0 TB"), (7e18, "7000.0 PB")]
-)
-def test_bytes(count: float, text: str) -> None:
-    assert human_bytes(count) == text
+def test_bytes_and_seconds() -> None:
+    sizes = {7: "7 B", 1500: "1.5 kB", 2_300_000: "2.3 MB", 4e12: "4.0 TB", 7e18: "7000.0 PB"}
+    assert {size: human_bytes(size) for size in sizes} == sizes
+    times = {0.44: "0.4 s", 59: "59 s", 61: "1 min 01 s", 7260: "2 h 01 min"}
+    assert {seconds: human_seconds(seconds) for seconds in times} == times
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (59, "59 s"), (61, "1 min 01 s"), (7260, "2 h 01 min")])
-def test_seconds(seconds: float, text: str) -> None:
-    assert human_seconds(seconds) == text
-
-
-def test_a_log_gets_whole_lines() -> None:
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_log_gets_complete_lines_or_nothing(quiet: bool) -> None:
     stream = io.StringIO()
-    reporter = Reporter(stream)
+    reporter = Reporter(stream, quiet=quiet)
     reporter.say("done")
     with reporter.task("scan", 10, "sequences") as task:
         task.advance(5)
         reporter.show(task.line(task.started + 1))
-    assert stream.getvalue() == "done\nscan: 50 %, 5.0 sequences/s, 1.0 s left\n"
+    assert stream.getvalue() == ("" if quiet else "done\nscan: 50 %, 5.0 sequences/s, 1.0 s left\n")
 
 
 @pytest.mark.parametrize(
@@ -67,16 +64,7 @@ def test_work_whose_first_unit_takes_long_shows_that_it_goes_on(monkeypatch: pyt
     assert stream.getvalue().endswith("\r"), "the line is gone in the end"
 
 
-def test_quiet_is_quiet() -> None:
-    stream = io.StringIO()
-    reporter = Reporter(stream, quiet=True)
-    reporter.say("done")
-    with reporter.task("scan", 10, "bytes") as task:
-        task.advance(10)
-    assert stream.getvalue() == ""
-
-
-#
+# --- measuring
 
 
 def test_a_call_is_measured() -> None:
@@ -84,3 +72,25 @@ def test_a_call_is_measured() -> None:
     assert len(found.result) == 80_000_017
     assert found.seconds > 0
     assert found.memory_bytes is None or found.memory_bytes > 40_000_000
+
+
+# --- values in messages
+
+
+def test_long_texts_keep_their_ends() -> None:
+    assert shortened("a  b\nc") == "a b c"
+    line = shortened("first" + "x" * 5_000_000 + "last", 100)
+    assert len(line) <= 100
+    assert line.startswith("first")
+    assert line.endswith("last")
+
+
+def test_any_value_is_shown_shortly() -> None:
+    deep: list[object] = []
+    for _ in range(10_000):
+        deep = [deep, deep]
+    assert shown(3) == "3"
+    assert shown("a") == "'a'"
+    assert shown(1 << 24_000) == "a number of 24,001 bits"
+    assert len(shown(deep)) <= 80
+    assert len(shown({"x" * 1_000_000: "y" * 1_000_000})) <= 80

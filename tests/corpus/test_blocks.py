@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -57,9 +57,8 @@ def test_blocks_and_sections_divide_the_documents(documents: list[tuple[int, boo
     held = [[number for number in range(block.first, block.stop) if chosen[number]] for block in blocks]
     assert [number for numbers in held for number in numbers] == np.flatnonzero(chosen).tolist()
     assert [block.number for block in blocks] == list(range(len(blocks)))
-    assert all(
-        block.characters == characters[numbers].sum() < 150 + 300 for block, numbers in zip(blocks, held, strict=True)
-    )
+    assert [block.characters for block in blocks] == [characters[numbers].sum() for numbers in held]
+    assert all(block.characters < 150 + 300 for block in blocks)
     assert all(len(numbers) >= min(2, chosen.sum()) for numbers in held)
     if not blocks:
         return
@@ -99,21 +98,20 @@ def test_blocks_are_read_over_the_borders_of_files(tmp_path: Path, monkeypatch: 
         list(read_blocks(scans, chosen, blocks))
 
 
-#
+# --- writing a section
 
 SECTION = Section("train", 1, (Block(3, 0, 5, 100),), range(4, 7))
 
 
-def block_of(*payloads: bytes) -> BlockExamples:
-    frames = [frame(payload) for payload in payloads]
-    return BlockExamples(
-        b"".join(frames), np.array([len(record) for record in frames], dtype=np.int64), ExampleCounts(sequences=len(frames))
-    )
+def payloads_of(number: int, size: int) -> list[bytes]:
+    return [f"{number}-{index}".encode() * (1 + index % 3) for index in range(size)]
 
 
-def blocks_of(sizes: tuple[int, ...]) -> list[BlockExamples]:
-    names = [[f"{number}-{place}".encode() * (1 + place % 3) for place in range(size)] for number, size in enumerate(sizes)]
-    return [block_of(*payloads) for payloads in names]
+def blocks_of(*sizes: int) -> Iterator[BlockExamples]:
+    for number, size in enumerate(sizes):
+        frames = [frame(payload) for payload in payloads_of(number, size)]
+        lengths = np.array([len(record) for record in frames], dtype=np.int64)
+        yield BlockExamples(b"".join(frames), lengths, ExampleCounts(sequences=len(frames)))
 
 
 def written(folder: Path) -> list[list[bytes]]:
@@ -125,33 +123,24 @@ def test_every_example_is_in_one_file_and_files_are_even(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle_bytes: int
 ) -> None:
     monkeypatch.setattr(blocks_module, "SHUFFLE_BYTES", shuffle_bytes)
-    given = blocks_of((7, 0, 13, 1, 11))
-    section = write_section(SECTION, iter(given), tmp_path, 9, seed=5)
-    found = written(tmp_path)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == [f"part-0000{part}-of-00009.tfrecord" for part in (4, 5, 6)]
+    sizes = (7, 0, 13, 1, 11)
+    section = write_section(SECTION, blocks_of(*sizes), tmp_path, 9, seed=5)
+    paths, found = sorted(tmp_path.iterdir()), written(tmp_path)
+    assert [path.name for path in paths] == [f"part-0000{part}-of-00009.tfrecord" for part in (4, 5, 6)]
     assert [len(records) for records in found] == [11, 11, 10]
-    expected = [
-        payload
-        for number, size in enumerate((7, 0, 13, 1, 11))
-        for payload in (f"{number}-{place}".encode() * (1 + place % 3) for place in range(size))
-    ]
+    expected = [payload for number, size in enumerate(sizes) for payload in payloads_of(number, size)]
     assert sorted(payload for records in found for payload in records) == sorted(expected)
     assert section.counts.sequences == 32
     assert [(file.name, file.sequences, file.bytes) for file in section.files] == [
-        (path.name, len(records), path.stat().st_size)
-        for path, records in zip(sorted(tmp_path.iterdir()), found, strict=True)
+        (path.name, len(records), path.stat().st_size) for path, records in zip(paths, found, strict=True)
     ]
 
 
 def test_the_order_is_a_matter_of_seed_split_and_section(tmp_path: Path) -> None:
-    sections = [
-        SECTION,
-        Section("evaluation", 1, SECTION.blocks, SECTION.parts),
-        Section("train", 2, SECTION.blocks, SECTION.parts),
-    ]
+    evaluation, second = (Section(*which, SECTION.blocks, SECTION.parts) for which in (("evaluation", 1), ("train", 2)))
     orders = []
-    for run, (section, seed) in enumerate([(SECTION, 5), (SECTION, 5), (SECTION, 6), (sections[1], 5), (sections[2], 5)]):
-        write_section(section, iter(blocks_of((50,))), tmp_path / str(run), 9, seed)
+    for run, (section, seed) in enumerate([(SECTION, 5), (SECTION, 5), (SECTION, 6), (evaluation, 5), (second, 5)]):
+        write_section(section, blocks_of(50), tmp_path / str(run), 9, seed)
         orders.append(written(tmp_path / str(run)))
     assert orders[0] == orders[1]
     assert all(orders[0] != other for other in orders[2:])
@@ -161,19 +150,11 @@ def test_the_order_is_a_matter_of_seed_split_and_section(tmp_path: Path) -> None
 
 def test_fewer_examples_than_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"prepare\.shards = 9: the text of train gives only 2 examples for 3 files"):
-        write_section(SECTION, iter(blocks_of((2,))), tmp_path, 9, seed=5)
+        write_section(SECTION, blocks_of(2), tmp_path, 9, seed=5)
     assert not list(tmp_path.iterdir())
 
 
-#
-
-
-def square(number: int) -> int:
-    return number * number
-
-
-def die(number: int) -> int:
-    os._exit(number)
+# --- workers
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -183,17 +164,17 @@ def test_results_come_in_order_and_few_are_in_flight(workers: int) -> None:
     def items() -> object:
         for number in range(20):
             taken.append(number)
-            yield number
+            yield -number
 
-    results = ordered_map(square, items(), workers)  # type: ignore[arg-type]
+    results = ordered_map(abs, items(), workers)  # type: ignore[arg-type]
     assert next(results) == 0
     assert len(taken) <= workers + 1
-    assert list(results) == [number * number for number in range(1, 20)]
+    assert list(results) == list(range(1, 20))
 
 
 def test_a_dead_worker_is_reported() -> None:
     with pytest.raises(FailedError, match="a worker process died"):
-        list(ordered_map(die, [9], 2))
+        list(ordered_map(os._exit, [9], 2))
 
 
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:

@@ -1,14 +1,21 @@
+"""Documents of text files, and their sentences."""
+
 from __future__ import annotations
 
 import gzip
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.corpus import documents as module
 from gaudi_bert.corpus.documents import Source, detect_format, find_sources, read_documents, source_identity
+from gaudi_bert.corpus.sentences import detect_layout, sentences_of_lines, split_sentences
+from tests.builders.properties import examples
 
 PLAIN = "One.\nTwo.\n\n\n \nThree.\n"
 WIKI = (
@@ -50,11 +57,8 @@ def test_formats_are_found_by_content(
 
 def test_a_long_document_is_cut_between_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DOCUMENT_CHARACTERS", 10)
-    assert read(source(tmp_path / "a", "1234.\n5678.\n9.\n123456789012.\n")) == [
-        ["1234.", "5678."],
-        ["9."],
-        ["123456789012."],
-    ]
+    documents = read(source(tmp_path / "a", "1234.\n5678.\n9.\n123456789012.\n"))
+    assert documents == [["1234.", "5678."], ["9."], ["123456789012."]]
 
 
 @pytest.mark.parametrize(
@@ -80,17 +84,14 @@ def test_bad_input_names_file_and_place(tmp_path: Path, content: bytes | str, me
     assert "\n" not in str(caught.value)
 
 
-def test_json_is_demanded_of_a_file_named_so(tmp_path: Path) -> None:
+def test_a_file_named_jsonl_must_be_json_and_any_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="line 1: not JSON"):
         read(source(tmp_path / "a.jsonl", "{'text': 'a'}\n"))
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot read: No such file"):
         detect_format(Source("a", tmp_path / "a", 0))
 
 
-#
+# --- files
 
 
 @pytest.fixture
@@ -135,3 +136,71 @@ def test_identity_knows_the_bytes_and_no_path(folder: Path) -> None:
     identities = [source_identity(find_sources([str(path)], folder)[0]) for path in (one, same, other)]
     assert identities[0] == identities[1] != identities[2]
     assert identities[0]["bytes"] == 7
+
+
+# --- sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("", []),
+        ("   ", []),
+        ("No stop here", ["No stop here"]),
+        ("One. Two! Three?", ["One.", "Two!", "Three?"]),
+        ("Dr. Smith met Mrs. Jones. They left.", ["Dr. Smith met Mrs. Jones.", "They left."]),
+        ("J. R. R. Tolkien wrote it. We read it.", ["J. R. R. Tolkien wrote it.", "We read it."]),
+        ("Pi is 3.14 or so. See example.org today.", ["Pi is 3.14 or so.", "See example.org today."]),
+        ("See Fig. 3 and No. 5. He said no. Then he went.", ["See Fig. 3 and No. 5.", "He said no.", "Then he went."]),
+        ("The U.S. Army came. It was late.", ["The U.S. Army came.", "It was late."]),
+        ("Fruit, e.g. Apples, is sweet. vs. Nuts.", ["Fruit, e.g. Apples, is sweet. vs. Nuts."]),
+        ('"Really?" she said. "Yes." He smiled.', ['"Really?" she said.', '"Yes."', "He smiled."]),
+        ("Wait... what? (Yes.) Then [no].", ["Wait... what?", "(Yes.)", "Then [no]."]),
+        ("Not I. You did it.", ["Not I.", "You did it."]),
+        ("你好。世界！Good. Bye", ["你好。", "世界！", "Good.", "Bye"]),
+    ],
+)
+def test_rules(text: str, sentences: list[str]) -> None:
+    assert split_sentences(text) == sentences
+
+
+@examples(200)
+@given(st.text(alphabet="aB. !?\"'()。…3\n", max_size=60))
+def test_no_character_but_white_space_is_lost(text: str) -> None:
+    sentences = split_sentences(text)
+    assert all(sentence and sentence == sentence.strip() for sentence in sentences)
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+
+
+SENTENCES = ["The first one (i.e.", "“broken”) goes on.", "Second. Stop.", "Third.", "Fourth!", "Fifth?"]
+PARAGRAPHS = ["One is here. Two is here. Three is here.", "Four is here. Five is here."]
+WRAPPED = [
+    "It was the best of times, it was the worst of times, it",
+    "was the age of wisdom, it was the age of foolishness. We",
+    "had everything before us, we had nothing before us, and",
+    "that was all.",
+]
+UNPUNCTUATED = ["he went home", "she read a very long and winding book about whales", "they slept"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "layout", "sentences"),
+    [
+        (SENTENCES, "sentences", SENTENCES),
+        (UNPUNCTUATED, "sentences", UNPUNCTUATED),
+        ([], "sentences", []),
+        (PARAGRAPHS, "paragraphs", [f"{n} is here." for n in ("One", "Two", "Three", "Four", "Five")]),
+        (
+            WRAPPED,
+            "wrapped",
+            [
+                "It was the best of times, it was the worst of times, it was the age of wisdom, "
+                "it was the age of foolishness.",
+                "We had everything before us, we had nothing before us, and that was all.",
+            ],
+        ),
+    ],
+)
+def test_layouts(lines: list[str], layout: Literal["sentences", "paragraphs", "wrapped"], sentences: list[str]) -> None:
+    assert detect_layout([lines, lines] if lines else []) == layout
+    assert sentences_of_lines(lines, layout) == sentences

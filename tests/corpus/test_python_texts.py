@@ -90,7 +90,7 @@ def test_the_docstrings_are_many_short_documents_without_repetition() -> None:
     assert len(set(paragraphs)) == len(paragraphs)
 
 
-#
+# --- sentences
 
 SHORT = """The "short" topic
 *****************
@@ -123,22 +123,11 @@ For example:
 
 def test_what_becomes_a_sentence() -> None:
     long, short = documentation_documents({"z": SHORT, "a": LONG, "rulers": "****\n\n====\n"})
-    assert short == [
-        'The "short" topic',
-        "This paragraph, which is wrapped, stands in both of the topics.",
-        "It has two sentences.",
-    ]
+    common = "This paragraph, which is wrapped, stands in both of the topics."
+    assert short == ['The "short" topic', common, "It has two sentences."]
     assert long == [
-        "A longer topic",
-        "For example:",
-        '>>> print("a. B")',
-        "a. B",
-        "An item of a list.",
-        "It has two sentences.",
-        "left one",
-        "more two",
-        "An indented paragraph that follows no colon is text.",
-        "Is it not?",
+        *("A longer topic", "For example:", '>>> print("a. B")', "a. B", "An item of a list.", "It has two sentences."),
+        *("left one", "more two", "An indented paragraph that follows no colon is text.", "Is it not?"),
     ]
 
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from gaudi_bert.corpus.vocabulary import (
     train_vocabulary,
     wordpiece_tokenizer,
 )
+from tests.builders.command_line import run_python
 from tests.builders.properties import examples
 
 DOCUMENTS = [["The café's waiter waits.", "Waiting waiters wait; the waiter waited!"], ["Ünïcode 你好 the the the"]]
@@ -39,15 +38,11 @@ def test_a_vocabulary_is_read_and_written_alike(tmp_path: Path) -> None:
     assert vocabulary.continuations().tolist() == [False] * 6 + [True, False, False]
 
 
-@pytest.mark.parametrize("missing", SPECIAL_TOKENS)
-def test_special_tokens_are_needed(tmp_path: Path, missing: str) -> None:
-    path = write(tmp_path / "vocab.txt", *(token for token in SPECIAL_TOKENS if token != missing), "the")
-    with pytest.raises(InputError, match="has no") as caught:
-        read_vocabulary(path)
-    assert missing in str(caught.value).split(";")[0]
-
-
 def test_bad_vocabularies(tmp_path: Path) -> None:
+    for missing in SPECIAL_TOKENS:
+        path = write(tmp_path / "vocab.txt", *(token for token in SPECIAL_TOKENS if token != missing), "the")
+        with pytest.raises(InputError, match=rf"has no {re.escape(missing)}"):
+            read_vocabulary(path)
     with pytest.raises(InputError, match=r"line 7: token 'a' is on line 6"):
         read_vocabulary(write(tmp_path / "twice", *SPECIAL_TOKENS, "a", "a"))
     (tmp_path / "binary").write_bytes(b"[PAD]\n\xff")
@@ -68,34 +63,25 @@ def test_training_makes_whole_words_of_frequent_ones() -> None:
 def test_training_does_not_depend_on_the_process() -> None:
     code = (
         "from gaudi_bert.corpus.vocabulary import train_vocabulary\n"
-        "from gaudi_bert.corpus.python_texts import documentation_documents\n"
-        "from gaudi_bert.corpus.python_texts import python_texts\n"
+        "from gaudi_bert.corpus.python_texts import documentation_documents, python_texts\n"
         "documents = documentation_documents(python_texts('python-docs'))[:20]\n"
         "print(train_vocabulary(lambda: documents, 2000, True).sha256)"
     )
-    seeds = [{"PYTHONHASHSEED": number, "RAYON_NUM_THREADS": number} for number in ("1", "2")]
-    runs = [
-        subprocess.run([sys.executable, "-c", code], env=os.environ | seed, capture_output=True, check=True)
-        for seed in seeds
-    ]
-    assert len({run.stdout for run in runs}) == 1
+    first, second = (run_python(code, PYTHONHASHSEED=number, RAYON_NUM_THREADS=number) for number in ("1", "2"))
+    assert first.stdout == second.stdout != ""
 
 
 def test_tokenizer_follows_berts_rules() -> None:
-    numbers = wordpiece_tokenizer([*SPECIAL_TOKENS, "cafe", "##s", "!", "你", "好"], lower_case=True)
-    assert numbers.encode("Cafés! 你好 [MASK]", add_special_tokens=False).tokens == [
-        "cafe",
-        "##s",
-        "!",
-        "你",
-        "好",
-        *["[UNK]"] * 3,
-    ]
-    assert numbers.encode("cafe" + "s" * 196, add_special_tokens=False).tokens[:2] == ["cafe", "##s"]
-    assert numbers.encode("cafe" + "s" * 197, add_special_tokens=False).tokens == ["[UNK]"]
+    words = ["cafe", "##s", "!", "你", "好"]
+    tokenizer = wordpiece_tokenizer([*SPECIAL_TOKENS, *words], lower_case=True)
+    texts = ("Cafés! 你好 [MASK]", "cafe" + "s" * 196, "cafe" + "s" * 197)
+    short, long, longer = (tokenizer.encode(text, add_special_tokens=False).tokens for text in texts)
+    assert short == [*words, *["[UNK]"] * 3]
+    assert long[:2] == ["cafe", "##s"]
+    assert longer == ["[UNK]"]
 
 
-#
+# --- blocks of tokens
 
 LETTERS = "aAeéÉßIİiσςΣ가你.,-[]#"
 VOCABULARY = Vocabulary((*SPECIAL_TOKENS, *"aeisσς你.,-[]#가", *(f"##{letter}" for letter in "aeisσς가"), "ae", "##\u0307"))

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -23,16 +20,5 @@ def docker() -> Docker:
         done = subprocess.run([DOCKER, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0 or not check, done.stderr
         return done
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def gaudi_bert() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the command line in a folder."""
-
-    def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gaudi_bert", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
 
     return run

@@ -27,12 +27,8 @@ vendor = load("vendor_packages")
 
 
 def test_requirements_come_from_the_project_and_its_extras() -> None:
-    extras = {
-        "tensorflow": ["tensorflow-cpu>=2.15"],
-        "cpu": ["ours[tensorflow]"],
-        "all": ["ours[cpu,parquet]"],
-        "parquet": ["arrow"],
-    }
+    extras = {"tensorflow": ["tensorflow-cpu>=2.15"], "cpu": ["ours[tensorflow]"], "all": ["ours[cpu,parquet]"]}
+    extras["parquet"] = ["arrow"]
     project = {"name": "ours", "dependencies": ["numpy>=1.23,<2", "scipy"], "optional-dependencies": extras}
     assert requirements.requirements(project, ["all"], []) == ["arrow", "numpy>=1.23,<2", "scipy", "tensorflow-cpu>=2.15"]
     assert requirements.requirements(project, ["cpu"], ["scipy"]) == ["numpy>=1.23,<2", "tensorflow-cpu>=2.15"]
@@ -83,7 +79,7 @@ def site(tmp_path: Path) -> Path:
     package(site, "habana_tensorflow", "1.14.0.493", {"habana_frameworks/__init__.py": "vendor"})
     package(site, "numpy", "1.23.5", {"numpy/__init__.py": "vendor"})
     (tmp_path / "constraints.txt").write_text("# ours\nnumpy==1.26.4\nhorovod==0.28.1\nrich==15.0.0\n")
-    done = run_vendor(site, "record", tmp_path / "kept", tmp_path / "constraints.txt")
+    done = run_vendor(site, "record", "tensorflow", tmp_path / "kept", tmp_path / "constraints.txt")
     assert done.returncode == 0, done.stderr
     return site
 
@@ -125,6 +121,22 @@ def test_a_removed_package_is_noticed(site: Path, tmp_path: Path) -> None:
 def test_a_base_that_is_not_the_vendors_is_refused(tmp_path: Path) -> None:
     package(tmp_path / "site", "tensorflow_cpu", "2.15.0", {"tensorflow/__init__.py": "anyone's"})
     (tmp_path / "constraints.txt").write_text("")
-    done = run_vendor(tmp_path / "site", "record", tmp_path / "kept", tmp_path / "constraints.txt")
+    done = run_vendor(tmp_path / "site", "record", "tensorflow", tmp_path / "kept", tmp_path / "constraints.txt")
     assert done.returncode == 1
     assert "the base image has no Horovod, habana-tensorflow" in done.stderr
+    done = run_vendor(tmp_path / "site", "record", "pytorch", tmp_path / "kept", tmp_path / "constraints.txt")
+    assert "no PyTorch, habana-torch-plugin: BASE_IMAGE must be the vendor's image with PyTorch" in done.stderr
+
+
+def test_the_vendors_pytorch_is_kept_by_its_local_version(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    package(site, "torch", "2.10.0+hpu.1.24.0.1", {"torch/__init__.py": "vendor"})
+    package(site, "habana_torch_plugin", "1.24.0.1", {"habana_frameworks/torch/__init__.py": "vendor"})
+    (tmp_path / "constraints.txt").write_text("torch==2.13.0\naccelerate==1.15.0\n")
+    done = run_vendor(site, "record", "pytorch", tmp_path / "kept", tmp_path / "constraints.txt")
+    assert done.returncode == 0, done.stderr
+    kept = (tmp_path / "kept" / "constraints.txt").read_text().splitlines()
+    assert sorted(kept) == ["accelerate==1.15.0", "habana-torch-plugin==1.24.0.1", "torch==2.10.0+hpu.1.24.0.1"]
+    (site / "torch" / "__init__.py").write_text("ours")
+    done = run_vendor(site, "check", tmp_path / "kept")
+    assert "files of the vendor's torch 2.10.0+hpu.1.24.0.1 were replaced" in done.stderr

@@ -1,17 +1,19 @@
-"""The images as they were built: what is in them, what is not, and that any user can work in them."""
+"""The Dockerfiles as text, and the images as they were built: what is in them, what is not, that any user can work there."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.builders.real_containers import BASE, DATA, DOCKER, TRAIN, Docker
+from tests.builders.real_containers import BASE, DATA, TRAIN, TRAIN_PYTORCH, Docker, build
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +25,7 @@ def python(docker: Docker, image: str, code: str, *options: str) -> str:
     return docker(*STRICT, *options, "--entrypoint", "python3", image, "-c", code).stdout.strip()
 
 
-@pytest.mark.parametrize("image", [DATA, TRAIN])
+@pytest.mark.parametrize("image", [DATA, TRAIN, TRAIN_PYTORCH])
 def test_labels_user_and_health(docker: Docker, image: str) -> None:
     config = json.loads(docker("image", "inspect", image).stdout)[0]["Config"]
     assert config["User"] == "1000:1000"
@@ -32,7 +34,7 @@ def test_labels_user_and_health(docker: Docker, image: str) -> None:
     assert docker(*STRICT, image, "--version").stdout.strip() == f"gaudi-bert {image.rpartition(':')[2]}"
 
 
-@pytest.mark.parametrize("image", [DATA, TRAIN])
+@pytest.mark.parametrize("image", [DATA, TRAIN, TRAIN_PYTORCH])
 def test_no_layer_keeps_anything_of_the_build_machine(docker: Docker, image: str) -> None:
     history = docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image).stdout
     assert socket.gethostname() not in history.split()
@@ -43,12 +45,14 @@ def test_no_layer_keeps_anything_of_the_build_machine(docker: Docker, image: str
     assert docker("run", "--rm", "--user", "0", "--entrypoint", "find", image, *find.split()[1:]).stdout == ""
 
 
-def test_the_data_image_has_no_tensorflow_and_the_training_image_no_pictures(docker: Docker) -> None:
+def test_each_image_has_what_it_needs_and_no_other_engine(docker: Docker) -> None:
     """Fine-tuning tokenizes and plans, so the training image has a tokenizer and a solver too."""
     names = ["tensorflow", "horovod", "highspy", "tokenizers", "matplotlib", "jinja2"]
     code = f"import importlib.util; print([name for name in {names} if importlib.util.find_spec(name)])"
     assert python(docker, DATA, code) == "['highspy', 'tokenizers', 'matplotlib', 'jinja2']"
     assert python(docker, TRAIN, code) == "['tensorflow', 'horovod', 'highspy', 'tokenizers']"
+    assert "tensorflow" not in python(docker, TRAIN_PYTORCH, code)
+    assert python(docker, TRAIN_PYTORCH, "import torch, transformers; print(torch.version.cuda)") == "None"
 
 
 def test_the_data_image_carries_the_manifests_that_the_cluster_runner_fills(docker: Docker) -> None:
@@ -69,7 +73,7 @@ def test_the_training_image_has_horovod_over_gloo_and_mpi_and_an_sshd(docker: Do
     assert done.stdout.strip() == "strictmodes no"
 
 
-@pytest.mark.parametrize("image", [DATA, TRAIN])
+@pytest.mark.parametrize("image", [DATA, TRAIN, TRAIN_PYTORCH])
 def test_kernels_are_there_already_whoever_runs_them(docker: Docker, image: str) -> None:
     code = """
 from numba.core import event
@@ -121,11 +125,41 @@ def test_an_image_of_gaudi_keeps_the_vendors_packages(docker: Docker, tmp_path: 
     docker("image", "rm", "gaudi-bert-test-gaudi", "gaudi-bert-test-vendor")
 
 
-def build(file: Path, context: Path, tag: str, **arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [DOCKER, "build", "--progress=plain", "--file", str(file), "--tag", tag]
-    for name, value in arguments.items():
-        command += ["--build-arg", f"{name}={value}"]
-    if os.environ.get("PIP_CERT"):
-        command += ["--secret", f"id=ca_bundle,src={os.environ['PIP_CERT']}"]
-    environment = {**os.environ, "DOCKER_BUILDKIT": "1"}
-    return subprocess.run([*command, str(context)], capture_output=True, text=True, check=False, env=environment)
+# --- the Dockerfiles as text: hadolint, and what it does not look for
+
+
+FOLDER = Path(__file__).resolve().parents[2] / "docker"
+FILES = sorted(FOLDER.glob("*.Dockerfile"))
+
+
+def test_there_are_four() -> None:
+    names = ["data", "train-cpu", "train-gaudi", "train-gaudi-pytorch"]
+    assert [file.name for file in FILES] == sorted(f"{name}.Dockerfile" for name in names)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_hadolint_finds_nothing_but_unpinned_debian_packages(file: Path) -> None:
+    program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    assert program is not None, "hadolint is not installed; run `make setup-test`"
+    done = subprocess.run([program, "--ignore", "DL3008", str(file)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_nothing_comes_from_where_it_must_not(file: Path) -> None:
+    text = file.read_text()
+    assert not re.search(r"^# *syntax=", text, re.MULTILINE), "BuildKit would fetch a frontend"
+    assert "privileged" not in text
+    assert re.search(r"^ARG BASE_IMAGE=\S+:\S+$", text, re.MULTILINE), "the base image is named with its version"
+    # What is lent to the build comes as secrets: build arguments and COPY would stay in the image.
+    assert not re.search(r"^(ARG|ENV|COPY|ADD).*(PIP_CERT|PIP_CONF|PIP_INDEX|PASSWORD|TOKEN)", text, re.MULTILINE)
+    steps = re.findall(r"^RUN (?:.*\\\n)*.*$", text, re.MULTILINE)
+    assert [step for step in steps if "pip-install --" in step] == [
+        step for step in steps if "type=secret,id=ca_bundle" in step
+    ]
+
+
+@pytest.mark.parametrize("name", ["data.Dockerfile", "train-cpu.Dockerfile"])
+def test_images_without_cards_do_not_run_as_root(name: str) -> None:
+    users = re.findall(r"^USER (.*)$", (FOLDER / name).read_text(), re.MULTILINE)
+    assert users == ["1000:1000"]

@@ -1,24 +1,29 @@
-"""Pipelines with --on docker, in real containers, as a user runs them: to the end, stopped midway, and set up wrongly."""
+"""Pipelines with --on docker, in real containers, as a user runs them: to the end, stopped midway, in a bucket, in CI."""
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gaudi_bert import __version__
-from tests.builders.folders import contents
+from gaudi_bert.artefacts.store.objects import Objects
+from tests.builders.agree import identical
+from tests.builders.folders import comparable, contents
 from tests.builders.real_containers import DATA, TRAIN, Docker
+from tests.builders.s3_server import ENVIRONMENT, S3Server, quick, s3_server, upload
+from tests.builders.s3_server import contents as bucket_contents
 
 ROOT = Path(__file__).resolve().parents[2]
-GaudiBert = Callable[..., subprocess.CompletedProcess[str]]
 
 TINY = """
 name: tiny
@@ -36,17 +41,29 @@ predict: {data: rows.jsonl}
 """
 SENTENCES = "The river runs under the stone. A quick delta sings. Green alpha is over beta.\nGamma is the river's stone.\n"
 DATA_STAGES = "prepare,histogram,plan,write,verify"
+ALL_STAGES = [*DATA_STAGES.split(","), "train", "evaluate", "report"]
+
+
+def command_line(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`gaudi-bert` in a folder."""
+    command = [sys.executable, "-m", "gaudi_bert", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, docker: Docker) -> Path:
     """A folder with a small pipeline, owned by a user who is not root."""
-    (tmp_path / "text").mkdir()
-    for number in range(11):
-        (tmp_path / "text" / f"{number}.txt").write_text(SENTENCES * (number % 3 + 2))
-    (tmp_path / "tiny.yaml").write_text(TINY)
+    write_pipeline(tmp_path, TINY)
     give_away(tmp_path / "work" / "tiny")
     return tmp_path
+
+
+def write_pipeline(folder: Path, pipeline: str) -> None:
+    """tiny.yaml, and the text beside it."""
+    (folder / "text").mkdir()
+    for number in range(11):
+        (folder / "text" / f"{number}.txt").write_text(SENTENCES * (number % 3 + 2))
+    (folder / "tiny.yaml").write_text(pipeline)
 
 
 def give_away(folder: Path) -> None:
@@ -63,38 +80,34 @@ def leftovers(docker: Docker, folder: Path) -> str:
     )
 
 
-def test_the_demo_runs_to_its_end_and_packs_the_same_bytes_as_without_containers(
-    docker: Docker, gaudi_bert: GaudiBert, tmp_path: Path
-) -> None:
+def test_the_demo_packs_the_same_bytes_as_without_containers(docker: Docker, tmp_path: Path) -> None:
     assert "gaudi-bert run pipelines/demo.yaml --on docker\n" in (ROOT / "docs" / "docker.md").read_text()
     demo = str(ROOT / "pipelines" / "demo.yaml")
     give_away(tmp_path / "work" / "demo")
-    done = gaudi_bert(tmp_path, "run", demo, "--on", "docker", "--json")
+    done = command_line(tmp_path, "run", demo, "--on", "docker", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert list(summary) == ["prepare", "histogram", "plan", "write", "verify", "train", "evaluate", "report"]
+    assert list(summary) == ALL_STAGES
     assert summary["evaluate"]["masked_lm_accuracy"] > summary["evaluate"]["unigram_baseline"]
     in_docker = tmp_path / "work" / "demo"
     assert (in_docker / "report.html").stat().st_uid == in_docker.stat().st_uid != 0
     # The documentation inside Python differs from version to version, so both sides pack what was prepared in the container.
     shutil.copytree(in_docker / "examples", tmp_path / "local" / "demo" / "examples")
-    local = gaudi_bert(tmp_path, "run", demo, "--work", "local", "--stages", "histogram,plan,write,verify")
+    local = command_line(tmp_path, "run", demo, "--work", "local", "--stages", "histogram,plan,write,verify")
     assert local.returncode == 0, local.stderr
     for name in ("histogram.json", "plan.json", "histogram-evaluation.json", "plan-evaluation.json"):
         assert (tmp_path / "local" / "demo" / name).read_bytes() == (in_docker / name).read_bytes(), name
     assert contents(tmp_path / "local" / "demo" / "packed") == contents(in_docker / "packed")
-    again = gaudi_bert(tmp_path, "run", demo, "--on", "docker", "--stages", f"{DATA_STAGES},train")
+    again = command_line(tmp_path, "run", demo, "--on", "docker", "--stages", f"{DATA_STAGES},train")
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("nothing to do") >= 5
 
 
-def test_a_users_own_text_and_settings_give_the_same_bytes_as_without_containers(
-    docker: Docker, gaudi_bert: GaudiBert, tiny: Path
-) -> None:
+def test_own_text_and_settings_give_the_same_bytes(docker: Docker, tiny: Path) -> None:
     changed = ("--set", "packing.depth=4", "--stages", DATA_STAGES)
-    done = gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", *changed)
+    done = command_line(tiny, "run", "tiny.yaml", "--on", "docker", *changed)
     assert done.returncode == 0, done.stderr
-    local = gaudi_bert(tiny, "run", "tiny.yaml", "--work", "local", *changed)
+    local = command_line(tiny, "run", "tiny.yaml", "--work", "local", *changed)
     assert local.returncode == 0, local.stderr
     (tiny / "work" / "tiny" / ".run-in-docker.lock").unlink()
     assert contents(tiny / "work" / "tiny") == contents(tiny / "local" / "tiny")
@@ -103,8 +116,8 @@ def test_a_users_own_text_and_settings_give_the_same_bytes_as_without_containers
     assert leftovers(docker, tiny) == ""
 
 
-def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(docker: Docker, gaudi_bert: GaudiBert, tiny: Path) -> None:
-    assert gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", DATA_STAGES).returncode == 0
+def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(docker: Docker, tiny: Path) -> None:
+    assert command_line(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", DATA_STAGES).returncode == 0
     command = ["run", "tiny.yaml", "--on", "docker", "--stages", "train", "--set", "training.updates=100000"]
     process = subprocess.Popen([sys.executable, "-m", "gaudi_bert", *command], cwd=tiny, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -120,13 +133,11 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(docker: Docker,
     assert leftovers(docker, tiny) == ""
 
 
-def test_a_run_that_was_killed_leaves_a_container_that_the_next_one_names(
-    docker: Docker, gaudi_bert: GaudiBert, tiny: Path
-) -> None:
+def test_the_container_of_a_killed_run_is_named(docker: Docker, tiny: Path) -> None:
     label = f"gaudi-bert.work={tiny / 'work' / 'tiny'}"
     docker("run", "--detach", "--name", "gaudi-bert-test-left", "--label", label, "--entrypoint", "sleep", DATA, "600")
     try:
-        done = gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "prepare")
+        done = command_line(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "prepare")
         assert done.returncode == 1
         assert "docker rm --force gaudi-bert-test-left" in done.stderr
     finally:
@@ -142,10 +153,8 @@ def test_a_run_that_was_killed_leaves_a_container_that_the_next_one_names(
         ("prepare.max_predictions=0", 2, "--set prepare.max_predictions=0: must be"),
     ],
 )
-def test_what_is_set_wrongly_is_one_line(
-    docker: Docker, gaudi_bert: GaudiBert, tiny: Path, setting: str, code: int, message: str
-) -> None:
-    done = gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "prepare", "--set", setting)
+def test_what_is_set_wrongly_is_one_line(docker: Docker, tiny: Path, setting: str, code: int, message: str) -> None:
+    done = command_line(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "prepare", "--set", setting)
     assert done.returncode == code, done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert message in done.stderr.splitlines()[-1]
@@ -153,27 +162,136 @@ def test_what_is_set_wrongly_is_one_line(
     assert leftovers(docker, tiny) == ""
 
 
-def test_cards_without_their_runtime_are_one_line(docker: Docker, gaudi_bert: GaudiBert, tiny: Path) -> None:
-    wanted = ("--set", "resources.cards=1", "--set", f"images.data={TRAIN.partition(':')[0]}")
-    done = gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "evaluate", *wanted)
+def test_cards_without_their_runtime_are_one_line(docker: Docker, tiny: Path) -> None:
+    wanted = ("--set", "resources.cards=1", "--set", f"images.train={TRAIN.partition(':')[0]}")
+    done = command_line(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "evaluate", *wanted)
     assert done.returncode == 2
     assert "install the Gaudi container runtime" in done.stderr.splitlines()[-1]
 
 
-def test_a_task_is_learnt_and_answered_as_without_containers(docker: Docker, gaudi_bert: GaudiBert, tiny: Path) -> None:
-    assert gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", f"{DATA_STAGES},train").returncode == 0
+def test_a_task_is_learnt_and_answered_as_without_containers(docker: Docker, tiny: Path) -> None:
+    assert command_line(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", f"{DATA_STAGES},train").returncode == 0
     shutil.copytree(tiny / "work", tiny / "local")
     words = SENTENCES.replace(".", "").lower().split()
     rows = [{"text": " ".join(words[first : first + 2 + first % 5]), "label": "ab"[first % 2]} for first in range(13)]
     (tiny / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tiny / "task.yaml").write_text(TINY + TINY_TASK)
     threads = ("--set", "training.threads=1")
-    done = gaudi_bert(tiny, "run", "task.yaml", "--on", "docker", "--stages", "finetune,predict", *threads)
+    done = command_line(tiny, "run", "task.yaml", "--on", "docker", "--stages", "finetune,predict", *threads)
     assert done.returncode == 0, done.stderr
-    local = gaudi_bert(tiny, "run", "task.yaml", "--work", "local", "--stages", "finetune,predict", *threads)
+    local = command_line(tiny, "run", "task.yaml", "--work", "local", "--stages", "finetune,predict", *threads)
     assert local.returncode == 0, local.stderr
     made, alone = (contents(tiny / work / "tiny") for work in ("work", "local"))
     for name in ("finetune/metrics.json", "finetune/predictions.jsonl", "predict/predictions.jsonl"):
         assert made[name] == alone[name], name
     assert [json.loads(line)["label"] in "ab" for line in made["predict/predictions.jsonl"].splitlines()] == [True] * 13
     assert leftovers(docker, tiny) == ""
+
+
+# --- from and to a bucket: the bytes of a run on a disk, and no secret left
+
+
+SECRET = ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]
+TINY_STORED = TINY.replace("training: {", "training: {threads: 1, measure_speedup: false, ")
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory: pytest.TempPathFactory, docker: Docker) -> Path:
+    """A folder with the text, and what the pipeline makes of it without containers."""
+    folder = tmp_path_factory.mktemp("disk")
+    write_pipeline(folder, TINY_STORED)
+    done = command_line(folder, "run", "tiny.yaml")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def losses(metrics: bytes) -> list[float]:
+    lines = map(json.loads, metrics.decode().splitlines())
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+def test_a_bucket_on_loopback(on_disk: Path, s3: S3Server, docker: Docker, tmp_path: Path) -> None:
+    objects = Objects(quick(s3.endpoint))
+    upload(on_disk / "text", "s3://bucket/docker/text", objects)
+    pipeline = TINY_STORED.replace("text: text", "text: s3://bucket/docker/text")
+    (tmp_path / "tiny.yaml").write_text(
+        f'{pipeline}store: {{endpoint_url: "{s3.endpoint}", scratch: "{tmp_path / "scratch"}"}}\n'
+    )
+    done = command_line(tmp_path, "run", "tiny.yaml", "--on", "docker", "--work", "s3://bucket/docker/work", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "on this machine's network, where the store is" in done.stderr
+    assert list(json.loads(done.stdout)) == ALL_STAGES
+    made, wanted = bucket_contents("s3://bucket/docker/work/tiny", objects), contents(on_disk / "work" / "tiny")
+    others = ("settings.", "examples.json")
+    assert comparable(made, *others) == comparable(wanted, *others)
+    identical(losses(made["train/metrics.jsonl"]), losses(wanted["train/metrics.jsonl"]))
+    assert {"report.html", "train/training.json"} <= made.keys()
+    everything = b"".join(made.values()) + done.stdout.encode() + done.stderr.encode()
+    assert SECRET.encode() not in everything
+    assert list((tmp_path / "scratch").iterdir()) == [], "scratch is left"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["scratch", "tiny.yaml"]
+    assert docker("ps", "--all", "--quiet", "--filter", "label=gaudi-bert.work=s3://bucket/docker/work/tiny").stdout == ""
+
+
+def test_two_containers_in_a_bucket(on_disk: Path, s3: S3Server, docker: Docker, tmp_path: Path) -> None:
+    """The server listens on the bridge, so containers reach it from a network of their own."""
+    # A daemon that has just made the bridge does not say its gateway, which is the first address of the subnet.
+    subnet = docker("network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Subnet}}").stdout.strip()
+    gateway = str(next(ipaddress.ip_network(subnet, strict=False).hosts()))
+    workers = ("--stages", "train", "--set", "resources.workers=2", "--set", "training.updates=4")
+    with s3_server(gateway) as server:
+        server.make_bucket("bucket")
+        objects = Objects(quick(server.endpoint))
+        upload(on_disk / "work" / "tiny" / "packed", "s3://bucket/work/tiny/packed", objects)
+        (tmp_path / "tiny.yaml").write_text(f'{TINY_STORED}store: {{endpoint_url: "{server.endpoint}"}}\n')
+        done = command_line(tmp_path, "run", "tiny.yaml", "--on", "docker", "--work", "s3://bucket/work", *workers)
+        assert done.returncode == 0, done.stderr
+        assert "(2 containers)" in done.stderr
+        metrics = objects.read("s3://bucket/work/tiny/train/metrics.jsonl")
+    local = command_line(on_disk, "run", "tiny.yaml", *workers, "--overwrite")
+    assert local.returncode == 0, local.stderr
+    identical(losses(metrics), losses((on_disk / "work" / "tiny" / "train" / "metrics.jsonl").read_bytes()))
+    (tmp_path / "tiny.yaml").write_text(f'{TINY_STORED}store: {{endpoint_url: "{s3.endpoint}"}}\n')
+    refused = command_line(tmp_path, "run", "tiny.yaml", "--on", "docker", "--work", "s3://bucket/work", *workers)
+    assert refused.returncode == 2
+    assert "name the server by another address of this machine" in refused.stderr.splitlines()[-1]
+
+
+def test_a_bucket_that_is_not_there_is_one_line(s3: S3Server, docker: Docker, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(f'{TINY_STORED}store: {{endpoint_url: "{s3.endpoint}"}}\n')
+    wanted = ("--set", "prepare.text=s3://no-such-bucket/text", "--stages", "prepare")
+    done = command_line(tmp_path, "run", "tiny.yaml", "--on", "docker", "--work", "s3://no-such-bucket/work", *wanted)
+    assert done.returncode == 2, done.stderr
+    assert "s3://no-such-bucket/" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+# --- the workflow that docs/ci-example gives to users: its steps are run, in order, as a runner would
+
+
+EXAMPLE = ROOT / "docs" / "ci-example"
+
+
+def steps() -> list[dict[str, str]]:
+    """The steps of the workflow's only job."""
+    (job,) = yaml.safe_load((EXAMPLE / "workflow.yaml").read_text())["jobs"].values()
+    return job["steps"]
+
+
+def test_the_workflow_checks_out_both_repositories_and_then_runs_commands() -> None:
+    assert [step["uses"] for step in steps() if "uses" in step] == ["actions/checkout@v4", "actions/checkout@v4"]
+    assert sum("run" in step for step in steps()) == 4
+
+
+def test_every_step_of_the_workflow_ends_well(tmp_path: Path, docker: Docker) -> None:
+    """What the two checkouts give is laid by hand: the user's files, and this checkout as `gaudi-bert`."""
+    shutil.copy(EXAMPLE / "ci.yaml", tmp_path)
+    shutil.copytree(EXAMPLE / "text", tmp_path / "text")
+    (tmp_path / "gaudi-bert").symlink_to(ROOT)
+    give_away(tmp_path / "work" / "ci")  # a runner of the workflow is not root
+    for step in steps():
+        if "run" in step:
+            command = ["bash", "-e", "-o", "pipefail", "-c", step["run"]]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ)
+            assert done.returncode == 0, f"{step['name']}: {done.stdout[-2000:]} {done.stderr[-2000:]}"
+    assert "packing factor" in done.stdout

@@ -13,8 +13,7 @@ import yaml
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import render
 from tests.k8s.cluster_settings import CARDS, MPIJOB
-from tests.k8s.manifest_checks import check_manifests
-from tests.k8s.schema_checks import VERSIONS, check_schema
+from tests.k8s.manifest_checks import VERSIONS, check_manifests, check_schema
 
 Json = dict[str, Any]
 

@@ -1,14 +1,13 @@
-"""The commands that the manifests hold, run for real: pods of each step side by side, waiting in their init containers.
-
-All Jobs start at once, as after `kubectl apply -k`, in a bucket, and in the end its bytes are those of a local run on a
-disk.
-"""
+"""Commands, run for real: those that the manifests hold, in pods of all steps side by side, and those of the pages."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,17 @@ import pytest
 import yaml
 
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.pipeline import load_pipeline, pipeline_from_mapping
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
-from gaudi_bert.runners.kubernetes.manifests import pod_specs, render
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, pod_specs, render
+from gaudi_bert.runners.kubernetes.results import sent_lines
 from tests.builders import folders
 from tests.builders.command_line import run_command
+from tests.builders.fake_api_server import FakeApiServer
+from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, active, complete, node, running, succeeded
 from tests.builders.s3_server import S3Server, contents, quick
+from tests.k8s.manifest_checks import check_schema
 
 PODS = 2
 DATA_STEPS = ("prepare", "histogram", "plan", "write", "write-finish", "verify")
@@ -79,3 +83,88 @@ def test_the_pods_of_all_steps_together_make_what_one_process_makes(s3: S3Server
             del found[name]
     assert made == wanted
     assert len(made) > 20
+
+
+# --- the pages on Kubernetes: commands of gaudi-bert run against a fake cluster, those of kubectl are built
+
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = [(ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("kubernetes", "kubernetes-details")]
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "".join(PAGES), re.MULTILINE | re.DOTALL)
+COMMANDS = [line for language, block in BLOCKS if not language for line in block.splitlines()]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder that looks like the checkout, with the page's own pipeline file."""
+    for name in ("k8s", "pipelines"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    pipeline = next(block for language, block in BLOCKS if language == "yaml")
+    (tmp_path / "wiki.yaml").write_text(pipeline)
+    return tmp_path
+
+
+@pytest.fixture
+def cluster_environment(tmp_path: Path) -> Any:
+    pytest.importorskip("kubernetes")
+    with FakeApiServer() as server:
+        server.put("PersistentVolumeClaim", {"metadata": {"name": "corpus"}, "status": {"phase": "Bound"}})
+        server.put("StorageClass", STORAGE_CLASS)
+        for name in ("a", "b"):
+            server.put("Node", node(name, **GAUDI_NODE))
+        for name, image in (("habanalabs-device-plugin", "device-plugin:1.14.0"), ("operator", "mpi-operator:0.6.0")):
+            pod = running(name)
+            pod["spec"]["containers"][0]["image"] = image
+            pod["metadata"]["labels"] = {}
+            server.put("Pod", pod)
+        server.put("Job", {"metadata": {"name": "demo-write"}, "status": {"active": 1}})
+        server.script("demo-write", active(running("write-0")))
+        server.advance("Job", "demo-write")
+        server.logs["write-0"] = ["2026-01-01T00:00:00Z writing"]
+        server.put("PersistentVolumeClaim", {"metadata": {"name": "demo-work"}, "status": {"phase": "Bound"}})
+        server.script("demo-open", complete(succeeded("open-0")))
+        (tmp_path / "sent").mkdir()
+        (tmp_path / "sent" / "report.html").write_text("a page")
+        server.logs["open-0"] = [f"2026-01-01T00:00:00Z {line}" for line in sent_lines(tmp_path / "sent", Reporter())]
+        del server.scripts["demo-write"]
+        (tmp_path / "kubeconfig").write_text(server.kubeconfig())
+        yield {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")}
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("gaudi-bert")])
+def test_a_command_of_the_pages_works(command: str, clone: Path, cluster_environment: dict[str, str]) -> None:
+    done = run_command(*shlex.split(command)[1:], folder=clone, environment=cluster_environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_folder_that_the_pages_apply_can_be_built(clone: Path, kustomize: Callable[[Path], list[Any]]) -> None:
+    assert any(command.startswith("kubectl apply -k ") for command in COMMANDS)
+    for command in COMMANDS:
+        if "--render" in command:
+            done = run_command(*shlex.split(command)[1:], folder=clone)
+            assert done.returncode == 0, done.stderr
+        if command.startswith("kubectl apply -k "):
+            assert kustomize((clone / command.split()[-1]).resolve())
+
+
+def test_the_pages_have_no_other_commands() -> None:
+    known = ("gaudi-bert ", "kubectl apply -k ", "kubectl create namespace ", "kubectl delete ")
+    assert [command for command in COMMANDS if not command.startswith(known)] == []
+
+
+def test_what_the_pages_delete_are_the_jobs_of_the_demo_and_nothing_else() -> None:
+    deleted = [shlex.split(command) for command in COMMANDS if command.startswith("kubectl delete ")]
+    assert [words[2] for words in deleted] == ["jobs", "mpijobs"]
+    settings = load_pipeline(ROOT / "pipelines" / "demo.yaml")
+    for words in deleted:
+        assert words[3:] == ["--namespace", settings.kubernetes.namespace, "--selector", f"{PIPELINE_LABEL}={settings.name}"]
+    assert all(item["metadata"]["labels"][PIPELINE_LABEL] == settings.name for item in render(settings).steps.values())
+
+
+@pytest.mark.parametrize("block", [block for language, block in BLOCKS if language == "yaml"])
+def test_the_settings_of_the_pages_are_accepted(block: str) -> None:
+    manifests = render(pipeline_from_mapping(yaml.safe_load(block), "docs/kubernetes.md"))
+    assert manifests.steps
+    pytest.importorskip("kubernetes_validate")
+    for version in ("1.25", "1.26"):  # of 1.24, which the page names as well, there is no schema
+        assert [problem for item in manifests.steps.values() for problem in check_schema(item, version)] == []

@@ -1,4 +1,4 @@
-"""The overlays: kustomize builds them, schemas and our own checks accept them, and they are what the runner submits."""
+"""The overlays: kustomize and our own builder make them, schemas and our checks accept them, and the runner submits them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import yaml
 
 from gaudi_bert import __version__
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
-from gaudi_bert.runners.kubernetes.manifests import render
-from tests.k8s.manifest_checks import check_manifests
-from tests.k8s.pod_checks import amount, check_pod, containers
-from tests.k8s.schema_checks import VERSIONS, check_schema
+from gaudi_bert.runners.kubernetes import kustomize
+from gaudi_bert.runners.kubernetes.kustomize import MANIFESTS, build
+from gaudi_bert.runners.kubernetes.manifests import pod_specs, render
+from tests.k8s.manifest_checks import VERSIONS, amount, check_manifests, check_pod, check_schema, containers
 
 Json = dict[str, Any]
 
@@ -39,6 +39,10 @@ OVERLAYS: dict[str, list[str]] = {
     "gaudi/training": [],
     "gaudi/training-mpijob": MPIJOB,
     "gaudi/training-mpijob-efa": [*MPIJOB, *DL1],
+    "gaudi-pytorch": [],
+    "gaudi-pytorch/data": SHARED,
+    "gaudi-pytorch/training": [],
+    "gaudi-pytorch/training-mpijob": MPIJOB,
 }
 
 
@@ -94,7 +98,7 @@ def test_an_overlay_is_what_the_runner_submits(overlay: str, repository: Path, b
 
 
 @pytest.mark.parametrize("overlay", ["cpu", "gaudi/training-mpijob"])
-def test_after_an_edit_no_step_is_taken_for_one_that_ran_the_new_pipeline(
+def test_after_an_edit_every_step_is_another(
     overlay: str, repository: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]
 ) -> None:
     shutil.copytree(repository / "k8s", tmp_path / "k8s")
@@ -107,9 +111,7 @@ def test_after_an_edit_no_step_is_taken_for_one_that_ran_the_new_pipeline(
 
 
 @pytest.mark.parametrize("overlay", [overlay for overlay in OVERLAYS if "mpijob" in overlay])
-def test_training_on_several_nodes_has_the_claim_that_its_data_were_packed_on(
-    overlay: str, built: dict[str, list[Json]]
-) -> None:
+def test_training_on_several_nodes_has_the_claim_of_its_data(overlay: str, built: dict[str, list[Json]]) -> None:
     """A claim cannot be changed: kubectl refuses another mode when the data are done."""
     modes = {
         each: [item["spec"]["accessModes"] for item in built[each] if item["kind"] == "PersistentVolumeClaim"]
@@ -143,7 +145,28 @@ def test_the_overlays_have_the_images_of_this_version(built: dict[str, list[Json
     for objects in built.values():
         images = set(re.findall(r'"image": "([^"]+)"', json.dumps(objects)))
         assert images
-        assert images <= {f"gaudi-bert-{name}:{__version__}" for name in ("data", "train-cpu", "train-gaudi")}
+        names = ("data", "train-cpu", "train-gaudi", "train-gaudi-pytorch")
+        assert images <= {f"gaudi-bert-{name}:{__version__}" for name in names}
+
+
+def test_the_pytorch_overlays_train_in_its_image_with_what_the_vendor_requires(built: dict[str, list[Json]]) -> None:
+    """As on the vendor's Kubernetes page: huge pages, SYS_NICE, the host's IPC, and where the ranks of an MPIJob meet."""
+    for overlay, kind in (("gaudi-pytorch/training", "Job"), ("gaudi-pytorch/training-mpijob", "MPIJob")):
+        (job,) = (item for item in built[overlay] if item["kind"] == kind and item["metadata"]["name"] == "demo-train")
+        *_, spec = pod_specs(job)
+        (container,) = spec["containers"]
+        assert container["image"] == f"gaudi-bert-train-gaudi-pytorch:{__version__}"
+        assert container["resources"]["limits"].items() >= {"habana.ai/gaudi": "8", "hugepages-2Mi": "95000Mi"}.items()
+        assert container["securityContext"]["capabilities"] == {"add": ["SYS_NICE"]}
+        assert spec["hostIPC"] is True
+        launcher = next(pod_specs(job))["containers"][0]
+        environment = {variable["name"]: variable["value"] for variable in launcher["env"]}
+        assert environment["PT_HPU_LAZY_MODE"] == "0"
+        assert environment["PT_HPU_RECIPE_CACHE_CONFIG"].split(",")[0] == "/var/cache/gaudi-bert"
+        assert "/var/cache/gaudi-bert" in {mount["mountPath"] for mount in container["volumeMounts"]}
+        command = launcher["command"]
+        passed = {command[index + 1] for index, word in enumerate(command) if word == "-x"}
+        assert kind == "Job" or passed >= {"MASTER_ADDR", "MASTER_PORT", "PT_HPU_LAZY_MODE", "PT_HPU_RECIPE_CACHE_CONFIG"}
 
 
 def write_demo(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -163,18 +186,18 @@ def test_a_change_of_the_demo_reaches_all_its_copies(repository: Path, tmp_path:
     demo.write_text(demo.read_text().replace("depth: 3", "depth: 5"))
     stale = write_demo(repository, "--check", str(tmp_path))
     assert stale.returncode == 1
-    assert len(stale.stdout.splitlines()) == 4, "the finetuning overlay is of another file"
+    assert len(stale.stdout.splitlines()) == 5, "the finetuning overlay is of another file"
     assert write_demo(repository, str(tmp_path)).returncode == 0
     assert write_demo(repository, "--check", str(tmp_path)).returncode == 0
     written = load_pipeline(demo)
-    for copy in ("overlays/cpu/settings", "overlays/gaudi/settings", "in-cluster"):
+    for copy in ("overlays/cpu/settings", "overlays/gaudi/settings", "overlays/gaudi-pytorch/settings", "in-cluster"):
         settings = load_pipeline(tmp_path / "k8s" / copy / "pipeline.yaml")
         assert settings.packing.depth == 5
         for part in ("prepare", "packing", "model"):
             assert getattr(settings, part) == getattr(written, part)
 
 
-def test_the_run_inside_the_cluster_passes_the_schemas_and_has_no_more_rights_than_a_role(
+def test_the_run_inside_the_cluster_is_sound_and_has_few_rights(
     repository: Path, kustomize: Callable[[Path], list[Json]]
 ) -> None:
     pytest.importorskip("kubernetes_validate")
@@ -191,7 +214,7 @@ def test_the_run_inside_the_cluster_passes_the_schemas_and_has_no_more_rights_th
     assert not any("secrets" in rule["resources"] for rule in role["rules"])
 
 
-def test_an_overlay_with_the_failure_policy_is_what_the_runner_submits(
+def test_an_overlay_with_the_failure_policy(
     repository: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]
 ) -> None:
     shutil.copytree(repository / "k8s", tmp_path / "k8s")
@@ -204,3 +227,74 @@ def test_an_overlay_with_the_failure_policy_is_what_the_runner_submits(
     for item in jobs:
         assert item == steps[item["metadata"]["labels"]["app.kubernetes.io/component"]]
         assert "podFailurePolicy" in item["spec"]
+
+
+# --- our own small builder of kustomizations
+
+
+def write(folder: Path, name: str, content: object) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(content))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(kustomize, "MANIFESTS", tmp_path)
+    for name in ("one", "two"):
+        write(tmp_path, f"base/{name}.yaml", {"kind": "Job", "metadata": {"name": name}, "spec": {"list": ["a", "b"]}})
+    write(tmp_path, "base/kustomization.yaml", {"resources": ["one.yaml", "two.yaml"]})
+    return tmp_path
+
+
+def patched(folder: Path, target: dict[str, str], *operations: dict[str, object]) -> list[dict[str, object]]:
+    write(folder, "change/patch.yaml", list(operations))
+    write(folder, "change/kustomization.yaml", {"patches": [{"path": "patch.yaml", "target": target}]})
+    return [item["spec"] for item in build(["base"], ["change"])]
+
+
+def test_the_manifests_of_the_package_are_those_of_the_repository(repository: Path) -> None:
+    assert MANIFESTS.resolve() == (repository / "k8s").resolve()
+
+
+def test_resources_come_in_the_order_in_which_they_are_listed(folder: Path) -> None:
+    write(folder, "all/kustomization.yaml", {"resources": ["../base", "three.yaml"]})
+    write(folder, "all/three.yaml", {"kind": "Job", "metadata": {"name": "three"}})
+    assert [item["metadata"]["name"] for item in build(["all"])] == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "result"),
+    [
+        ({"op": "add", "path": "/spec/new", "value": 1}, {"list": ["a", "b"], "new": 1}),
+        ({"op": "add", "path": "/spec/list/-", "value": "c"}, {"list": ["a", "b", "c"]}),
+        ({"op": "add", "path": "/spec/list/0", "value": "c"}, {"list": ["c", "a", "b"]}),
+        ({"op": "replace", "path": "/spec/list/1", "value": "c"}, {"list": ["a", "c"]}),
+        ({"op": "replace", "path": "/spec/list", "value": []}, {"list": []}),
+        ({"op": "remove", "path": "/spec/list/0"}, {"list": ["b"]}),
+        ({"op": "remove", "path": "/spec/list"}, {}),
+    ],
+)
+def test_each_operation_does_what_the_standard_says(folder: Path, operation: dict[str, object], result: object) -> None:
+    assert patched(folder, {"kind": "Job"}, operation) == [result, result]
+
+
+@pytest.mark.parametrize(
+    ("target", "changed"),
+    [
+        ({"kind": "Job"}, [True, True]),
+        ({"kind": "Job", "name": "two"}, [False, True]),
+        ({"kind": "Job", "name": "one|two"}, [True, True]),
+        ({"kind": "Job", "name": "on"}, [False, False]),
+        ({"kind": "MPIJob"}, [False, False]),
+    ],
+)
+def test_a_patch_changes_only_what_it_is_for(folder: Path, target: dict[str, str], changed: list[bool]) -> None:
+    specs = patched(folder, target, {"op": "add", "path": "/spec/new", "value": 1})
+    assert ["new" in spec for spec in specs] == changed
+
+
+def test_values_are_not_shared_between_objects(folder: Path) -> None:
+    one, two = patched(folder, {"kind": "Job"}, {"op": "add", "path": "/spec/new", "value": {"deep": [1]}})
+    one["new"]["deep"].append(2)  # type: ignore[index]
+    assert two["new"] == {"deep": [1]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -18,8 +19,7 @@ from gaudi_bert.runners.kubernetes.rendered import write_rendered
 from gaudi_bert.runners.stage_table import stages_of
 from tests.builders.effort import LONG
 from tests.k8s.cluster_settings import MAIN_VARIANTS, PIPELINES, VARIANTS, cluster_settings, existing_claims
-from tests.k8s.manifest_checks import check_manifests
-from tests.k8s.schema_checks import VERSIONS, check_schema
+from tests.k8s.manifest_checks import VERSIONS, check_manifests, check_schema
 
 Json = dict[str, Any]
 
@@ -76,9 +76,7 @@ BUILT += [(path, "cards and mpijob") for path in PIPELINES if "demo" in path.ste
 
 @pytest.mark.repeated
 @pytest.mark.parametrize(("pipeline", "variant"), BUILT, ids=[f"{path.stem}, {variant}" for path, variant in BUILT])
-def test_kustomize_builds_what_is_rendered(
-    variant: str, pipeline: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]
-) -> None:
+def test_kustomize_builds_it(variant: str, pipeline: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]) -> None:
     settings = cluster_settings(pipeline, variant)
     manifests = render(settings)
     parts = ["data", "training"] if settings.pretrains else []
@@ -138,6 +136,10 @@ def test_a_path_that_means_nothing_in_a_container_is_refused(overrides: list[str
         render(load_pipeline(None, overrides))
 
 
+TASKS = ["task.name=classification", "finetune.data=python-docstrings", "predict.data=python-docstrings"]
+STORE = ["kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=mine"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -146,10 +148,19 @@ def test_a_path_that_means_nothing_in_a_container_is_refused(overrides: list[str
         (["resources.cards=3"], "resources.cards"),
         (["resources.training.memory=lots"], "must be a quantity as Kubernetes writes it, for example 500m, 2 or 16Gi"),
         (["kubernetes.namespace=My Space"], "kubernetes.namespace"),
-        (["resources.environment={BAD-NAME: x}"], "resources.environment"),
         (["name=" + "x" * 60], "name"),
         (["kubernetes={version: 1.30}"], "`kubernetes.version`: must be text; put it in quotes"),
         (["kubernetes.version=1.23"], "kubernetes.version"),
+        (["kubernetes.data_pods.tolerations=[{operator: Exists, key: a, value: b}]"], "operator Exists takes no value"),
+        (["kubernetes.data_pods.tolerations=[{value: b}]"], "operator Equal needs a key"),
+        (["kubernetes.data_pods.tolerations=[{key: a, effect: Never}]"], "effect"),
+        (["kubernetes.store=s3://bucket", "kubernetes.work_claim=ours"], "kubernetes.work_claim exclude each other"),
+        (["kubernetes.store_secret=mine"], "store_secret needs a store"),
+        (["kubernetes.store=bucket/prefix"], "kubernetes.store"),
+        (["kubernetes.store=s3://key:secret@bucket/prefix"], "kubernetes.store"),
+        (["store.endpoint_url=https://key:secret@host"], "store.endpoint_url"),
+        (TASKS[1:2], "finetune.data is set, but no task; set task.name"),
+        ([TASKS[0], TASKS[2]], "predict.data needs a model that this pipeline fine-tunes"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(overrides: list[str], said: str) -> None:
@@ -185,19 +196,6 @@ def test_the_selector_of_nodes_that_train_is_for_them_alone() -> None:
     assert selected.pop("train") == {"kind": "gaudi2", "zone": "a"}
     assert selected.pop("evaluate") == {"zone": "a"}
     assert set(selected.values()) == {None}
-
-
-@pytest.mark.parametrize(
-    ("toleration", "said"),
-    [
-        ("{operator: Exists, key: a, value: b}", "operator Exists takes no value"),
-        ("{value: b}", "operator Equal needs a key"),
-        ("{key: a, effect: Never}", "effect"),
-    ],
-)
-def test_a_toleration_that_no_server_would_take_is_refused(toleration: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        load_pipeline(None, [f"kubernetes.data_pods.tolerations=[{toleration}]"])
 
 
 def test_no_pod_without_cards_asks_for_more_than_a_restricted_namespace_allows() -> None:
@@ -274,9 +272,6 @@ def test_with_a_queue_the_top_of_a_rendered_folder_holds_no_quota_for_training(t
     assert listed == ["base", *(f"data/{step}.yaml" for step in steps)]
 
 
-TASKS = ["task.name=classification", "finetune.data=python-docstrings", "predict.data=python-docstrings"]
-
-
 def test_fine_tuning_on_a_cluster_is_one_worker_with_all_its_cards() -> None:
     """However many workers train the model: an update is said in sequences, so their number changes nothing of it."""
     steps = render(load_pipeline(None, [*TASKS, *VARIANTS["cards and mpijob"], "finetune.metrics_port=9401"])).steps
@@ -300,3 +295,43 @@ def test_weights_that_are_given_leave_no_step_before_fine_tuning() -> None:
 def test_tasks_in_an_object_store_are_refused_in_one_line() -> None:
     with pytest.raises(InputError, match=r"kubernetes\.store = s3://b/p: the stages finetune and predict have their work"):
         render(load_pipeline(None, [*TASKS, "kubernetes.store=s3://b/p"]))
+
+
+# --- a cluster without a volume: what the pods get of a bucket; `test_commands.py` runs their commands
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_no_pod_has_a_volume_for_the_work_folder(workers: int) -> None:
+    manifests = render(load_pipeline(None, [*STORE, f"resources.workers={workers}"]))
+    assert [item["kind"] for item in manifests.shared if item["kind"] == "PersistentVolumeClaim"] == []
+    for item in manifests.steps.values():
+        for spec in pod_specs(item):
+            assert "work" not in {volume["name"] for volume in spec["volumes"]}
+            for container in (*spec.get("initContainers", ()), *spec["containers"]):
+                assert "work" not in {mount["name"] for mount in container.get("volumeMounts", ())}
+                command = container["command"]
+                if "--work" in command:
+                    assert command[command.index("--work") + 1] == "s3://bucket/prefix"
+                    assert container["envFrom"] == [{"secretRef": {"name": "mine"}}]
+                else:
+                    assert container["name"] == "worker"
+
+
+def test_ranks_on_other_pods_get_the_credentials_by_name() -> None:
+    manifests = render(load_pipeline(None, [*STORE, "resources.workers=3"]))
+    launcher, _ = pod_specs(manifests.steps["train"])
+    command = launcher["containers"][0]["command"]
+    passed = [following for word, following in itertools.pairwise(command) if word == "-x"]
+    assert [name for name in passed if name.endswith("*")] == ["AWS_*", "AZURE_*", "GOOGLE_*"]
+
+
+def test_shards_that_training_keeps_fit_the_scratch() -> None:
+    text = ["kubernetes.scratch=6Gi", "store.connections=2"]
+    manifests = render(load_pipeline(None, [*STORE, *text]))
+    (configuration,) = (item for item in manifests.shared if item["kind"] == "ConfigMap")
+    written = yaml.safe_load(configuration["data"]["pipeline.yaml"])
+    assert written["store"] == {"connections": 2, "cache_bytes": 3 * 2**30}
+
+
+def test_data_in_a_bucket_needs_no_claim() -> None:
+    render(load_pipeline(None, ["prepare.text=s3://bucket/text", "prepare.vocab=gs://bucket/vocab.txt"]))

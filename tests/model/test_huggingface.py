@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face, hugging_face_name, to_hugging_face
 from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs

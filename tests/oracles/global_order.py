@@ -18,7 +18,6 @@ def dealt_epoch(
 def dealt_rounds(
     sizes: list[int], seed: int, epoch: int, window: int | list[int], streams: int = FEWEST_STREAMS
 ) -> list[list[tuple[int, int]]]:
-    """The same, round by round."""
     rank_of = {shard: rank for rank, shard in enumerate(permutation(len(sizes), seed, "shard order", epoch).tolist())}
     shards = sorted(
         (shard for shard in range(len(sizes)) if sizes[shard]), key=lambda shard: (-sizes[shard], rank_of[shard])

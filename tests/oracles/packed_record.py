@@ -5,18 +5,11 @@ from __future__ import annotations
 
 def pack_sequences(sequences: list[dict], max_sequence_length: int, masked_slots: int, depth: int) -> dict[str, list]:
     """The features of one packed example that holds `sequences` (unpacked features) in this order."""
-    packed: dict[str, list] = {
-        "input_ids": [],
-        "input_mask": [],
-        "segment_ids": [],
-        "positions": [],
-        "masked_lm_positions": [],
-        "masked_lm_ids": [],
-        "masked_lm_weights": [],
-        "next_sentence_positions": [],
-        "next_sentence_labels": [],
-        "next_sentence_weights": [],
-    }
+    names = [
+        *("input_ids", "input_mask", "segment_ids", "positions", "masked_lm_positions", "masked_lm_ids"),
+        *("masked_lm_weights", "next_sentence_positions", "next_sentence_labels", "next_sentence_weights"),
+    ]
+    packed: dict[str, list] = {name: [] for name in names}
     for number, sequence in enumerate(sequences, start=1):
         start = len(packed["input_ids"])
         packed["next_sentence_positions"].append(start)

@@ -12,7 +12,6 @@ MADE = ("position_ids", "sequence_ids", "seq_lens", "indices", "starts")
 
 
 def packs_of(folder: Path) -> list[dict[str, Any]]:
-    """Every row of every shard, in order."""
     from pyarrow import parquet
 
     return [row for path in sorted(folder.glob("packed-*.parquet")) for row in parquet.read_table(path).to_pylist()]

@@ -9,6 +9,8 @@ from functools import cache
 import numpy as np
 from scipy.optimize import nnls
 
+from gaudi_bert.common.arrays import permutation
+
 
 def first_fit_decreasing(counts: np.ndarray, depth: int) -> Counter:
     capacity = len(counts)
@@ -107,7 +109,6 @@ def strategies(capacity: int, depth: int, *, full: bool = True) -> list[tuple[in
 
 
 def strategy_matrix(packs: list[tuple[int, ...]], capacity: int) -> np.ndarray:
-    """The matrix A of the paper: float64 [capacity, strategies]."""
     matrix = np.zeros((capacity, len(packs)))
     for column, pack in enumerate(packs):
         for length in pack:
@@ -124,3 +125,12 @@ def weighted_nnls(counts: np.ndarray, weights: np.ndarray, depth: int) -> tuple[
 
 def best_worth(prices: list[int], depth: int) -> int:
     return max(sum(prices[length - 1] for length in pack) for pack in strategies(len(prices), depth, full=False))
+
+
+def deal(lengths: Sequence[int], strategies: Sequence[tuple[Sequence[int], int]], seed: int, group: int) -> list[list[int]]:
+    waiting: dict[int, list[int]] = {}
+    for sequence in permutation(len(lengths), seed, "sequences", group):
+        waiting.setdefault(lengths[sequence], []).append(int(sequence))
+    planned = [strategy for strategy, count in strategies for _ in range(count)]
+    order = permutation(len(planned), seed, "packs", group)
+    return [[waiting[length].pop(0) for length in planned[place]] for place in order]

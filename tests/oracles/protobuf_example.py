@@ -37,13 +37,8 @@ def _file() -> descriptor_pb2.FileDescriptorProto:
     entry.options.map_entry = True
     entry.field.add(name="key", number=1, type=_FIELD.TYPE_STRING)
     entry.field.add(name="value", number=2, type=_FIELD.TYPE_MESSAGE, type_name=".oracle.Feature")
-    features.field.add(
-        name="feature",
-        number=1,
-        type=_FIELD.TYPE_MESSAGE,
-        label=_FIELD.LABEL_REPEATED,
-        type_name=".oracle.Features.FeatureEntry",
-    )
+    repeated = {"type": _FIELD.TYPE_MESSAGE, "label": _FIELD.LABEL_REPEATED}
+    features.field.add(name="feature", number=1, type_name=".oracle.Features.FeatureEntry", **repeated)
     example = file.message_type.add(name="Example")
     example.field.add(name="features", number=1, type=_FIELD.TYPE_MESSAGE, type_name=".oracle.Features")
     return file

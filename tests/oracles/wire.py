@@ -10,12 +10,7 @@ import random
 import struct
 
 UNPACKED_KEYS = (
-    "input_ids",
-    "input_mask",
-    "segment_ids",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "masked_lm_weights",
+    *("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights"),
     "next_sentence_labels",
 )
 FLOAT_KEYS = ("masked_lm_weights", "next_sentence_weights")
@@ -108,11 +103,8 @@ def unpacked_list(key: str, values: list) -> bytes:
 def split_list(key: str, values: list) -> bytes:
     """The same as packed pieces and single values, which a parser joins in order."""
     third = len(values) // 3
-    return (
-        packed_list(key, values[:third])
-        + unpacked_list(key, values[third : 2 * third])
-        + packed_list(key, values[2 * third :])
-    )
+    middle = unpacked_list(key, values[third : 2 * third])
+    return packed_list(key, values[:third]) + middle + packed_list(key, values[2 * third :])
 
 
 def map_entry(key: str, values: list, encode=packed_list) -> bytes:

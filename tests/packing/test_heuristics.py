@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,14 +19,13 @@ from gaudi_bert.packing.heuristics import (
     pack_shortest_first,
 )
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import Mixture, check_mixture, packs_of
+from gaudi_bert.packing.mixture import check_mixture, packs_of
 from tests.builders.agree import agree
 from tests.builders.histograms import NAMES, depth_number, expected, published, small_histograms
 from tests.builders.properties import examples
 from tests.oracles.packing import first_fit_decreasing, next_fit, sorted_batches
 
 HEURISTICS = {"spfhp": pack_shortest_first, "lpfhp": pack_longest_first}
-Heuristic = Callable[[np.ndarray, int], Mixture]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -45,15 +42,10 @@ def test_every_published_integer(algorithm: str, name: str) -> None:
         assert figures == (row["packs"], row["n_strategies"], row["depth_used"], row["padding"]), depth
 
 
-def test_longest_pack_first_splits_counts() -> None:
+def test_longest_pack_first_splits_counts_and_shortest_pack_first_opens_before_it_splits() -> None:
     counts = np.zeros(512, dtype=np.int64)
     counts[255] = 7
     assert pack_longest_first(counts, 3) == {(256, 256): 3, (256,): 1}
-
-
-def test_shortest_pack_first_opens_before_it_splits() -> None:
-    counts = np.zeros(512, dtype=np.int64)
-    counts[255] = 7
     assert pack_shortest_first(counts, 3) == {(256,): 7}
 
 

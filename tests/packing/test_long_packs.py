@@ -18,16 +18,19 @@ from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.long_packs import deal_into_slots, interpolated_prices, pack_thinned, split_counts
 from gaudi_bert.packing.mixture import check_mixture, flatten_packs, mixture_of_packs, packs_of
 from gaudi_bert.packing.result import Work
-from tests.builders.hard_histograms import bimodal, lognormal, uniform
+from tests.builders.histograms import bimodal, lognormal, uniform
 from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
+
+
+def few_counts(generator: np.random.Generator, max_length: int) -> np.ndarray:
+    return generator.integers(0, 9, max_length) * generator.integers(0, 2, max_length)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([31, 64, 97]), st.integers(1, 9))
 @examples(100)
 def test_packs_are_packs_and_never_more(seed: int, max_length: int, depth: int) -> None:
-    generator = np.random.default_rng(seed)
-    counts = generator.integers(0, 9, max_length) * generator.integers(0, 2, max_length)
+    counts = few_counts(np.random.default_rng(seed), max_length)
     before = pack_longest_first(counts, depth)
     after = rematch_halves(before, max_length, depth, 0, Work(1e6))
     check_mixture(after, Histogram(max_length, counts), depth)
@@ -59,7 +62,7 @@ def test_packs_as_arrays_and_back() -> None:
 @examples(60)
 def test_packs_are_packs_and_no_sequence_is_lost(seed: int, max_length: int, depth: int, operations: float) -> None:
     generator = np.random.default_rng(seed)
-    counts = generator.integers(0, 9, max_length) * generator.integers(0, 2, max_length)
+    counts = few_counts(generator, max_length)
     counts[int(generator.integers(0, max_length))] += 1
     bins = int(generator.integers(5, 20))
     coarse = pack_longest_first(split_counts(counts, bins), depth)
@@ -68,19 +71,18 @@ def test_packs_are_packs_and_no_sequence_is_lost(seed: int, max_length: int, dep
     assert left.min() >= 0
 
 
-def test_excess_goes_by_swaps() -> None:
+@pytest.mark.parametrize(
+    ("coarse", "lengths", "packs"),
+    [
+        (4, {49: 3, 50: 2, 51: 3}, {(49, 51): 3, (50, 50): 1}),  # excess goes by swaps: four full packs
+        (2, {51: 4}, {(51,): 4}),  # what cannot be swapped gets a new pack
+    ],
+)
+def test_excess_is_swapped_or_gets_a_new_pack(coarse: int, lengths: dict[int, int], packs: dict) -> None:
     counts = np.zeros(100, dtype=np.int64)
-    counts[[48, 49, 50]] = 3, 2, 3  # 49 49 49 50 50 51 51 51: four full packs
-    mixture, left = deal_into_slots({(5, 5): 4}, counts, 10, 2, Work(1e9))
-    assert not left.any()
-    assert mixture == {(49, 51): 3, (50, 50): 1}
-
-
-def test_what_cannot_be_swapped_gets_a_new_pack() -> None:
-    counts = np.zeros(100, dtype=np.int64)
-    counts[50] = 4
-    mixture, left = deal_into_slots({(5, 5): 2}, counts, 10, 2, Work(1e9))
-    assert (mixture, left.sum()) == ({(51,): 4}, 0)
+    counts[np.array(list(lengths)) - 1] = list(lengths.values())
+    mixture, left = deal_into_slots({(5, 5): coarse}, counts, 10, 2, Work(1e9))
+    assert (mixture, left.any()) == (packs, False)
 
 
 @pytest.mark.parametrize(("bins", "max_length"), [(10, 97), (16, 64), (31, 331)])
@@ -186,16 +188,11 @@ def test_prices_are_never_too_large_to_be_checked() -> None:
     assert check_certificate(packing.certificate, counts) == packing.lower_bound
 
 
-def test_the_token_bound_of_a_million_tokens_is_checked_at_once() -> None:
+def test_packs_of_a_million_tokens_are_bounded_and_packed_at_once() -> None:
     counts = np.zeros(1 << 20, np.int64)
     counts[[700_000, 900_000]] = 5
     for depth, bound in ((1 << 20, 8), (1, 10)):
         simple = certificate.simple_certificate(counts, depth)
         assert check_certificate(simple, counts) == simple.bound == bound
-
-
-def test_one_sequence_of_a_million_tokens_is_packed_at_once() -> None:
-    counts = np.zeros(1 << 20, np.int64)
-    counts[-1] = 1
-    packing = pack_histogram(Histogram(1 << 20, counts), "nnls", "max")
+    packing = pack_histogram(Histogram(1 << 20, [0] * (2**20 - 1) + [1]), "nnls", "max")
     assert (packing.packs, packing.lower_bound) == (1, 1)

@@ -1,3 +1,5 @@
+"""Mixtures: a packing that is proven, trimmed, filled, or fitted to a budget of masked positions."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -6,8 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import add_packs, check_mixture, coverage, packs_of, sorted_mixture, trim_to_exact
+from gaudi_bert.packing.masked_budget import (
+    budget_costs,
+    choose_masked_slots,
+    fit_to_budget,
+    least_masked_slots,
+    needed_masked_slots,
+    smaller_budgets,
+)
+from gaudi_bert.packing.mixture import (
+    add_packs,
+    check_mixture,
+    coverage,
+    fill_slots,
+    packs_of,
+    sorted_mixture,
+    trim_to_exact,
+)
+from tests.builders.histograms import small_histograms
 from tests.builders.properties import examples
 
 HISTOGRAM = Histogram(8, [0, 3, 1, 0, 2, 0, 0, 1], [0, 1, 1, 0, 2, 0, 0, 3])
@@ -48,19 +68,18 @@ def test_adding_sorts_and_ignores_none() -> None:
     assert packs_of(mixture) == 3
 
 
-def test_trimming_drops_whole_packs_before_slots() -> None:
-    # Two sequences of 1 and one of 7 too many: one pack (1, 7) goes as a whole, one slot of 1 is given up.
-    trimmed = trim_to_exact({(1, 7): 3, (8,): 1}, np.array([1, 0, 0, 0, 0, 0, 2, 1]))
-    assert trimmed == {(1, 7): 1, (7,): 1, (8,): 1}
-
-
-def test_trimming_takes_several_slots_of_one_pack() -> None:
-    assert trim_to_exact({(1, 1, 1, 5): 2}, np.array([1, 0, 0, 0, 2, 0, 0, 0])) == {(5,): 1, (1, 5): 1}
-
-
-def test_trimming_leaves_no_empty_pack() -> None:
-    assert trim_to_exact({(1,): 4, (2,): 1}, np.array([0, 1])) == {(2,): 1}
-    assert trim_to_exact({}, np.array([0, 0])) == {}
+@pytest.mark.parametrize(
+    ("mixture", "counts", "trimmed"),
+    [
+        # Two sequences of 1 and one of 7 too many: one pack (1, 7) goes completely, one slot of 1 is given up.
+        ({(1, 7): 3, (8,): 1}, [1, 0, 0, 0, 0, 0, 2, 1], {(1, 7): 1, (7,): 1, (8,): 1}),
+        ({(1, 1, 1, 5): 2}, [1, 0, 0, 0, 2, 0, 0, 0], {(5,): 1, (1, 5): 1}),  # several slots of one pack
+        ({(1,): 4, (2,): 1}, [0, 1], {(2,): 1}),  # no pack is empty
+        ({}, [0, 0], {}),
+    ],
+)
+def test_trimming(mixture: dict, counts: list[int], trimmed: dict) -> None:
+    assert trim_to_exact(mixture, np.array(counts)) == trimmed
 
 
 def test_trimming_refuses_a_shortage() -> None:
@@ -82,5 +101,86 @@ def test_trimming_is_exact_and_never_adds_packs(data: st.DataObject) -> None:
         assert packs_of(trimmed) <= packs_of(mixture)
         assert all(strategy and count > 0 for strategy, count in trimmed.items())
         assert list(trimmed) == list(sorted_mixture(trimmed))
-        by_strategy = max(map(len, mixture), default=0)
-        assert max(map(len, trimmed), default=0) <= by_strategy
+        assert max(map(len, trimmed), default=0) <= max(map(len, mixture), default=0)
+
+
+def test_a_longer_slot_holds_a_shorter_sequence() -> None:
+    counts = np.array([1, 2, 0, 1, 0, 0], dtype=np.int64)
+    mixture = fill_slots({(1, 4): 2, (2,): 1}, counts)
+    assert coverage(mixture, 6).tolist() == counts.tolist()
+
+
+def test_too_few_slots() -> None:
+    with pytest.raises(InputError, match="too few"):
+        fill_slots({(1, 2): 1}, np.array([0, 0, 1], dtype=np.int64))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 5))
+@examples(50)
+def test_settled_slots_cover_exactly(seed: int, depth: int) -> None:
+    rng = np.random.default_rng(seed)
+    slots = rng.integers(0, 30, 17)
+    mixture = pack_longest_first(slots, depth)
+    counts = np.zeros(17, dtype=np.int64)
+    for length in np.repeat(np.arange(1, 18), slots).tolist():
+        shorter = int(rng.integers(0, length + 1))
+        if shorter:
+            counts[shorter - 1] += 1
+    settled = fill_slots(mixture, counts)
+    check_mixture(settled, Histogram(17, counts), depth)
+    assert packs_of(settled) <= packs_of(mixture)
+
+
+# --- the budget of masked positions
+
+
+# Lengths 1 .. 8; a sequence of 4 has up to 3 masked positions, one of 2 up to 1, one of 8 up to 3.
+MASKED = Histogram(8, [0, 4, 0, 4, 0, 0, 0, 1], [0, 1, 0, 3, 0, 0, 0, 3])
+WITHIN_6 = {(4, 4): 2, (2, 2, 2, 2): 1, (8,): 1}
+
+
+def test_what_is_needed_and_what_is_least() -> None:
+    assert needed_masked_slots(WITHIN_6, MASKED) == 6
+    assert least_masked_slots(MASKED) == 3
+    unknown = Histogram(8, MASKED.counts)
+    assert needed_masked_slots(WITHIN_6, unknown) is None
+    assert fit_to_budget(WITHIN_6, unknown, 4, 1) == WITHIN_6
+
+
+def test_default_budget() -> None:
+    assert choose_masked_slots(20, 3, 21) == 23
+    assert choose_masked_slots(20, 3, 30) == 30
+    assert choose_masked_slots(20, 3, None) == 23
+    assert choose_masked_slots(None, 3, None) is None
+
+
+def test_strategies_over_the_budget_are_packed_again() -> None:
+    # With 5 slots two sequences of 4 no longer go together: each of the four stands alone.
+    assert fit_to_budget(WITHIN_6, MASKED, 4, 5) == {(4,): 4, (2, 2, 2, 2): 1, (8,): 1}
+    assert fit_to_budget(WITHIN_6, MASKED, 4, 6) == WITHIN_6
+
+
+def test_a_budget_below_one_sequence_is_refused_with_the_number() -> None:
+    with pytest.raises(InputError, match=r"masked_slots is 2, but one sequence alone has up to 3 .* give at least 3"):
+        fit_to_budget(WITHIN_6, MASKED, 4, 2)
+
+
+def test_costs_of_smaller_budgets() -> None:
+    assert budget_costs([(WITHIN_6, MASKED)], 4, smaller_budgets(3, 6)) == {5: 6, 4: 6, 3: 7}
+    assert smaller_budgets(3, 3) == []
+    assert smaller_budgets(20, 120) == [119, 86, 53, 20]
+
+
+@given(histogram=small_histograms(), depth=st.integers(1, 5), data=st.data())
+@examples(150)
+def test_every_budget_is_kept(histogram: Histogram, depth: int, data: st.DataObject) -> None:
+    masked = np.array([data.draw(st.integers(0, length)) for length in range(1, histogram.max_sequence_length + 1)])
+    histogram = Histogram(histogram.max_sequence_length, histogram.counts, masked)
+    mixture = pack_longest_first(histogram.counts, depth)
+    least, needed = least_masked_slots(histogram), needed_masked_slots(mixture, histogram)
+    assert None not in (least, needed)
+    budget = data.draw(st.integers(least, max(least, needed)))
+    fitted = fit_to_budget(mixture, histogram, depth, budget)
+    check_mixture(fitted, histogram, depth, budget)
+    if budget >= needed:
+        assert packs_of(fitted) == packs_of(mixture)

@@ -16,9 +16,8 @@ torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tensorflow", reason="TENSORFLOW MISSING: the heads are compared with those of our trainer")
 
-from gaudi_bert.model.bert import BertForPretraining  # noqa: E402
+from gaudi_bert.engines.tensorflow.bert import BertForPretraining  # noqa: E402
 from gaudi_bert.model.config import BertConfig  # noqa: E402
-from gaudi_bert.model.equivalence import gradients_of  # noqa: E402
 from gaudi_bert.model.huggingface import hugging_face_name, to_hugging_face  # noqa: E402
 from gaudi_bert.pytorch import (  # noqa: E402
     PackCollator,
@@ -32,6 +31,7 @@ from gaudi_bert.pytorch import (  # noqa: E402
 )
 from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits  # noqa: E402
 from gaudi_bert.training.input.source import open_source  # noqa: E402
+from tests.builders.engine_models import gradients_of  # noqa: E402
 
 SEED, PACKS = 9, 12
 CONFIG = BertConfig(
@@ -93,7 +93,7 @@ def test_loss_and_gradients_are_those_of_our_tensorflow_trainer(packed, ours, th
     actual = theirs(**torch_batch)
     assert abs(float(actual.loss.detach()) - sum(losses.values())) <= 1e-5
     used = tensorflow_batch["masked_lm_weights"] > 0
-    assert np.abs(outputs.masked_lm_logits_BQV[used] - actual.prediction_logits.detach().numpy()[used]).max() <= 1e-5
+    assert np.abs(outputs["masked_lm_logits"][used] - actual.prediction_logits.detach().numpy()[used]).max() <= 1e-5
     theirs_gradients = gradients(theirs, actual.loss)
     whole = np.sqrt(sum(float((value**2).sum()) for value in expected.values()))
     for name, value in expected.items():

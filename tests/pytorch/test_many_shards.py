@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.tables.packed_parquet import write_packed_parquet
+from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
+from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from tests.builders.effort import tries
 from tests.builders.many_shards import write_many_shards
@@ -26,9 +27,8 @@ def test_packed_records_and_packed_tables(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     case = make_case(tmp_path / "case").packed
     packed = write_many_shards(tmp_path / "packed", case, SHARDS)
-    write_packed_parquet(
-        write_many_shards(tmp_path / "few", case, 3), tmp_path / "few-tables", reporter=Reporter(quiet=True)
-    )
+    few = write_many_shards(tmp_path / "few", case, 3)
+    convert(few, tmp_path / "few-tables", PARQUET_PACKS, reporter=Reporter(quiet=True))
     (tmp_path / "tables").mkdir()
     for number in range(SHARDS):
         shutil.copyfile(

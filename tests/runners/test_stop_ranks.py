@@ -1,18 +1,26 @@
-"""The parent of mpirun on a cluster: it waits for its workers, and starts ranks again that a stopped worker has stopped."""
+"""The parent of mpirun on a cluster: it waits for its workers, stops ranks, and starts them again; also over real sshd."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners import stop_ranks
+from gaudi_bert.runners.launch import USER_SSH_PORT, failed_rank, training_command
+from gaudi_bert.runners.stop_ranks import meeting_point, named_variables
+from tests.builders.recorded_answers import MPIRUN_FOOTER_ONLY, MPIRUN_OUTPUT
+from tests.builders.ssh_hosts import USER, WORKERS, Hosts, made_hosts, wait_until
 
 HOSTFILE = "OMPI_MCA_orte_default_hostfile"
 # In the position of mpirun: it counts its starts, and ends the first of them as ranks that were stopped.
@@ -81,7 +89,7 @@ def test_workers_that_never_answer_end_the_wait(
 
 
 @pytest.mark.parametrize(("code", "starts"), [(75, 2), (1, 1), (2, 1), (0, 1)])
-def test_ranks_that_a_stopped_worker_has_stopped_are_started_again_and_others_are_not(
+def test_only_ranks_of_a_stopped_worker_are_started_again(
     code: int, starts: int, worker: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an end of the launcher, so that the Job counts nothing and waits for no backoff."""
@@ -110,3 +118,226 @@ def test_mpirun_inside_one_pod_waits_for_nobody(tmp_path: Path) -> None:
     assert stop_ranks.workers_of(["mpirun", "-np", "8", "gaudi-bert"], environment) == []
     assert stop_ranks.workers_of(over_ssh(22, "mpirun"), {}) == []
     assert stop_ranks.workers_of(over_ssh(22, "mpirun"), environment) == [("demo-train-worker-0.invalid", 22)]
+
+
+# --- stopping what mpirun started: ranks save and end by themselves, and a lost rank ends the others soon
+
+WRAPPER = [sys.executable, "-m", "gaudi_bert.runners.stop_ranks"]
+# Says that it has started, saves when it is told to, and ends as a stopped training does.
+SAVES = """
+import signal, sys, time
+def save(number, frame):
+    print("saved", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, save)
+print("started", flush=True)
+time.sleep(60)
+"""
+DEAF = SAVES.replace("    sys.exit(75)\n", "")
+
+
+def start_ranks(script: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([*WRAPPER, sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_request_lets_ranks_save_and_their_exit_code_is_kept(number: int) -> None:
+    process = start_ranks(SAVES)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    assert (output, process.returncode) == ("saved\n", 75)
+
+
+def test_the_second_request_ends_what_does_not_listen() -> None:
+    process = start_ranks(DEAF)
+    process.terminate()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "saved\n"
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_when_the_process_that_started_it_is_killed_ranks_save_and_end() -> None:
+    starter = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    command = [sys.executable, "-c", starter, *WRAPPER, sys.executable, "-c", SAVES]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    process.kill()
+    # The pipe ends when the last of its writers has.
+    assert process.communicate(timeout=30)[0] == "saved\n"
+
+
+def test_a_launcher_that_is_not_there_is_one_line() -> None:
+    done = subprocess.run([*WRAPPER, "/opt/none/mpirun"], capture_output=True, text=True, check=False)
+    said = "error: /opt/none/mpirun: No such file or directory; set resources.mpi_prefix to the folder of Open MPI\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.fixture
+def ranks() -> list[str]:
+    """The command that starts two ranks by the real mpirun; the script of a rank comes after it."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("OPEN MPI MISSING: what a lost rank and a stop do to the others is not tried")
+    settings = load_pipeline(None, ["resources.cards=2"])
+    return training_command(settings, [sys.executable, "-c"], over_ssh=False, python=sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("print('error: no key `dept`; use depth', file=sys.stderr); sys.exit(2)", "error: no key `dept`; use depth"),
+        ("print(None.keys())", "AttributeError: 'NoneType' object has no attribute 'keys'"),
+        ("print('not a word of why', file=sys.stderr); sys.exit(3)", "not a word of why"),
+        ("os.kill(os.getpid(), 9)", "was ended by signal 9 (Killed)"),
+    ],
+    ids=["error", "traceback", "exit", "killed"],
+)
+def test_the_rank_that_failed_first_is_named_with_its_error(ranks: list[str], code: str, reason: str) -> None:
+    """On the output of the real mpirun; the other rank says that it was left alone, as the watchdog does."""
+    rank = f"""
+import os, sys, time
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    {code}
+time.sleep(0.5)
+print("error: rank 1 has left", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+    done = subprocess.run([*ranks, rank], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode != 0
+    assert (failed_rank(done.stdout) or done.stdout).startswith("rank 1")
+    assert (failed_rank(done.stdout) or done.stdout).endswith(reason)
+    assert failed_rank(done.stdout[-2048:]) == failed_rank(done.stdout), "what Kubernetes keeps of a log as a message"
+
+
+def test_the_reason_is_the_error_of_the_failed_rank_and_output_without_one_has_none() -> None:
+    reason = "rank 1: error: settings.yaml: depth is 3 there, 4 here; give another --out"
+    later = "--out[1,1]<stderr>:\n[1,1]<stderr>:the last words of a library\n"
+    for output in (MPIRUN_OUTPUT, MPIRUN_OUTPUT.replace("--out[1,1]<stderr>:\n", later)):
+        assert failed_rank(output) == reason
+    assert failed_rank(MPIRUN_FOOTER_ONLY) is None, "it does not hold the words of rank 1"
+    assert failed_rank("[1,1]<stderr>:error: an error that nobody ended by\n") is None
+
+
+@pytest.mark.slow
+def test_ranks_have_longer_to_save_than_a_lost_rank_is_waited_for(ranks: list[str], tmp_path: Path) -> None:
+    rank = f"""
+import os, signal, sys, time
+def save(number, frame):
+    time.sleep(3)
+    open(f"{tmp_path}/saved-" + os.environ["OMPI_COMM_WORLD_RANK"], "w").close()
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, save)
+open(f"{tmp_path}/started-" + os.environ["OMPI_COMM_WORLD_RANK"], "w").close()
+time.sleep(60)
+"""
+    timeout = ranks.index("odls_base_sigkill_timeout") + 1
+    ranks[timeout] = "1"  # as 9 s of saving are to 4
+    process = subprocess.Popen([*ranks, rank], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(list(tmp_path.glob("started-*"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(timeout=60) == 75
+    assert len(list(tmp_path.glob("saved-*"))) == 2
+
+
+@pytest.mark.slow
+def test_a_lost_rank_ends_the_others_within_ten_seconds(ranks: list[str], tmp_path: Path) -> None:
+    rank = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda number, frame: None)
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    open("{tmp_path}/lost", "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(120)
+"""
+    process = subprocess.Popen([*ranks, rank], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "lost").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    assert process.wait(timeout=10 + 5 * (os.getloadavg()[0] > 2)) != 0
+
+
+def test_variables_that_are_there_are_named_one_by_one() -> None:
+    command = ["mpirun", "-x", "PATH", "-x", "HABANA_LOGS", "-x", "AWS_*", "-x", "AZURE_*", "gaudi-bert", "run", "x*"]
+    environment = {"AWS_SECRET_ACCESS_KEY": "s", "PATH": "/bin", "AWS_ACCESS_KEY_ID": "k", "MY_AWS_X": ""}
+    assert named_variables(command, environment) == [
+        *("mpirun", "-x", "PATH", "-x", "AWS_ACCESS_KEY_ID", "-x", "AWS_SECRET_ACCESS_KEY", "gaudi-bert", "run", "x*")
+    ]
+
+
+def test_ranks_of_pytorch_meet_at_the_first_worker_or_on_this_machine(ranks: list[str], tmp_path: Path) -> None:
+    """By the real mpirun, which hands on what its parent adds."""
+    first = meeting_point([("demo-train-worker-0.demo-train.ns.svc", 22), ("demo-train-worker-1.demo-train.ns.svc", 22)], {})
+    assert first == {"MASTER_ADDR": "demo-train-worker-0.demo-train.ns.svc", "MASTER_PORT": "29500"}
+    assert meeting_point([("a", 22)], {"MASTER_PORT": "4711"}) == {"MASTER_ADDR": "a", "MASTER_PORT": "4711"}
+    code = """
+import os
+with open(os.environ["OUT"] + os.environ["OMPI_COMM_WORLD_RANK"], "w") as file:
+    file.write(os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"])
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
+    subprocess.run([*ranks, code], check=True, env={**environment, "OUT": f"{tmp_path}/"})
+    told = {(tmp_path / rank).read_text() for rank in ("0", "1")}
+    assert len(told) == 1
+    assert re.fullmatch(r"127\.0\.0\.1:\d{4,5}", told.pop())
+
+
+# --- the MPIJob's own commands as a user without rights: sshd on two hosts, and mpirun that starts ranks on them
+
+
+def test_ranks_are_started_on_two_hosts_without_root() -> None:
+    with made_hosts(USER) as hosts, hosts.workers():
+        rank = ["sh", "-c", "echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE: $(id -u) on $(hostname), HOME=$HOME"]
+        done = subprocess.run(hosts.mpirun(rank), capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        lines = sorted(line.partition(">:")[2] for line in done.stdout.splitlines())
+        assert lines == [f"rank {number} of 2: {USER} on worker-{number + 1}, HOME=/tmp" for number in range(2)]
+        _check_strangers(hosts)
+
+
+def _check_strangers(hosts: Hosts) -> None:
+    """Without the job's key nobody is let in."""
+    options = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
+    ssh = ["ssh", "-p", str(USER_SSH_PORT), *options, "10.77.0.11", "true"]
+    done = subprocess.run(hosts.command("launcher-l", ssh), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 255
+    assert "Permission denied (publickey)" in done.stderr
+
+
+# It saves when it is asked to, and is done when it is started the second time.
+RANK = """
+trap 'echo saved; exit 75' USR1 TERM
+echo x >> {folder}/$(hostname)/starts
+[ $(wc -l < {folder}/$(hostname)/starts) = 2 ] && echo done && exit 0
+echo training on $(hostname)
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.slow
+def test_a_launcher_outlives_the_end_of_a_worker_and_waits_for_names_that_come_later() -> None:
+    """A suspended MPIJob that is resumed, and then a drained node: the launcher that was started first ends well."""
+    root = str(Path(__file__).resolve().parents[2])
+    with made_hosts(USER) as hosts:
+        names, log = (hosts.folder / "hosts").read_text(), hosts.folder / "launcher.log"
+        (hosts.folder / "hosts").write_text("127.0.0.1 localhost\n")
+        command = hosts.mpirun(["sh", "-c", RANK.format(folder=hosts.folder)], start="python3")
+        with log.open("w") as output:
+            environment = {**os.environ, "PYTHONPATH": root}
+            launcher = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        wait_until("waiting for 2 workers, at most 600 s: worker worker-1 does not answer", log, [launcher])
+        (hosts.folder / "hosts").write_text(names)
+        with hosts.workers() as servers:
+            for host in WORKERS:
+                wait_until(f"training on {host}", log, [*servers, launcher])
+            hosts.stop_worker(servers[1], PYTHONPATH=root, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+            servers[1].wait(30)
+            wait_until("a worker was stopped, and its ranks have saved", log, [servers[0], launcher])
+            servers.append(hosts.start_worker(WORKERS[1]))
+            assert launcher.wait(120) == 0, log.read_text()

@@ -1,4 +1,4 @@
-"""Tables of other tools become ordinary unpacked records, or are refused by file, row and reason."""
+"""Tables of other tools become unpacked records, or are refused by file, row and reason; and packs go out as Parquet."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
-parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
+pytest.importorskip("pyarrow", exc_type=ImportError)
 
-from gaudi_bert.artefacts.results import StageOutput  # noqa: E402
-from gaudi_bert.common.errors import InputError  # noqa: E402
-from gaudi_bert.common.progress import Reporter  # noqa: E402
-from gaudi_bert.tables.import_tables import import_tables  # noqa: E402
-from gaudi_bert.tfrecords.scanning.contract import canonical_example  # noqa: E402
-from gaudi_bert.tfrecords.wire.example import decode_example  # noqa: E402
-from gaudi_bert.tfrecords.wire.framing import read_records  # noqa: E402
-from gaudi_bert.tfrecords.wire.schema import UnpackedSchema  # noqa: E402
-from tests.builders.reporters import QUIET  # noqa: E402
+import pyarrow
+from pyarrow import parquet
 
-
-def write_parquet(path: Path, table) -> None:
-    parquet.write_table(table, path, row_group_size=2)
-
-
-def write_stream(path: Path, table) -> None:
-    """As Hugging Face datasets do."""
-    with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=3)
-
-
-def write_file(path: Path, table) -> None:
-    with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=3)
+from gaudi_bert.artefacts.results import StageOutput
+from gaudi_bert.artefacts.shards import count_shards
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.reporting.estimate import estimate
+from gaudi_bert.tables.import_tables import import_tables
+from gaudi_bert.tables.pack import pack_table
+from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
+from gaudi_bert.tables.verify import verify_table
+from gaudi_bert.tfrecords.convert import convert
+from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.scanning.contract import canonical_example
+from gaudi_bert.tfrecords.wire.example import decode_example
+from gaudi_bert.tfrecords.wire.framing import read_records
+from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
+from tests.builders.command_line import run_command
+from tests.builders.packing_case import make_case, sequence_key, unpacked_key
+from tests.builders.reporters import QUIET
+from tests.builders.shards import shards_of
+from tests.builders.tables import random_rows, write_file, write_parquet, write_stream
 
 
 def decoded(path: Path) -> list[dict]:
@@ -49,7 +48,7 @@ def test_ragged_rows_without_anything_else(tmp_path: Path, suffix: str, write) -
     rows = [[5, 6, 7], [8], [9, 10], [11, 12, 13, 14, 15], [16, 17]]
     source = tmp_path / "source"
     source.mkdir()
-    write(source / f"data-00000.{suffix}", pyarrow.table({"input_ids": rows, "text": list("abcde")}))
+    write(source / f"data-00000.{suffix}", pyarrow.table({"input_ids": rows, "text": list("abcde")}), 2)
     result = import_tables(source, tmp_path / "records", reporter=QUIET).content
     assert result.sequences == 5
     assert (result.max_sequence_length, result.max_predictions) == (5, 1)
@@ -106,6 +105,9 @@ def test_columns_of_the_contract_come_back_as_they_were(tmp_path: Path) -> None:
             assert record[name].tolist() == table.column(name)[number].as_py()
 
 
+OTHER_COMMAND = "`gaudi-bert pack TABLE`"
+
+
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
@@ -120,30 +122,18 @@ def test_columns_of_the_contract_come_back_as_they_were(tmp_path: Path) -> None:
         ({"input_ids": [[1], [2]], "attention_mask": [1, 1]}, "column attention_mask holds int64; it must hold lists"),
         ({"input_ids": [[1, 2], [1.5, 2]]}, "row 1: input_ids holds 1.5; it must hold integers"),
         ({"input_ids": [[True, False]]}, "column input_ids holds list<.*bool>; it must hold lists of integers"),
-        ({"input_ids": [[1, 2]], "labels": [1]}, "column labels holds int64; .* `gaudi-bert pack TABLE`"),
+        ({"input_ids": [[1, 2]], "labels": [1]}, f"column labels holds int64; .*{OTHER_COMMAND}"),
         ({"input_ids": [[1, 2]], "labels": [[2.0**60, 7]]}, "row 0: labels holds 1.*e.18; it must hold integers"),
-        (
-            {"input_ids": [[1, 2], [1, 2, 3]], "labels": [[-100, 9], [2, 3, 5]]},
-            "row 1: every token is to be predicted, as by a causal model; .* `gaudi-bert pack TABLE`",
-        ),
-        (
-            {"input_ids": [[1, *range(11)]], "labels": [[-100, -100, *range(1, 11)]]},
-            "row 0: labels are the input_ids, so no token is masked; .* `gaudi-bert pack TABLE`",
-        ),
+        ({"input_ids": [[1, 2], [1, 2, 3]], "labels": [[-100, 9], [2, 3, 5]]}, f"row 1: every token is .*{OTHER_COMMAND}"),
+        ({"input_ids": [[1, *range(11)]], "labels": [[-100, -100, *range(1, 11)]]}, f"row 0: labels are .*{OTHER_COMMAND}"),
         ({"input_ids": [["a"], ["b"]]}, "column input_ids holds list<.*string>"),
         ({"tokens": [[1], [2]]}, "has no column input_ids"),
         ({"input_ids": [[1, 2], [3, 4]], "attention_mask": [[1, 1], [0, 1]]}, "row 1: its mask is not 1..1 0..0"),
         ({"input_ids": [[1, 2], [3, 4]], "attention_mask": [[1, 1], [1]]}, "row 1: attention_mask has 1 values for 2"),
         ({"input_ids": [[1, 2], [3, 4]], "labels": [[-100, -100], [-100, 9, 9]]}, "row 1: labels has 3 values for 2"),
-        (
-            {"input_ids": [[1, 0]], "attention_mask": [[1, 0]], "labels": [[-100, 3]]},
-            "row 0: labels predict a token in the padding",
-        ),
+        ({"input_ids": [[1, 0]], "attention_mask": [[1, 0]], "labels": [[-100, 3]]}, "row 0: labels .* in the padding"),
         ({"input_ids": [[1, 2]], "next_sentence_label": [2]}, "row 0: next_sentence_label: holds 2 at 0, 0 to 1 is allowed"),
-        (
-            {"input_ids": [[1, 2]], "masked_lm_positions": [[2]], "masked_lm_ids": [[9]]},
-            "row 0: masked positions: holds 2 at 0, 0 to 1 is allowed",
-        ),
+        ({"input_ids": [[1, 2]], "masked_lm_positions": [[2]], "masked_lm_ids": [[9]]}, "row 0: masked positions: holds 2"),
         ({"input_ids": [[1, 2]], "masked_lm_positions": [[1]]}, "has a column masked_lm_positions, but"),
     ],
 )
@@ -169,6 +159,8 @@ def test_nothing_is_cut(tmp_path: Path) -> None:
         import_tables(tmp_path / "a.parquet", tmp_path / "one", max_sequence_length=2, reporter=QUIET)
     with pytest.raises(InputError, match=r"row 1: has 2 masked positions, allowed are 0 to 1; raise --max-predictions"):
         import_tables(tmp_path / "a.parquet", tmp_path / "two", max_predictions=1, reporter=QUIET)
+    with pytest.raises(InputError, match="max_sequence_length = 8193: 1 to 8192 is allowed"):
+        import_tables(tmp_path / "a.parquet", tmp_path / "out", max_sequence_length=8193, max_predictions=3, reporter=QUIET)
 
 
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
@@ -199,9 +191,8 @@ def test_files_of_an_earlier_save_are_no_part_of_a_dataset(tmp_path: Path, capsy
     result = import_tables(tmp_path / "saved", tmp_path / "records", reporter=Reporter()).content
     assert (result.files, result.sequences, result.max_sequence_length) == (2, 3, 3)
     assert "state.json does not name data-00000-of-00003.arrow, data-00001-of-00003.arrow" in capsys.readouterr().err
-    assert [record["input_ids"].tolist() for record in decoded(tmp_path / "records" / "data-00001-of-00002.tfrecord")] == [
-        [9, 0, 0]
-    ]
+    (record,) = decoded(tmp_path / "records" / "data-00001-of-00002.tfrecord")
+    assert record["input_ids"].tolist() == [9, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -221,12 +212,6 @@ def test_a_damaged_dataset_folder_is_refused(tmp_path: Path, change: dict, reaso
         import_tables(tmp_path / "saved", tmp_path / "records", reporter=QUIET)
 
 
-def test_sizes_that_no_record_may_have(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "a.parquet", pyarrow.table({"input_ids": [[1]]}))
-    with pytest.raises(InputError, match="max_sequence_length = 8193: 1 to 8192 is allowed"):
-        import_tables(tmp_path / "a.parquet", tmp_path / "out", max_sequence_length=8193, max_predictions=3, reporter=QUIET)
-
-
 def test_shards_together_are_the_whole_and_a_second_run_does_nothing(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -244,3 +229,134 @@ def test_shards_together_are_the_whole_and_a_second_run_does_nothing(tmp_path: P
     assert import_tables(source, tmp_path / "whole", reporter=QUIET, **sizes) == StageOutput(whole.content, skipped=True)
     with pytest.raises(InputError, match="--overwrite"):
         import_tables(source, tmp_path / "whole", max_sequence_length=14, max_predictions=2, reporter=QUIET)
+
+
+# --- token ids of another name: each command gives what it gives of the same table with `input_ids`
+
+
+L = 64
+ROWS = [row["input_ids"] for row in random_rows(310, L, seed=4)]
+
+
+def write_named(folder: Path, name: str) -> Path:
+    """The same rows in three formats' files: two of Parquet, one of JSON lines; with a scalar column."""
+    folder.mkdir()
+    for number, rows in enumerate((ROWS[:100], ROWS[100:170])):
+        table = pyarrow.table({"weight": [0.5] * len(rows), name: rows})
+        parquet.write_table(table, folder / f"{number}.parquet", row_group_size=33)
+    lines = (json.dumps({"weight": 0.5, name: row}) + "\n" for row in ROWS[170:])
+    (folder / "2.jsonl").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def same_tables(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tables")
+    return write_named(folder / "named", "tokens"), write_named(folder / "usual", "input_ids")
+
+
+def test_packs_have_the_usual_name(same_tables, tmp_path: Path) -> None:
+    named, usual = same_tables
+    pack_table(named, tmp_path / "a", TableSettings(max_sequence_length=L, input_column="tokens"), reporter=QUIET)
+    pack_table(usual, tmp_path / "b", TableSettings(max_sequence_length=L), reporter=QUIET)
+    shards = sorted(path.name for path in (tmp_path / "b").glob("packed-*"))
+    assert shards == ["packed-00000-00000.parquet"], "so few packs are one file"
+    for name in shards:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert verify_table(named, tmp_path / "a", reporter=QUIET).content.sequences == len(ROWS)
+    index = TableSettings(max_sequence_length=L, input_column="tokens", index_only=True)
+    pack_table(named, tmp_path / "index", index, reporter=QUIET, verified=True)
+
+
+def test_what_takes_a_table(same_tables, tmp_path: Path) -> None:
+    named, usual = same_tables
+    results = [
+        estimate(source, depths=["max"], algorithms=["lpfhp"], reporter=QUIET, max_sequence_length=L, input_column=column)
+        for source, column in ((named, "tokens"), (usual, "input_ids"))
+    ]
+    assert [result.sequences for result in results] == [len(ROWS)] * 2
+    assert results[0].rows[0].packs == results[1].rows[0].packs
+    assert results[0].tokens == sum(map(len, ROWS))
+    longest = estimate(usual / "2.jsonl", depths=["max"], algorithms=["none"], reporter=QUIET)
+    assert (longest.sequences, longest.max_sequence_length) == (140, max(map(len, ROWS[170:])))
+    imported = [
+        import_tables(source, tmp_path / column, reporter=QUIET, input_column=column).content
+        for source, column in ((named, "tokens"), (usual, "input_ids"))
+    ]
+    assert imported[0] == imported[1]
+    for path in (tmp_path / "tokens").glob("*.tfrecord"):
+        assert path.read_bytes() == (tmp_path / "input_ids" / path.name).read_bytes()
+
+
+def test_two_names_or_an_unknown_one_are_refused(same_tables, tmp_path: Path) -> None:
+    named, _ = same_tables
+    done = run_command("pack", named, "--out", tmp_path / "out", "--max-sequence-length", L)
+    assert done.returncode == 2
+    assert "has no column input_ids (it has weight, tokens); name the token ids with --input-column" in done.stderr
+    both = tmp_path / "both.parquet"
+    parquet.write_table(pyarrow.table({"tokens": [[1]], "input_ids": [[1]]}), both)
+    settings = TableSettings(max_sequence_length=L, input_column="tokens")
+    with pytest.raises(InputError, match="has both input_ids and tokens; rename it, or name the columns"):
+        pack_table(both, tmp_path / "out", settings, reporter=QUIET)
+
+
+@pytest.mark.parametrize(
+    ("packs", "bytes_of_all", "shards"),
+    [
+        *((1, 1, 1), (151, 1, 1), (1024, 1, 1), (1025, 1, 2), (8712, 1, 16), (32_768, 1, 32), (10**6, 1, 32)),
+        *((151, 301, 4), (151, 100 * 151, 160), (1000, 100 * 41, 64)),
+    ],
+)
+def test_shards_of_small_tables(packs: int, bytes_of_all: int, shards: int) -> None:
+    """A divisor of 32, or a multiple of it; never more than 100 bytes or 1,024 packs in one, where there are fewer."""
+    actual = count_shards(packs, bytes_of_all, 32, 100, packs_of_a_shard=1024)
+    assert actual == shards
+    assert actual % 32 == 0 or 32 % actual == 0
+
+
+# --- packs as Parquet hold what the TFRecords hold, under the names of Hugging Face
+
+
+def keys_of(row: dict) -> list[tuple]:
+    keys = []
+    for number, (start, length, label) in enumerate(
+        zip(row["sequence_starts"], row["seq_lens"], row["next_sentence_labels"], strict=True), 1
+    ):
+        inside = slice(start, start + length)
+        assert row["sequence_ids"][inside] == [number] * length
+        assert row["position_ids"][inside] == list(range(length))
+        masked = [(position, id_) for position, id_ in enumerate(row["labels"][inside]) if id_ != -100]
+        keys.append(sequence_key(row["input_ids"][inside], row["token_type_ids"][inside], masked, label))
+    used = sum(row["seq_lens"])
+    assert row["sequence_ids"][used:] == [0] * (len(row["sequence_ids"]) - used)
+    return keys
+
+
+@pytest.mark.parametrize("depth", [1, 3, 6])
+def test_every_sequence_is_in_the_parquet_files_once(tmp_path: Path, depth: int) -> None:
+    case = make_case(tmp_path, depth=depth, algorithm="lpfhp")
+    result = convert(case.packed, tmp_path / "parquet", PARQUET_PACKS, reporter=QUIET).content
+    metadata = read_metadata(case.packed)
+    written = [shard for shard in shards_of(case.packed) if shard.packs]
+    assert (result.files, result.packs, result.sequences) == (len(written), metadata.packs, metadata.sequences)
+    assert not (tmp_path / "parquet_metadata.json").exists()
+    actual = []
+    for shard in written:
+        table = parquet.read_table(tmp_path / "parquet" / f"{Path(shard.name).stem}.parquet")
+        assert table.num_rows == shard.packs
+        for row in table.to_pylist():
+            assert len(row["input_ids"]) == metadata.max_sequence_length
+            actual += keys_of(row)
+    # Masked positions come out in the order of the row.
+    expected = [
+        (ids, segments, tuple(sorted(masked)), label) for ids, segments, masked, label in map(unpacked_key, case.sequences)
+    ]
+    assert sorted(actual) == sorted(expected)
+
+
+def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path) -> None:
+    case = make_case(tmp_path, files=2)
+    (case.packed / "metadata.json").unlink()
+    with pytest.raises(InputError, match="missing"):
+        convert(case.packed, tmp_path / "out", PARQUET_PACKS, reporter=QUIET)
+    assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow", exc_type=ImportError)
-parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 
-from gaudi_bert.artefacts.packed import TableMetadata  # noqa: E402
-from gaudi_bert.artefacts.results import PackResult, StageOutput  # noqa: E402
-from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
-from gaudi_bert.common.progress import Reporter  # noqa: E402
-from gaudi_bert.config.sections import TableSettings  # noqa: E402
-from gaudi_bert.tables.pack import pack_table, pack_table_shard  # noqa: E402
-from gaudi_bert.tfrecords.packed_folder import read_metadata  # noqa: E402
-from tests.builders import tables  # noqa: E402
-from tests.builders.folders import contents  # noqa: E402
-from tests.builders.properties import examples  # noqa: E402
-from tests.builders.reporters import QUIET  # noqa: E402
-from tests.oracles.packed_table import check_packed_table, packs_of  # noqa: E402
+import pyarrow
+from pyarrow import dataset, parquet
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from gaudi_bert.artefacts.packed import TableMetadata
+from gaudi_bert.artefacts.references import NOTES_NAME
+from gaudi_bert.artefacts.results import PackResult, StageOutput
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.sections import TableSettings, TokenizeSettings
+from gaudi_bert.tables.pack import pack_table, pack_table_shard
+from gaudi_bert.tables.tokenize import tokenize_texts
+from gaudi_bert.tfrecords.packed_folder import read_metadata
+from tests.builders import tables
+from tests.builders.folders import contents
+from tests.builders.properties import examples
+from tests.builders.reporters import QUIET
+from tests.oracles.packed_table import check_packed_table, packs_of
 
 SMALL = {"max_sequence_length": 61, "shard_multiple": 2, "algorithm": "lpfhp"}
 
@@ -57,8 +63,6 @@ def test_every_row_is_there_once(tmp_path: Path, name: str, write: Callable[...,
 
 
 def test_types_stay_as_they_were(tmp_path: Path) -> None:
-    import pyarrow
-
     columns = {
         "input_ids": pyarrow.array([[1, 2], [3]], pyarrow.large_list(pyarrow.int16())),
         "labels": pyarrow.array([[1, -100], [3]], pyarrow.list_(pyarrow.int64())),
@@ -80,8 +84,6 @@ def test_types_stay_as_they_were(tmp_path: Path) -> None:
 
 def test_numbers_of_tokens_are_stored_byte_by_byte(tmp_path: Path) -> None:
     """Whole numbers and floats of one value a slot, whatever their width; truths and half floats cannot be."""
-    import pyarrow
-
     kinds = {
         "input_ids": pyarrow.int32(),
         "labels": pyarrow.int64(),
@@ -92,9 +94,7 @@ def test_numbers_of_tokens_are_stored_byte_by_byte(tmp_path: Path) -> None:
         "loss_mask": pyarrow.bool_(),
     }
     columns = {name: pyarrow.array([[1, 0], [1]]).cast(pyarrow.list_(kind)) for name, kind in kinds.items()}
-    table = pyarrow.table({**columns, "name": ["a", "b"]})
-    with pyarrow.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
+    tables.write_file(tmp_path / "rows.arrow", pyarrow.table({**columns, "name": ["a", "b"]}))
     pack_table(tmp_path / "rows.arrow", tmp_path / "out", settings(), reporter=QUIET, verified=True)
     group = parquet.ParquetFile(tmp_path / "out" / "packed-00000-00000.parquet").metadata.row_group(0)
     stored = {group.column(number).path_in_schema.split(".")[0]: group.column(number) for number in range(group.num_columns)}
@@ -106,11 +106,8 @@ def test_numbers_of_tokens_are_stored_byte_by_byte(tmp_path: Path) -> None:
 
 
 def test_one_scenario_slot_by_slot(tmp_path: Path) -> None:
-    rows = [
-        {"input_ids": [7, 8, 9], "labels": [7, -100, 9], "name": "a"},
-        {"input_ids": [5, 6], "labels": [5, 6], "name": "b"},
-    ]
-    tables.write_lines(tmp_path / "rows.jsonl", rows)
+    first, second = {"input_ids": [7, 8, 9], "labels": [7, -100, 9]}, {"input_ids": [5, 6], "labels": [5, 6]}
+    tables.write_lines(tmp_path / "rows.jsonl", [{**first, "name": "a"}, {**second, "name": "b"}])
     pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(max_sequence_length=7), reporter=QUIET)
     assert packs_of(tmp_path / "out") == [
         {
@@ -184,9 +181,8 @@ def test_parts_are_the_whole_in_any_sequence(tmp_path: Path) -> None:
 def test_a_large_row_group_is_read_in_runs(tmp_path: Path) -> None:
     rows = tables.random_rows(101, 61, seed=9)
     tables.write_parquet(tmp_path / "rows.parquet", rows, row_group_size=1000)
-    result = pack_table(
-        tmp_path / "rows.parquet", tmp_path / "out", settings(group_sequences=30), reporter=QUIET, verified=True
-    )
+    chosen = settings(group_sequences=30)
+    result = pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, reporter=QUIET, verified=True)
     assert len(result.written.content.groups) == 4
     check_packed_table(tmp_path / "out", rows, 61)
 
@@ -200,6 +196,8 @@ def test_a_second_run_does_nothing_and_other_settings_are_refused(tmp_path: Path
     with pytest.raises(InputError, match=r"written with --depth max, not --depth 2: .*--overwrite"):
         pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET)
     assert contents(tmp_path / "out") == before
+    with pytest.raises(InputError, match="holds a packed table, not packed TFRecords"):
+        read_metadata(tmp_path / "out")
     pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET, overwrite=True)
     assert TableMetadata.read(tmp_path / "out").deepest_pack <= 2
 
@@ -241,19 +239,10 @@ def test_any_rows_under_any_settings(tmp_path_factory, sizes, slots, policy, dep
     assert result.written.content.lower_bound <= len(packs)
 
 
-def test_a_packed_table_is_no_folder_of_packed_records(tmp_path: Path) -> None:
-    tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(9, 61, seed=11))
-    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
-    with pytest.raises(InputError, match="holds a packed table, not packed TFRecords"):
-        read_metadata(tmp_path / "out")
-
-
 def test_what_can_only_be_read_at_once_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = tables.random_rows(90, 61, seed=12)
-    tables.write_lines(tmp_path / "rows.jsonl.gz", rows)
+    tables.write_lines(tmp_path / "rows.jsonl.gz", tables.random_rows(90, 61, seed=12))
     pack_table(tmp_path / "rows.jsonl.gz", tmp_path / "out", settings(group_sequences=40), reporter=Reporter())
     assert "90 rows, about" in capsys.readouterr().err
-    check_packed_table(tmp_path / "out", rows, 61)
 
 
 @pytest.mark.parametrize("write", [tables.write_parquet, tables.write_stream, tables.write_lines])
@@ -263,4 +252,66 @@ def test_numbers_that_would_wrap_are_named(tmp_path: Path, write: Callable[..., 
     write(tmp_path / f"rows.{ending}", [{"input_ids": [2, 3]}, {"input_ids": [2, token, 3]}])
     with pytest.raises(InputError, match=rf"rows.{ending}: row 1: input_ids holds {token}; token ids are 0 to 2147483647"):
         pack_table(tmp_path / f"rows.{ending}", tmp_path / "out", settings(), reporter=QUIET)
+    assert not (tmp_path / "out").exists()
+
+
+# --- folders of tables open as one table in pyarrow and in Hugging Face datasets, verified or not
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Rows of tokens, of packs (one shard and several), and of an index."""
+    folder = tmp_path_factory.mktemp("folders")
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "text.txt").write_text("one two\ntwo one two\n" * 40)
+    tokens, chosen = folder / "tokens", TokenizeSettings(max_sequence_length=8, part_bytes=1000)
+    tokenize_texts([str(folder / "text.txt")], folder / "tokenizer.json", tokens, chosen, reporter=QUIET)
+    created = {str(tokens): 80}
+    for name, changes in (
+        ("one shard", {}),
+        ("groups", {"group_sequences": 7, "shard_multiple": 2}),
+        ("index", {"index_only": True}),
+    ):
+        chosen_table = TableSettings(max_sequence_length=13, algorithm="lpfhp", **changes)
+        result = pack_table(tokens, folder / name, chosen_table, reporter=QUIET, verified=name != "groups")
+        created[str(folder / name)] = result.written.content.packs
+    return created
+
+
+def test_by_pyarrow(folders: dict[str, int]) -> None:
+    for folder, rows in folders.items():
+        assert parquet.read_table(folder).num_rows == rows
+        assert dataset.dataset(folder).count_rows() == rows
+
+
+def test_by_datasets(folders: dict[str, int], tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", exc_type=ImportError)
+    for number, (folder, rows) in enumerate(folders.items()):
+        cache = str(tmp_path / str(number))
+        assert datasets.load_dataset(folder, cache_dir=cache)["train"].num_rows == rows
+        assert datasets.load_dataset("parquet", data_dir=folder, cache_dir=cache)["train"].num_rows == rows
+
+
+def test_overwritten_with_other_settings(folders: dict[str, int], tmp_path: Path) -> None:
+    """Nothing of the earlier content remains, and a folder without our notes is not touched."""
+    tokens, out = next(iter(folders)), tmp_path / "out"
+    small, large = (TableSettings(max_sequence_length=length, algorithm="lpfhp", group_sequences=9) for length in (5, 13))
+    pack_table(tokens, out, small, reporter=QUIET, verified=True)
+    with pytest.raises(InputError, match=r"out was written with --max-sequence-length 5, not"):
+        pack_table(tokens, out, large, reporter=QUIET)
+    (out / "packed-00099-00000.parquet").write_bytes(b"stale")
+    pack_table(tokens, out, large, reporter=QUIET, overwrite=True)
+    pack_table(tokens, tmp_path / "fresh", large, reporter=QUIET)
+    assert contents(out) == contents(tmp_path / "fresh")
+    shutil.rmtree(out / NOTES_NAME)
+    with pytest.raises(InputError, match=r"out: exists, but settings\.json does not describe it"):
+        pack_table(tokens, out, large, reporter=QUIET)
+
+
+def test_bad_rows_remove_the_folder(tmp_path: Path) -> None:
+    tables.write_lines(tmp_path / "rows.jsonl", [{"input_ids": [1] * 9}])
+    with pytest.raises(InputError, match="has 9 tokens"):
+        pack_table(tmp_path / "rows.jsonl", tmp_path / "out", TableSettings(max_sequence_length=8), reporter=QUIET)
     assert not (tmp_path / "out").exists()

@@ -192,14 +192,8 @@ def test_row_groups_and_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"too_long": "error", "max_sequence_length": 9},
-            r"t\.jsonl: row \d+: gives \d+ tokens, allowed are 1 to 9; raise",
-        ),
-        (
-            {"max_sequence_length": 2},
-            "--max-sequence-length 2: .* adds 2 special tokens to each row; allowed is 3",
-        ),
+        ({"too_long": "error", "max_sequence_length": 9}, r"t\.jsonl: row \d+: gives \d+ tokens, allowed are 1 to 9; raise"),
+        ({"max_sequence_length": 2}, "--max-sequence-length 2: .* adds 2 special tokens to each row; allowed is 3"),
         ({"max_sequence_length": 3, "too_long": "drop"}, "no text gives a row"),
     ],
 )
@@ -215,18 +209,17 @@ def test_what_cannot_be_leaves_nothing_behind(tmp_path: Path, options: dict, mes
 def test_the_command_and_what_comes_after_it(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer.json", "roberta")
     write_lines(tmp_path / "t.jsonl")
-    command = ("tokenize", "t.jsonl", "--tokenizer", ".", "--out", "tokens")
-    done = run_command(*command, "--max-sequence-length", "32", folder=tmp_path)
+    command = ("tokenize", "t.jsonl", "--tokenizer", ".", "--max-sequence-length", "32", "--out")
+    done = run_command(*command, "tokens", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("300 texts became ")
     assert "too long for 32 tokens" in done.stdout
-    other = run_command(*command, "--max-sequence-length", "32", "--too-long", "drop", folder=tmp_path)
+    other = run_command(*command, "tokens", "--too-long", "drop", folder=tmp_path)
     assert (other.returncode, other.stdout) == (2, "")
     assert "--too-long split, not --too-long drop" in other.stderr
-    shard = run_command(*command[:-1], "parts", "--max-sequence-length", "32", "--shard", "1/2", folder=tmp_path)
+    shard = run_command(*command, "parts", "--shard", "1/2", folder=tmp_path)
     assert shard.stdout == "1 of 1 part to be done by other shards\n"
-    packed = run_command(
-        "pack", "tokens", "--out", "packed", "--max-sequence-length", "32", "--verify", "--json", folder=tmp_path
-    )
+    sizes = ("--max-sequence-length", "32", "--verify", "--json")
+    packed = run_command("pack", "tokens", "--out", "packed", *sizes, folder=tmp_path)
     assert packed.returncode == 0, packed.stderr
     assert json.loads(packed.stdout)["rows"] == len(rows_of(tmp_path / "tokens"))

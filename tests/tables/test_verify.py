@@ -1,4 +1,4 @@
-"""A packed table that was damaged, even where every stored sum was mended to match, is found out; and the place is named."""
+"""A packed table that was damaged, even where every stored sum agrees, is found out, and the position is named."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ from typing import Any
 
 import pytest
 
-pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
-parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
+pytest.importorskip("pyarrow", exc_type=ImportError)
 
-from gaudi_bert.artefacts.references import NOTES_NAME  # noqa: E402
-from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
-from gaudi_bert.config.sections import TableSettings  # noqa: E402
-from gaudi_bert.tables.pack import pack_table  # noqa: E402
-from gaudi_bert.tables.verify import verify_table  # noqa: E402
-from tests.builders import tables  # noqa: E402
-from tests.builders.reporters import QUIET  # noqa: E402
-from tests.builders.shards import mend_sums  # noqa: E402
+import pyarrow
+from pyarrow import parquet
+
+from gaudi_bert.artefacts.references import NOTES_NAME
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.tables.pack import pack_table
+from gaudi_bert.tables.sources import is_table
+from gaudi_bert.tables.verify import verify_table
+from tests.builders import tables
+from tests.builders.faulty_proxy import faulty_proxy
+from tests.builders.folders import contents as local_contents
+from tests.builders.reporters import QUIET
+from tests.builders.s3_server import S3Server, contents, quick, upload
+from tests.builders.shards import mend_sums
 
 DAY_MS = 86_400_000
 NOTES = Path("packed", NOTES_NAME)
@@ -34,13 +41,7 @@ Pack = dict[str, Any]
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     tables.write_parquet(folder / "rows.parquet", tables.random_rows(60, 30, seed=1))
-    chosen = TableSettings(
-        max_sequence_length=120,
-        shard_multiple=2,
-        algorithm="lpfhp",
-        depth=5,
-        too_long="split",
-    )
+    chosen = TableSettings(max_sequence_length=120, shard_multiple=2, algorithm="lpfhp", depth=5, too_long="split")
     pack_table(folder / "rows.parquet", folder / "packed", chosen, reporter=QUIET, verified=True)
     return folder
 
@@ -75,14 +76,6 @@ def swap_sequences(packs: list[Pack]) -> None:
     indices[one], indices[other] = indices[other], indices[one]
 
 
-def double_pack(packs: list[Pack]) -> None:
-    packs[1] = packs[0]
-
-
-def drop_pack(packs: list[Pack]) -> None:
-    packs.pop()
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -98,8 +91,9 @@ def drop_pack(packs: list[Pack]) -> None:
         (set_value("seq_lens", 0, 99), r"is not what the table has|holds more than 120 tokens"),
         (set_value("indices", 0, 60), r"row 60 is not what the table has"),
         (set_value("starts", 0, 1), r"row \d+ is not what the table has"),
-        (double_pack, "holds a row that is in another pack too"),
-        (drop_pack, r"row \d+ of the table is in no pack"),
+        (lambda packs: packs[1].update(packs[0]), "holds a row that is in another pack too"),
+        (lambda packs: packs.pop(), r"row \d+ of the table is in no pack"),
+        (swap_sequences, r"is not that of row|is not that of the rows"),
     ],
 )
 def test_damage_is_named(folder: Path, change: Callable[[list[Pack]], None], reason: str) -> None:
@@ -134,8 +128,7 @@ COLUMNS = {
 @pytest.mark.parametrize("column", COLUMNS)
 def test_values_are_compared_in_the_type_that_parquet_stores(tmp_path: Path, column: str) -> None:
     table = pyarrow.table({"input_ids": [[1], [2, 3], [4], [5, 6], [7]], "x": COLUMNS[column]})
-    with pyarrow.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
+    tables.write_file(tmp_path / "rows.arrow", table)
     chosen = TableSettings(max_sequence_length=8, shard_multiple=1, algorithm="lpfhp")
     pack_table(tmp_path / "rows.arrow", tmp_path / "packed", chosen, reporter=QUIET, verified=True)
     for one, other in ((0, 1), (1, 2), (2, 3), (4, 0)):
@@ -151,12 +144,6 @@ def swap_values(one: int, other: int, packs: list[Pack]) -> None:
     of_row = {row: (pack["x"], at) for pack in packs for at, row in enumerate(pack["indices"])}
     (values, at), (others, there) = of_row[one], of_row[other]
     values[at], others[there] = others[there], values[at]
-
-
-def test_sequences_that_changed_places(folder: Path) -> None:
-    rewrite(folder / "packed", swap_sequences)
-    with pytest.raises(FailedError, match=r"is not that of row|is not that of the rows"):
-        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
 
 
 def test_damaged_and_missing_shards(folder: Path) -> None:
@@ -179,21 +166,11 @@ def test_figures_that_are_not_those_of_the_packs(folder: Path) -> None:
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
 
 
-def test_another_table_is_not_what_was_packed(folder: Path) -> None:
-    tables.write_parquet(folder / "rows.parquet", tables.random_rows(60, 30, seed=2))
-    with pytest.raises(FailedError, match=r"input file rows\.parquet has changed since it was packed"):
-        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
-
-
-def test_what_was_verified_is_not_verified_again(folder: Path) -> None:
+def test_what_was_verified_is_not_verified_again_but_a_copy_is(folder: Path) -> None:
     first = verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
     again = verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
     assert (first.skipped, again.skipped) == (False, True)
     assert first.content == again.content
-
-
-def test_a_stored_proof_does_not_hold_for_a_copy(folder: Path) -> None:
-    verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
     shutil.copytree(folder / "packed", folder / "copy")
     data = (folder / "copy" / SHARD).read_bytes()
     (folder / "copy" / SHARD).write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
@@ -202,7 +179,10 @@ def test_a_stored_proof_does_not_hold_for_a_copy(folder: Path) -> None:
         verify_table(folder / "rows.parquet", folder / "copy", reporter=QUIET)
 
 
-def test_a_folder_that_is_not_finished(folder: Path) -> None:
+def test_another_table_and_a_folder_that_is_not_finished_are_refused(folder: Path) -> None:
+    tables.write_parquet(folder / "rows.parquet", tables.random_rows(60, 30, seed=2))
+    with pytest.raises(FailedError, match=r"input file rows\.parquet has changed since it was packed"):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
     (folder / NOTES / "metadata.json").unlink()
     with pytest.raises(InputError, match="packing did not finish"):
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
@@ -218,3 +198,85 @@ def test_a_bound_that_cannot_be_proven_is_refused_though_all_files_agree_on_it(t
         (packed / NOTES_NAME / name).write_text(json.dumps({**stored, "lower_bound": 7, **changes}))
     with pytest.raises(FailedError, match=r"group-00000[.]json: lower_bound is 7, only 6 packs can be proven"):
         verify_table(tmp_path / "rows.jsonl", packed, reporter=QUIET)
+
+
+# --- from and to a bucket: the bytes of a folder, however the work is shared out or cut short
+
+
+SETTINGS = TableSettings(max_sequence_length=61, shard_multiple=2, group_sequences=31)
+SOURCE = "s3://bucket/tables/rows"
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Path:
+    """A folder with a table of three files, its packs, and the same table in the bucket."""
+    folder = tmp_path_factory.mktemp("tables")
+    (folder / "rows").mkdir()
+    tables.write_parquet(folder / "rows" / "part-0.parquet", tables.random_rows(41, 61, seed=0))
+    tables.write_file(folder / "rows" / "part-1.arrow", tables.random_rows(41, 61, seed=1))
+    tables.write_lines(folder / "rows" / "part-2.jsonl", tables.random_rows(41, 61, seed=2))
+    upload(folder / "rows", SOURCE, Objects(quick(s3.endpoint)))
+    pack_table(folder / "rows", folder / "packed", SETTINGS, reporter=QUIET, verified=True)
+    return folder
+
+
+def test_a_bucket_behind_a_bad_server(local: Path, s3: S3Server, tmp_path: Path) -> None:
+    out = Path("s3://bucket/tables/packed.v2")
+    with faulty_proxy(s3.port, seed=3) as proxy:
+        proxy.share = 0.1
+        store = quick(proxy.endpoint, scratch=str(tmp_path))
+        result = pack_table(SOURCE, out, SETTINGS, reporter=QUIET, verified=True, store=store)
+        assert sum(proxy.happened.values()) > 3
+        assert result.verified is not None
+        assert result.verified.content.sequences == 123
+        assert contents(f"{SOURCE[:-5]}/packed.v2", Objects(quick(s3.endpoint))) == local_contents(local / "packed")
+        assert pack_table(SOURCE, out, SETTINGS, reporter=QUIET, store=store).written.skipped
+    assert list(tmp_path.iterdir()) == [], "scratch is left"
+
+
+def test_what_a_killed_run_left_is_gone_on_from(local: Path, s3: S3Server) -> None:
+    objects = Objects(quick(s3.endpoint))
+    lacking = [f"{NOTES_NAME}/{name}.json" for name in ("metadata", "verification", "group-00002")]
+    for name, content in local_contents(local / "packed").items():
+        if name not in lacking:
+            objects.write(f"s3://bucket/tables/killed/{name}", content)
+    with faulty_proxy(s3.port) as counting:
+        store = quick(counting.endpoint)
+        pack_table(SOURCE, Path("s3://bucket/tables/killed"), SETTINGS, reporter=QUIET, store=store)
+        shards = len([name for name in local_contents(local / "packed") if name.startswith("packed-00002-")])
+        assert counting.requests["PUT"] == shards + 3, "settings aside, only the group without manifest is written"
+    expected = {name: content for name, content in local_contents(local / "packed").items() if "verification" not in name}
+    created = contents("s3://bucket/tables/killed", objects)
+    assert {name: content for name, content in created.items() if "verification" not in name} == expected
+
+
+def test_a_row_at_fault_leaves_nothing_and_names_the_object(s3: S3Server, tmp_path: Path) -> None:
+    objects = Objects(quick(s3.endpoint))
+    objects.write("s3://bucket/tables/bad.jsonl", b'{"input_ids": [1, 2]}\n{"input_ids": "no"}\n')
+    out = Path("s3://bucket/tables/never")
+    with pytest.raises(InputError, match=r"^s3://bucket/tables/bad.jsonl: "):
+        pack_table("s3://bucket/tables/bad.jsonl", out, SETTINGS, reporter=QUIET, store=objects.settings)
+    assert contents("s3://bucket/tables/never", objects) == {}
+    with pytest.raises(InputError, match=r"s3://bucket/tables/none.parquet: no objects there, or no such bucket"):
+        pack_table("s3://bucket/tables/none.parquet", out, SETTINGS, reporter=QUIET, store=objects.settings)
+
+
+def test_damage_is_found(local: Path, s3: S3Server) -> None:
+    objects, url = Objects(quick(s3.endpoint)), "s3://bucket/tables/damaged"
+    upload(local / "packed", url, objects)
+    name = "packed-00001-00000.parquet"
+    whole = objects.read(f"{url}/{name}")
+    objects.write(f"{url}/{name}", whole[:-5] + b"X" + whole[-4:])
+    with pytest.raises(FailedError, match=f"{url}/{name}: its CRC-32C differs from the manifest"):
+        verify_table(SOURCE, Path(url), reporter=QUIET, store=objects.settings)
+    objects.remove(f"{url}/{name}")
+    with pytest.raises(FailedError, match=f"{url}/{name}: the shard is missing"):
+        verify_table(SOURCE, Path(url), reporter=QUIET, store=objects.settings)
+
+
+def test_a_folder_of_tables_is_known_by_what_is_in_it(local: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    Objects().write("s3://bucket/tables/records/part-0", b"x")
+    assert is_table(SOURCE)
+    assert is_table("s3://bucket/tables/none.parquet")
+    assert not is_table("s3://bucket/tables/records")

@@ -16,11 +16,12 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
+from gaudi_bert.engines.tensorflow.heads import BertForTask, task_sums
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.types import IGNORED, NO_WORD, Sequences
-from gaudi_bert.tasks.kinds.task import BertForTask, Draw, Task, Vocabulary, task_named
+from gaudi_bert.tasks.kinds.task import Draw, Task, Vocabulary, task_named
 from gaudi_bert.tasks.models.task_models import start_weights
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
@@ -85,13 +86,13 @@ def make_sequences(task: Task, vocabulary_size: int) -> Sequences:
 def weighted_model(task: Task, minilm: Path | None) -> tuple[BertForTask, dict[str, np.ndarray]]:
     """A model with trained weights, or noise of a size that makes outputs differ, and a random head; and its weights."""
     random = np.random.default_rng(3)
-    config, known = dataclasses.replace(SMALL, attention="causal" if task.is_causal else "bidirectional"), {}
+    config, known = dataclasses.replace(SMALL, attention="causal" if task.head.is_causal else "bidirectional"), {}
     if minilm is not None:
         start = start_weights(minilm, task)
         words = start.variables[WORDS][::EVERY]
         config = dataclasses.replace(start.config, vocab_size=len(words), num_hidden_layers=TRAINED_LAYERS)
         known = {**start.variables, WORDS: words}
-    model = BertForTask(config, task, seed=1)
+    model = BertForTask(config, task.head, seed=1)
     values = {}
     for name, variable in model.variables_by_name.items():
         if name in known:
@@ -193,14 +194,14 @@ def check(name: str, minilm: Path | None, depths: tuple[int, ...]) -> None:
         variables = model.variables_by_name
         with tf.GradientTape() as tape:
             logits = model(batch)
-            weighed = task.loss(logits, batch)
+            weighed = task_sums(task.head, logits, batch)
             loss = weighed.loss / weighed.weight
         gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         assert abs(float(loss) - theirs.loss) <= 1e-5
-        if task.keeps_logits:
-            kept = len(sequences.input_ids) if task.per_token else len(sequences)
+        if task.head.keeps_outputs:
+            kept = len(sequences.input_ids) if task.head.per_token else len(sequences)
             ours = np.full((kept, task.width), np.nan, np.float32)
-            (placed.scatter_tokens if task.per_token else placed.scatter_sequences)(logits.numpy(), ours)
+            (placed.scatter_tokens if task.head.per_token else placed.scatter_sequences)(logits.numpy(), ours)
             right = np.concatenate([each.reshape(-1, task.width) for each in theirs.logits])
             agree(ours, right, 1e-5, scale=1.0)
         named = to_hugging_face({key: tf.convert_to_tensor(value).numpy() for key, value in gradients.items()})

@@ -20,9 +20,9 @@ from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
+from gaudi_bert.engines.communicator import Communicator
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
-from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.results import DryRun
 from tests.builders.agree import agree
 from tests.builders.command_line import run_command
@@ -234,7 +234,7 @@ def test_no_evaluation_data_leaves_the_last_weights(files, model, tmp_path) -> N
 
 # --- `gaudi-bert finetune` killed with SIGKILL, whatever it is doing: the same command goes on and leaves the same bytes
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 KILLED = {**SETTINGS, "batch_sequences": 10, "save_every_updates": 1, "evaluate_every_updates": 2}
 # What is there for the first time when it is killed: in the middle, soon after the start, when the model is being written.
 MIDDLE, OTHERS = "checkpoints/update-00000005.safetensors", ("checkpoints/update-00000002.safetensors", "model.safetensors")
@@ -256,7 +256,7 @@ def kill_when_there(command: list[str], out: Path, moment: str) -> None:
 def everything_in(out: Path) -> dict[str, bytes]:
     """All that a run leaves, but for how fast it was."""
     files = [path for path in out.rglob("*") if path.is_file()]
-    clocks = {out / "metrics.jsonl", out / "tensorflow.log", *out.glob("tensorboard/*")}
+    clocks = {out / "metrics.jsonl", out / "engine.log", *out.glob("tensorboard/*")}
     return {str(path.relative_to(out)): path.read_bytes() for path in files if path not in clocks}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gaudi_bert.cli.output import show_record
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.inspect import RecordView, inspect
+from gaudi_bert.tfrecords.inspect import RecordView, SequenceView, inspect
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from tests.builders.packing_case import make_case, packed_keys, sequence_key
@@ -59,6 +59,12 @@ def test_without_a_vocabulary_ids_are_shown(file: Path) -> None:
     assert "2 5 4→8 6 3 7→7 3" in shown(inspect(file, 1))
 
 
+def key_of(sequence: SequenceView) -> tuple:
+    segments = [segment for segment, count in sequence.segments for _ in range(count)]
+    masked = [(each.position, each.id) for each in sequence.masked]
+    return sequence_key(list(sequence.input_ids), segments, masked, sequence.next_sentence_label)
+
+
 def test_packed_records_show_each_sequence(tmp_path: Path) -> None:
     case = make_case(tmp_path, depth=4, algorithm="lpfhp")
     path = max(case.packed.glob("*.tfrecord"), key=lambda path: path.stat().st_size)
@@ -66,15 +72,7 @@ def test_packed_records_show_each_sequence(tmp_path: Path) -> None:
         view = inspect(path, number)
         assert view.packed
         assert view.problems == ()
-        keys = [
-            sequence_key(
-                list(sequence.input_ids),
-                [segment for segment, count in sequence.segments for _ in range(count)],
-                [(masked.position, masked.id) for masked in sequence.masked],
-                sequence.next_sentence_label,
-            )
-            for sequence in view.sequences
-        ]
+        keys = [key_of(sequence) for sequence in view.sequences]
         assert keys == packed_keys({name: values.tolist() for name, values in decode_example(payload).items()})
         text = shown(view)
         assert all(f"\n{number}  " in text for number in range(1, len(keys) + 1))
@@ -106,18 +104,17 @@ def test_ids_outside_the_vocabulary(file: Path) -> None:
 
 
 def test_what_cannot_be_shown(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has 2 records, record 2 does not exist"):
-        inspect(file, 2)
-    with pytest.raises(InputError, match="record -1"):
-        inspect(file, -1)
-    with pytest.raises(InputError, match="cannot read the vocabulary"):
-        inspect(file, 0, tmp_path / "absent.txt")
     (tmp_path / "other").write_bytes(frame(example({"image": [1, 2]})))
-    with pytest.raises(InputError, match=r"has no feature input_ids.*it has image"):
-        inspect(tmp_path / "other")
     (tmp_path / "rubbish").write_bytes(frame(b"\xff\xff rubbish"))
-    with pytest.raises(InputError, match=r"record 0: not a tf.train.Example"):
-        inspect(tmp_path / "rubbish")
+    for arguments, reason in (
+        ((file, 2), "has 2 records, record 2 does not exist"),
+        ((file, -1), "record -1"),
+        ((file, 0, tmp_path / "absent.txt"), "cannot read the vocabulary"),
+        ((tmp_path / "other",), "has no feature input_ids.*it has image"),
+        ((tmp_path / "rubbish",), "record 0: not a tf.train.Example"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            inspect(*arguments)
 
 
 def test_colours_tell_sequences_apart_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,17 +69,9 @@ def fill_packs(rng: random.Random, max_sequence_length: int, depth: int, packs: 
 @pytest.mark.parametrize(
     ("max_sequence_length", "max_predictions", "depth", "vocabulary"),
     [
-        (16, 3, 1, 128),
-        (16, 16, 4, 129),
-        (17, 3, 16, 30522),
-        (127, 19, 2, 30522),
-        (128, 20, 3, 30522),
-        (131, 20, 64, 2**21),
-        (300, 7, 200, 30522),
-        (512, 76, 3, 30522),
-        (509, 75, 7, 2**21),
-        (8191, 1200, 5, 250_000),
-        (8192, 1229, 64, 30522),
+        *((16, 3, 1, 128), (16, 16, 4, 129), (17, 3, 16, 30522), (127, 19, 2, 30522), (128, 20, 3, 30522)),
+        *((131, 20, 64, 2**21), (300, 7, 200, 30522), (512, 76, 3, 30522), (509, 75, 7, 2**21)),
+        *((8191, 1200, 5, 250_000), (8192, 1229, 64, 30522)),
     ],
 )
 @pytest.mark.slow
@@ -88,16 +80,13 @@ def test_packs_are_byte_equal_to_protobufs(
 ) -> None:
     rng = random.Random(max_sequence_length * 1000 + depth)
     lengths = fill_packs(rng, max_sequence_length, depth, 24 if max_sequence_length < 200 else 5)
-    packs = [
-        [of_length(rng, length, max_sequence_length, max_predictions, vocabulary) for length in pack] for pack in lengths
-    ]
+    sizes = (max_sequence_length, max_predictions)
+    packs = [[of_length(rng, length, *sizes, vocabulary) for length in pack] for pack in lengths]
     masked_slots = max(int(sum(sum(member["masked_lm_weights"]) for member in pack)) for pack in packs) or 1
     sequences = [member for pack in packs for member in pack]
     numbers = list(range(len(sequences)))
     rng.shuffle(numbers)  # so that members lie anywhere in the buffer
-    group = index_of(
-        tmp_path / "part", [sequences[number] for number in numbers], UnpackedSchema(max_sequence_length, max_predictions)
-    )
+    group = index_of(tmp_path / "part", [sequences[number] for number in numbers], UnpackedSchema(*sizes))
     rows = np.argsort(numbers).astype(np.int32)
     starts = np.cumsum([0, *(len(pack) for pack in packs)])
     schema = PackedSchema(max_sequence_length, masked_slots, depth, max_predictions)
@@ -180,8 +169,9 @@ def test_the_position_table_holds_its_varints() -> None:
         assert value == length - 1
 
 
-def test_schemas_out_of_range_are_refused() -> None:
-    with pytest.raises(InputError, match="max_sequence_length = 8193"):
-        PackedSchema(8193, 10, 3, 7)
-    with pytest.raises(InputError, match="depth = 0"):
-        PackedSchema(128, 10, 0, 7)
+@pytest.mark.parametrize(
+    ("sizes", "said"), [((8193, 10, 3, 7), "max_sequence_length = 8193"), ((128, 10, 0, 7), "depth = 0")]
+)
+def test_schemas_out_of_range_are_refused(sizes: tuple[int, int, int, int], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        PackedSchema(*sizes)

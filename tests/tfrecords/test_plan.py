@@ -25,24 +25,11 @@ def histogram(files: int, sequences: int, length: int = 16) -> dict[str, Any]:
     entries = []
     for number in range(files):
         rows = [[size, max(1, size // 5), sequences // length + (size + number) % 3] for size in range(3, length + 1)]
-        entries.append(
-            {
-                "name": f"part-{number:05d}.tfrecord",
-                "bytes": 1000,
-                "crc32c": number,
-                "sequences": sum(row[2] for row in rows),
-                "tokens": sum(row[0] * row[2] for row in rows),
-                "counts": rows,
-            }
-        )
+        sums = {"sequences": sum(row[2] for row in rows), "tokens": sum(row[0] * row[2] for row in rows)}
+        entries.append({"name": f"part-{number:05d}.tfrecord", "bytes": 1000, "crc32c": number, **sums, "counts": rows})
     counts = [sum(row[2] for entry in entries for row in entry["counts"] if row[0] == size + 1) for size in range(length)]
-    return {
-        "max_sequence_length": length,
-        "max_predictions": 3,
-        "counts": counts,
-        "files": entries,
-        "vocabulary": {"size": 99, "sha256": "00"},
-    }
+    sizes = {"max_sequence_length": length, "max_predictions": 3}
+    return {**sizes, "counts": counts, "files": entries, "vocabulary": {"size": 99, "sha256": "00"}}
 
 
 def write(path: Path, value: Any) -> Path:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import write, write_shard
+from tests.builders.command_line import run_command
 from tests.builders.faulty_proxy import FaultyProxy, faulty_proxy
 from tests.builders.folders import contents as local_contents
 from tests.builders.packing_case import PackingCase, make_case
@@ -53,9 +52,7 @@ def _packed_and_verified(records: str | Path, packed: Path, store: StoreSettings
     return verify(records, packed, reporter=QUIET, store=store)
 
 
-def test_packing_in_a_bucket_through_a_bad_server(
-    case: PackingCase, s3: S3Server, proxy: FaultyProxy, tmp_path: Path
-) -> None:
+def test_packing_through_a_bad_server(case: PackingCase, s3: S3Server, proxy: FaultyProxy, tmp_path: Path) -> None:
     wanted = _packed_and_verified(case.records, tmp_path / "packed")
     proxy.share = 0.15
     verified = _packed_and_verified("s3://bucket/records", Path("s3://bucket/bad/packed"), store=quick(proxy.endpoint))
@@ -82,21 +79,18 @@ def test_what_is_done_is_not_done_again(case: PackingCase, s3: S3Server) -> None
     assert not verify("s3://bucket/records", Path("s3://bucket/twice"), reporter=QUIET, store=store).skipped
 
 
-def test_other_settings_are_refused_and_overwritten_when_told(case: PackingCase, s3: S3Server) -> None:
-    store, out = quick(s3.endpoint), Path("s3://bucket/other/plan.json")
-    histogram("s3://bucket/records", Path("s3://bucket/other/histogram.json"), reporter=QUIET, store=store)
+def test_other_settings_and_what_is_not_ours_are_refused(case: PackingCase, s3: S3Server) -> None:
+    objects, out = Objects(quick(s3.endpoint)), Path("s3://bucket/other/plan.json")
+    common = {"reporter": QUIET, "store": objects.settings}
+    histogram("s3://bucket/records", Path("s3://bucket/other/histogram.json"), **common)
     counted = [Path("s3://bucket/other/histogram.json")]
-    plan(counted, out, PackingSettings(depth=2), reporter=QUIET, store=store)
+    plan(counted, out, PackingSettings(depth=2), **common)
     with pytest.raises(InputError, match=r"other/plan.json was written with --depth 2, not --depth 3"):
-        plan(counted, out, PackingSettings(depth=3), reporter=QUIET, store=store)
-    assert plan(counted, out, PackingSettings(depth=3), reporter=QUIET, overwrite=True, store=store).skipped is False
-
-
-def test_a_folder_that_is_not_ours_is_not_touched(case: PackingCase, s3: S3Server) -> None:
-    objects = Objects(quick(s3.endpoint))
+        plan(counted, out, PackingSettings(depth=3), **common)
+    assert plan(counted, out, PackingSettings(depth=3), overwrite=True, **common).skipped is False
     objects.write("s3://bucket/foreign/thesis.txt", b"mine")
     with pytest.raises(InputError, match=r"s3://bucket/foreign: exists, but settings.json does not describe it"):
-        write("s3://bucket/records", case.plan, Path("s3://bucket/foreign"), reporter=QUIET, store=objects.settings)
+        write("s3://bucket/records", case.plan, Path("s3://bucket/foreign"), **common)
     assert contents("s3://bucket/foreign", objects) == {"thesis.txt": b"mine"}
 
 
@@ -163,14 +157,12 @@ def test_records_that_are_not_there(case: PackingCase, s3: S3Server, tmp_path: P
     assert str(caught.value).startswith(message)
 
 
-def test_from_the_command_line(case: PackingCase, s3: S3Server, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_the_command_line(case: PackingCase, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
-    command = [sys.executable, "-m", "gaudi_bert", "pack", "s3://bucket/records", "--out", "s3://bucket/command", "--verify"]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    done = run_command("pack", "s3://bucket/records", "--out", "s3://bucket/command", "--verify")
     assert done.returncode == 0, done.stderr
     assert "verified: every one of 280 sequences" in done.stdout
-    command[4] = "s3://no-such-bucket/records"
-    refused = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    refused = run_command("pack", "s3://no-such-bucket/records", "--out", "s3://bucket/command", "--verify")
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     for printed in (done.stdout, done.stderr, refused.stderr):

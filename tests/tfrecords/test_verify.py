@@ -69,32 +69,21 @@ def test_the_fingerprint_knows_neither_layout_nor_encoding(case: PackingCase, tm
     )
 
 
-def drop_pack(packs: Packs) -> None:
-    del packs[1]
+def set_first(name: str, new: Callable[[Any], Any]) -> Callable[[Packs], None]:
+    """Change the first value of a feature of the second pack."""
+
+    def change(packs: Packs) -> None:
+        packs[1][name][0] = new(packs[1][name][0])
+
+    return change
 
 
-def double_pack(packs: Packs) -> None:
-    packs[1] = packs[0]
-
-
-def add_pack(packs: Packs) -> None:
-    packs.append(packs[0])
-
-
-def change_token(packs: Packs) -> None:
-    packs[2]["input_ids"][0] += 1
+def flipped(value: int) -> int:
+    return value ^ 1
 
 
 def swap_tokens(packs: Packs) -> None:
     packs[0]["input_ids"][0], packs[3]["input_ids"][0] = packs[3]["input_ids"][0] + 1, packs[0]["input_ids"][0]
-
-
-def change_label(packs: Packs) -> None:
-    packs[2]["next_sentence_labels"][0] ^= 1
-
-
-def change_segment(packs: Packs) -> None:
-    packs[2]["segment_ids"][0] ^= 1
 
 
 def masked_pack(packs: Packs) -> dict[str, np.ndarray]:
@@ -138,26 +127,27 @@ def move_token_to_the_neighbour(packs: Packs) -> None:
     row["masked_lm_weights"][owners & (row["masked_lm_weights"] == 1)] = 2
 
 
-MUTATIONS = {
-    drop_pack: "missing",
-    double_pack: "are missing.*doubled",
-    add_pack: "doubled",
-    change_token: "missing",
-    swap_tokens: "missing",
-    change_label: "missing",
-    change_segment: "missing",
-    change_masked_id: "missing",
-    swap_masked_ids: "missing",
-    move_masked_position: "missing",
-    drop_masked_position: "missing",
-    move_token_to_the_neighbour: "missing",
+MUTATIONS: dict[str, tuple[Callable[[Packs], object], str]] = {
+    "pack dropped": (lambda packs: packs.pop(1), "missing"),
+    "pack doubled": (lambda packs: packs[1].update(packs[0]), "are missing.*doubled"),
+    "pack added": (lambda packs: packs.append(packs[0]), "doubled"),
+    "token changed": (set_first("input_ids", flipped), "missing"),
+    "tokens swapped": (swap_tokens, "missing"),
+    "label changed": (set_first("next_sentence_labels", flipped), "missing"),
+    "segment changed": (set_first("segment_ids", flipped), "missing"),
+    "masked id changed": (change_masked_id, "missing"),
+    "masked ids swapped": (swap_masked_ids, "missing"),
+    "masked position moved": (move_masked_position, "missing"),
+    "masked position dropped": (drop_masked_position, "missing"),
+    "token moved to the neighbour": (move_token_to_the_neighbour, "missing"),
 }
 
 
-@pytest.mark.parametrize("change", list(MUTATIONS), ids=lambda change: change.__name__)
-def test_every_mutation_is_found_and_named(case: PackingCase, tmp_path: Path, change: Callable[[Packs], None]) -> None:
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_every_mutation_is_found_and_named(case: PackingCase, tmp_path: Path, name: str) -> None:
+    change, reason = MUTATIONS[name]
     packed = mutate(case, tmp_path / "packed", change)
-    with pytest.raises(FailedError, match=MUTATIONS[change]) as caught:
+    with pytest.raises(FailedError, match=reason) as caught:
         verify(case.records, packed, reporter=QUIET)
     text = str(caught.value)
     assert "\n" not in text
@@ -171,13 +161,6 @@ def test_swapped_packs_are_still_the_same_sequences(case: PackingCase, tmp_path:
 
     packed = mutate(case, tmp_path / "packed", swap)
     assert verify(case.records, packed, reporter=QUIET).content.sequences == len(case.sequences)
-
-
-def first_of(name: str, value: float) -> Callable[[Packs], None]:
-    def change(packs: Packs) -> None:
-        packs[1][name][0] = value
-
-    return change
 
 
 def break_padding(packs: Packs) -> None:
@@ -195,52 +178,42 @@ def break_masked_position(packs: Packs) -> None:
     row["masked_lm_positions"][0] = row["next_sentence_positions"][1]
 
 
-BREAKS = {
-    first_of("input_mask", 2): "`input_mask` holds 2 at 0, 1 is right there",
-    first_of("positions", 1): "`positions` holds 1 at 0, 0 is right there",
-    break_padding: "`input_ids` holds 9 at 28, 0 to 0 is allowed there",
-    break_starts: "is right there|ascend",
-    first_of("next_sentence_weights", 0.5): "`next_sentence_weights` holds 0.5 at 0, 1 is right there",
-    break_masked_position: "outside of sequence 1",
+BREAKS: dict[str, tuple[Callable[[Packs], None], str]] = {
+    "mask": (set_first("input_mask", lambda value: 2), "`input_mask` holds 2 at 0, 1 is right"),
+    "positions": (set_first("positions", lambda value: 1), "`positions` holds 1 at 0, 0 is right"),
+    "padding": (break_padding, "`input_ids` holds 9 at 28, 0 to 0 is allowed"),
+    "starts": (break_starts, "is right there|ascend"),
+    "weight": (set_first("next_sentence_weights", lambda value: 0.5), "`next_sentence_weights` holds 0.5 at 0, 1 is right"),
+    "masked position": (break_masked_position, "outside of sequence 1"),
 }
 
 
-@pytest.mark.parametrize("change", list(BREAKS), ids=lambda change: change.__name__)
-def test_a_pack_that_breaks_the_contract_is_refused(
-    case: PackingCase, tmp_path: Path, change: Callable[[Packs], None]
-) -> None:
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_pack_that_breaks_the_contract_is_refused(case: PackingCase, tmp_path: Path, name: str) -> None:
+    change, reason = BREAKS[name]
     packed = mutate(case, tmp_path / "packed", change)
-    with pytest.raises(FailedError, match=BREAKS[change]) as caught:
+    with pytest.raises(FailedError, match=f"packed-.* record .*({reason})"):
         verify(case.records, packed, reporter=QUIET)
-    assert "packed-" in str(caught.value)
-    assert "record" in str(caught.value)
 
 
 def test_damage_to_files_is_found(case: PackingCase, tmp_path: Path) -> None:
-    name = max(shards_of(case.packed), key=lambda shard: shard.bytes).name
-
-    def damaged(folder: str, data: bytes | None) -> Path:
-        shutil.copytree(case.packed, tmp_path / folder)
-        if data is None:
-            (tmp_path / folder / name).unlink()
-        else:
-            (tmp_path / folder / name).write_bytes(data)
-        return tmp_path / folder
-
-    data = (case.packed / name).read_bytes()
+    packed = Path(shutil.copytree(case.packed, tmp_path / "packed"))
+    shard = packed / max(shards_of(case.packed), key=lambda shard: shard.bytes).name
+    data = shard.read_bytes()
     size = int.from_bytes(data[:8], "little") + 16
-    reordered = data[size:] + data[:size]
-    for folder, changed, reason in (
-        ("missing", None, "the shard is missing"),
-        ("short", data[:-1], "in the metadata"),
-        ("flipped", data[:40] + bytes([data[40] ^ 1]) + data[41:], "record 0 at byte 0: its bytes are damaged"),
-        ("reordered", reordered, "its CRC-32C differs"),
+    for changed, reason in (
+        (data[:-1], "in the metadata"),
+        (data[:40] + bytes([data[40] ^ 1]) + data[41:], "record 0 at byte 0: its bytes are damaged"),
+        (data[size:] + data[:size], "its CRC-32C differs"),
     ):
-        with pytest.raises(FailedError, match=reason) as caught:
-            verify(case.records, damaged(folder, changed), reporter=QUIET)
-        assert name in str(caught.value)
-    packed = damaged("extra", data)
-    shutil.copy(packed / name, packed / "packed-00009-00000.tfrecord")
+        shard.write_bytes(changed)
+        with pytest.raises(FailedError, match=f"{shard.name}.*{reason}"):
+            verify(case.records, packed, reporter=QUIET)
+    shard.unlink()
+    with pytest.raises(FailedError, match=f"{shard.name}: the shard is missing"):
+        verify(case.records, packed, reporter=QUIET)
+    shard.write_bytes(data)
+    shutil.copy(shard, packed / "packed-00009-00000.tfrecord")
     with pytest.raises(FailedError, match="is not in metadata"):
         verify(case.records, packed, reporter=QUIET)
     (tmp_path / "nothing").mkdir()
@@ -411,19 +384,9 @@ METADATA, MANIFEST, SETTINGS = "metadata.json", "group-00001.json", "settings.js
         (METADATA, "input_files", more, "input_files"),
         (METADATA, "groups", lambda value: [value[0], {**value[1], "manifest_crc32c": 5}], "manifest_crc32c: 5 there"),
         (METADATA, "groups", lambda value: value[:1], r"packed-00001-00000\.tfrecord: is not in metadata"),
-        (
-            METADATA,
-            "format_version",
-            lambda value: 1,
-            r"written by an earlier edition \(format_version 1\); write the folder again",
-        ),
+        (METADATA, "format_version", lambda value: 1, r"an earlier edition \(format_version 1\); write the folder again"),
         (MANIFEST, "inputs", lambda value: value[1:], "these files hold 30 sequences, the group has 60"),
-        (
-            MANIFEST,
-            "inputs",
-            lambda value: [{**value[0], "crc32c": 7}, *value[1:]],
-            "part-. has changed since it was packed",
-        ),
+        (MANIFEST, "inputs", lambda value: [{**value[0], "crc32c": 7}, *value[1:]], "part-. has changed since it was"),
         (MANIFEST, "inputs", lambda value: [{**value[0], "sequences": 30}, *value[1:]], "part-. has changed since it was"),
         (MANIFEST, "index_crc32c", more, "index_crc32c"),
         *((MANIFEST, key, more, f"{key}: ") for key in ("sequences", "packs", "tokens", "group")),
@@ -445,14 +408,11 @@ def test_missing_input_files_are_named(named: PackingCase, tmp_path: Path) -> No
     records = Path(shutil.copytree(named.records, tmp_path / "records"))
     for missing in (["part-2"], ["part-0", "part-2"]):
         (records / missing[0]).unlink()
-        reason = (
-            rf"{len(missing)} of 4 input files are missing from the records: {', '.join(missing)}; verify with the files"
-        )
-        with pytest.raises(FailedError, match=reason):
+        with pytest.raises(FailedError, match=rf"{len(missing)} of 4 input files are missing .*: {', '.join(missing)};"):
             verify(records, named.packed, reporter=QUIET)
 
 
-def test_the_index_is_that_of_the_records(named: PackingCase, tmp_path: Path) -> None:
+def test_the_indexes_and_manifests_are_those_of_the_groups(named: PackingCase, tmp_path: Path) -> None:
     packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
     index = packed / "group-00001.index"
     data = index.read_bytes()
@@ -467,6 +427,14 @@ def test_the_index_is_that_of_the_records(named: PackingCase, tmp_path: Path) ->
     shutil.copy(index, packed / "group-00002.index")
     with pytest.raises(FailedError, match=r"group-00002\.index: the index of a group that metadata\.json does not have"):
         verify(named.records, packed, reporter=QUIET)
+    (packed / "group-00002.index").unlink()
+    shutil.copy(packed / "group-00001.json", packed / "group-00002.json")
+    with pytest.raises(FailedError, match=r"group-00002\.json: the manifest of a group that metadata\.json does not have"):
+        verify(named.records, packed, reporter=QUIET)
+    (packed / "group-00002.json").unlink()
+    (packed / "group-00000.json").unlink()
+    with pytest.raises(FailedError, match=r"group-00000\.json: cannot read"):
+        verify(named.records, packed, reporter=QUIET)
 
 
 def test_a_bound_that_cannot_be_proven_is_refused(named: PackingCase, tmp_path: Path) -> None:
@@ -477,14 +445,3 @@ def test_a_bound_that_cannot_be_proven_is_refused(named: PackingCase, tmp_path: 
         verify(named.records, packed, reporter=QUIET)
     edit(packed / METADATA, lower_bound=content["lower_bound"] - 1, gap=content["gap"] + 1)
     assert verify(named.records, packed, reporter=QUIET).content.packs == content["packs"]
-
-
-def test_manifests_are_those_of_the_groups(named: PackingCase, tmp_path: Path) -> None:
-    packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
-    shutil.copy(packed / "group-00001.json", packed / "group-00002.json")
-    with pytest.raises(FailedError, match=r"group-00002\.json: the manifest of a group that metadata\.json does not have"):
-        verify(named.records, packed, reporter=QUIET)
-    (packed / "group-00002.json").unlink()
-    (packed / "group-00000.json").unlink()
-    with pytest.raises(FailedError, match=r"group-00000\.json: cannot read"):
-        verify(named.records, packed, reporter=QUIET)

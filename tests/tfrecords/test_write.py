@@ -1,9 +1,13 @@
-"""The write stage: same bytes whoever writes, even shares, resume, refusals, real data."""
+"""The write stage: the same bytes whoever writes, even shares, refusals, and what a full disk or a lost file does to it."""
 
 from __future__ import annotations
 
 import json
+import os
+import resource
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from gaudi_bert.artefacts.shards import count_shards, shard_bounds
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.wire.example import decode_example
@@ -26,6 +31,7 @@ from tests.builders.packing_case import PackingCase, make_case, packed_keys, unp
 from tests.builders.plans import change_part, copy_plan, whole_plan
 from tests.builders.reporters import QUIET
 from tests.builders.shards import shards_of
+from tests.builders.small_disk import make_read_only, small_disk
 from tests.oracles.wire import crc32c
 
 
@@ -59,9 +65,8 @@ def test_metadata_says_what_is_there(case: PackingCase) -> None:
     for shard in shards_of(case.packed):
         data = (case.packed / shard.name).read_bytes()
         assert (shard.bytes, shard.crc32c) == (len(data), crc32c(data))
-    assert sorted(path.name for path in case.packed.glob("packed-*")) == sorted(
-        shard.name for shard in shards_of(case.packed)
-    )
+    names = sorted(shard.name for shard in shards_of(case.packed))
+    assert sorted(path.name for path in case.packed.glob("packed-*")) == names
     assert metadata.input_files == len(list(case.records.iterdir()))
 
 
@@ -233,9 +238,8 @@ def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingC
         plan = copy_plan(case.plan, tmp_path)
         change_part(plan, 0, lambda part, change=change: part["groups"][1].update(change))
         changed = json.loads(plan.read_text())
-        lower_bound = (
-            changed["totals"]["lower_bound"] + change.get("lower_bound", group["lower_bound"]) - group["lower_bound"]
-        )
+        more = change.get("lower_bound", group["lower_bound"]) - group["lower_bound"]
+        lower_bound = changed["totals"]["lower_bound"] + more
         changed["totals"] |= {"lower_bound": lower_bound, "gap": changed["totals"]["packs"] - lower_bound}
         plan.write_text(json.dumps(changed))
         with pytest.raises(InputError, match=f"plan.json: .*group 1.*{reason}|plan-00000.json: group 1 has {reason}"):
@@ -250,15 +254,8 @@ def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingC
 def test_all_lengths_and_depths(
     tmp_path: Path, max_sequence_length: int, max_predictions: int, depth: int | str, sequences: int
 ) -> None:
-    case = make_case(
-        tmp_path,
-        files=2,
-        sequences_per_file=sequences,
-        max_sequence_length=max_sequence_length,
-        max_predictions=max_predictions,
-        depth=depth,
-        algorithm="lpfhp",
-    )
+    sizes = {"max_sequence_length": max_sequence_length, "max_predictions": max_predictions, "depth": depth}
+    case = make_case(tmp_path, files=2, sequences_per_file=sequences, algorithm="lpfhp", **sizes)
     assert sequences_in(case.packed) == Counter(unpacked_key(sequence) for sequence in case.sequences)
 
 
@@ -293,3 +290,90 @@ def test_count_shards_keeps_within_the_size() -> None:
     assert count_shards(1000, 10**6, 32, 10**4) == 128
     assert count_shards(5, 10**6, 32, 1) == 32
     assert count_shards(100, 10**6, 32, 1) == 128
+
+
+# --- full disks, read-only folders, files that vanish, and other writers
+
+
+@pytest.fixture(scope="module")
+def large_case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    return make_case(
+        tmp_path_factory.mktemp("case"), files=6, sequences_per_file=150, max_sequence_length=128, max_predictions=20
+    )
+
+
+def test_writers_of_different_groups_share_a_folder(large_case: PackingCase, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from gaudi_bert.common.progress import Reporter;"
+        "from gaudi_bert.tfrecords.write import write_shard;"
+        "write_shard(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), (int(sys.argv[4]), 2), "
+        "reporter=Reporter(quiet=True))"
+    )
+    arguments = [large_case.records, large_case.plan, tmp_path / "out"]
+    writers = [subprocess.Popen([sys.executable, "-c", code, *arguments, str(number)]) for number in range(2)]
+    assert [writer.wait(timeout=300) for writer in writers] == [0, 0]
+    write(large_case.records, large_case.plan, tmp_path / "out", finish=True, reporter=QUIET)
+    assert contents(tmp_path / "out") == contents(large_case.packed)
+
+
+def test_a_full_disk_is_said_and_the_run_is_resumed(large_case: PackingCase, tmp_path: Path) -> None:
+    packed_bytes = sum(len(data) for data in contents(large_case.packed).values())
+    with small_disk(tmp_path / "disk", str(int(packed_bytes * 0.6))) as disk:
+        out = disk / "packed"
+        with pytest.raises(FailedError, match="No space left on device; free some space") as caught:
+            write(large_case.records, large_case.plan, out, reporter=QUIET)
+        assert "\n" not in str(caught.value)
+        assert not (out / "metadata.json").exists()
+        for name, data in contents(out).items():
+            if name.startswith("packed-"):
+                assert data == (large_case.packed / name).read_bytes(), "a shard that is there is whole"
+        subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
+        write(large_case.records, large_case.plan, out, reporter=QUIET)
+        assert contents(out) == contents(large_case.packed)
+
+
+def test_a_read_only_folder_is_said(large_case: PackingCase, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        make_read_only(disk)
+        with pytest.raises(FailedError, match="Read-only file system"):
+            write(large_case.records, large_case.plan, disk / "packed", reporter=QUIET)
+        with pytest.raises(FailedError, match="Read-only file system"):
+            histogram(large_case.records, disk / "histogram.json", reporter=QUIET)
+
+
+def test_a_limit_on_file_sizes_is_said(large_case: PackingCase, tmp_path: Path) -> None:
+    """As a full disk, without a mount: the system refuses to let a file grow."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+    try:
+        with pytest.raises(FailedError, match="cannot write: File too large"):
+            write(large_case.records, large_case.plan, tmp_path / "out", reporter=QUIET)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((tmp_path / "out").glob("[gm]*"))
+    write(large_case.records, large_case.plan, tmp_path / "out", reporter=QUIET)
+    assert contents(tmp_path / "out") == contents(large_case.packed)
+
+
+def test_a_file_that_vanishes_is_said(large_case: PackingCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is there when the run begins, and gone when its group is read."""
+    from gaudi_bert.tfrecords.scanning import group
+
+    records = tmp_path / "records"
+    records.mkdir()
+    for path in large_case.records.iterdir():
+        os.link(path, records / path.name)
+    usual = group.uncompressed_bytes
+    reads: list[str] = []
+
+    def vanish(path: Path) -> int:
+        size = usual(path)
+        reads.append(path.name)
+        if len(reads) > 6 and path.exists():  # after the sizes of all files, when a group is read
+            path.unlink()
+        return size
+
+    monkeypatch.setattr(group, "uncompressed_bytes", vanish)
+    with pytest.raises(InputError, match=r"part-\d: cannot read: No such file or directory"):
+        write(records, large_case.plan, tmp_path / "out", reporter=QUIET)
+    assert not (tmp_path / "out" / "metadata.json").exists()

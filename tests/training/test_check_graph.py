@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.model import bert
-from gaudi_bert.model.inputs import BatchSizes
+from gaudi_bert.engines.graph_report import CardFit, GraphProblem, GraphReport
+from gaudi_bert.engines.tensorflow import bert
+from gaudi_bert.model.features import BatchSizes
 from gaudi_bert.training.check_graph import describe_graph
 from gaudi_bert.training.results import GraphResult
-from gaudi_bert.training.tensorflow.graph import CardFit, GraphProblem, GraphReport
 from tests.builders import training_data as data
 from tests.builders.command_line import Done, run_command
 
@@ -33,7 +33,7 @@ def test_what_does_not_fit_is_shown_and_too_much_is_cut_short() -> None:
         ),
         cards=(CardFit("Gaudi", 0), CardFit("Gaudi2", 8)),
     )
-    result = GraphResult("demo", "x", BatchSizes(9, 1, 1, 1), 1, "float32", 1, report)
+    result = GraphResult("demo", "tensorflow", "x", BatchSizes(9, 1, 1, 1), 1, "float32", 1, report)
     lines = describe_graph(result)
     assert lines[-1] == "not fit for Gaudi"
     assert lines[-2] == "... and 5 more"

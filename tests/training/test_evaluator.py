@@ -5,33 +5,39 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.model.heads import Loss
 from gaudi_bert.training.evaluator import PretrainingEvaluator, majority_share
 from gaudi_bert.training.input.source import open_source
 from tests.builders import training_data as data
 from tests.builders.agree import agree
+from tests.builders.engine_models import pretraining_model
 
 PACKS = data.make_packs(29)
+CONFIG = BertConfig(**data.MODEL, vocab_size=data.VOCABULARY, max_position_embeddings=data.LENGTH, initializer_range=0.3)
 
 
 @pytest.fixture(scope="module")
-def model() -> BertForPretraining:
-    config = BertConfig(**data.MODEL, vocab_size=data.VOCABULARY, max_position_embeddings=data.LENGTH, initializer_range=0.3)
-    return BertForPretraining(config, seed=5)
+def model() -> Model:
+    return make_model("token")
 
 
-def run(model, folder, loss="token", batch_packs=8, communicator=None):
-    return PretrainingEvaluator(
-        model, open_source(folder), communicator or Communicator(), loss=loss, batch_packs=batch_packs
-    ).run()
+def make_model(loss: Loss) -> Model:
+    return pretraining_model(CONFIG, 5, loss)
+
+
+def run(model, folder, batch_packs=8, communicator=None):
+    source = open_source(folder)
+    return PretrainingEvaluator(model, CONFIG, source, communicator or Communicator(), batch_packs=batch_packs).run()
 
 
 @pytest.mark.parametrize("loss", ["token", "sequence"])
-def test_packed_and_unpacked_figures_are_the_same(model, tmp_path, loss) -> None:
-    packed = run(model, data.write_packed(tmp_path / "packed", PACKS), loss).as_json()
-    unpacked = run(model, data.write_unpacked(tmp_path / "unpacked", PACKS), loss, batch_packs=7).as_json()
+def test_packed_and_unpacked_figures_are_the_same(tmp_path, loss) -> None:
+    model = make_model(loss)
+    packed = run(model, data.write_packed(tmp_path / "packed", PACKS)).as_json()
+    unpacked = run(model, data.write_unpacked(tmp_path / "unpacked", PACKS), batch_packs=7).as_json()
     assert packed.keys() == unpacked.keys()
     for name, value in packed.items():
         agree(value, unpacked[name], 1e-5, scale=1.0)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import pipeline_from_mapping
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.sequences import join_sequences
 from gaudi_bert.tasks.models.export import export

@@ -11,24 +11,25 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Model, Updates
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, resume_run, share_state, write_checkpoint
-from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.loop import stop_requests
-from gaudi_bert.training.tensorflow.optimizers import Optimizer
 from gaudi_bert.training.weights.sources import load_weights
+from tests.builders.engine_models import pretraining_model
 
 
-def make(seed: int, **changes) -> tuple[BertForPretraining, Optimizer]:
+def make(seed: int, **changes) -> tuple[Model, Updates]:
     sizes = {"vocab_size": 11, "hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 5}
-    model = BertForPretraining(BertConfig(**{**sizes, "max_position_embeddings": 7, **changes}), seed=seed)
-    return model, Optimizer(model.variables_by_name, TrainingSettings())
+    model = pretraining_model(BertConfig(**{**sizes, "max_position_embeddings": 7, **changes}), seed)
+    return model, load_engine("tensorflow").updates(model, TrainingSettings(), Communicator(), 1)
 
 
-def save(folder, model: BertForPretraining, progress: dict | None = None):
+def save(folder, model: Model, progress: dict | None = None):
     random = np.random.default_rng(0)
-    values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+    values = model.values()
     first, second = ({name: random.random(value.shape, np.float32) for name, value in values.items()} for _ in range(2))
     progress = progress or {"packs": 30, "order": 2, "processes": 2, "sequences": 80, "tokens": 900}
     checkpoint = Checkpoint(5, values, first, second, progress)
@@ -37,16 +38,16 @@ def save(folder, model: BertForPretraining, progress: dict | None = None):
 
 def test_model_moments_and_position_come_back(tmp_path) -> None:
     _, stored = save(tmp_path, make(1)[0])
-    model, optimizer = make(2)
+    model, updates = make(2)
     said: list[str] = []
-    assert resume_run(tmp_path, model, optimizer, said.append) == Progress(5, 30, 80, 900)
+    assert resume_run(tmp_path, model, updates, said.append) == Progress(5, 30, 80, 900)
     for variables, values in [
-        (model.variables_by_name, stored.variables),
-        (optimizer.first_moments, stored.first_moments),
-        (optimizer.second_moments, stored.second_moments),
+        (model.values(), stored.variables),
+        (updates.moments()[0], stored.first_moments),
+        (updates.moments()[1], stored.second_moments),
     ]:
         for name, value in values.items():
-            np.testing.assert_array_equal(variables[name].numpy(), value)
+            np.testing.assert_array_equal(variables[name], value)
     assert said == []
 
 
@@ -70,14 +71,14 @@ def test_a_checkpoint_of_another_order_is_refused(tmp_path, position) -> None:
 )
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path, changes, expected) -> None:
     path, _ = save(tmp_path, make(1)[0])
-    model, optimizer = make(2, **changes)
-    before = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+    model, updates = make(2, **changes)
+    before = model.values()
     with pytest.raises(InputError, match=f"of another model: bert/.*{expected}"):
-        resume_run(tmp_path, model, optimizer, print)
+        resume_run(tmp_path, model, updates, print)
     with pytest.raises(InputError, match="of another model"):
-        load_weights(path, model)
+        load_weights(path, model, model.spec.config)
     for name, value in before.items():
-        np.testing.assert_array_equal(model.variables_by_name[name].numpy(), value)
+        np.testing.assert_array_equal(model.values()[name], value)
 
 
 class SecondOfTwo(Communicator):
@@ -88,18 +89,17 @@ class SecondOfTwo(Communicator):
     def sum_array(self, values):
         return np.asarray(values) + self.progress
 
-    def broadcast(self, variables) -> None:
-        for variable in variables:
-            variable.assign(7 * np.ones(variable.shape))
+    def broadcast(self, arrays):
+        return {name: np.full_like(array, 7) for name, array in arrays.items()}
 
 
 def test_the_other_processes_are_given_the_state_of_the_first() -> None:
-    model, optimizer = make(2)
+    model, updates = make(2)
     own = Progress(99, 99, 99, 99)
-    assert share_state(own, model, optimizer, SecondOfTwo(rank=1, size=2)) == Progress(5, 30, 80, 900)
-    for variables in (model.variables_by_name, optimizer.first_moments, optimizer.second_moments):
-        assert all((variable.numpy() == 7).all() for variable in variables.values())
-    assert share_state(own, model, optimizer, Communicator()) == own
+    assert share_state(own, model, updates, SecondOfTwo(rank=1, size=2)) == Progress(5, 30, 80, 900)
+    for values in (model.values(), *updates.moments()):
+        assert all((value == 7).all() for value in values.values())
+    assert share_state(own, model, updates, Communicator()) == own
 
 
 # --- requests to stop: the first signal is remembered, a second Ctrl-C interrupts, handlers are put back

@@ -22,10 +22,10 @@ from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.models import model_overrides
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
-from gaudi_bert.training.distributed.horovod import HorovodCommunicator
 from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.train import train
 from tests.builders import training_data as data
@@ -48,11 +48,11 @@ def lines_of(out: Path) -> list[dict]:
 def test_what_a_run_leaves(whole_run) -> None:
     assert sorted(path.name for path in whole_run.iterdir() if not path.name.startswith(".")) == [
         "checkpoints",
+        "engine.log",
         "metrics.jsonl",
         "settings.json",
         "settings.yaml",
         "tensorboard",
-        "tensorflow.log",
         "tokenizer_config.json",
         "training.json",
         "vocab.txt",
@@ -192,14 +192,16 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path
     agree(plan["sequences_per_update"], 8 * plan["packing_factor"])
     assert "2 x 4 packs" in listener.text
     assert list(tmp_path.iterdir()) == []
-    assert "parameters; as requested" in listener.text.splitlines()[0]
+    engine, model = listener.text.splitlines()[:2]
+    assert engine == "train: engine tensorflow: TensorFlow is installed, and the model is a BERT"
+    assert "parameters; as requested" in model
 
 
 def test_the_first_line_says_what_is_trained_and_why(packed, tmp_path) -> None:
     def first_lines(*overrides: str) -> list[str]:
         listener = Listener()
         train(load_pipeline(None, overrides), packed, None, tmp_path / "train", reporter=listener, dry_run=True)
-        return listener.text.splitlines()
+        return listener.text.splitlines()[1:]
 
     default = first_lines()
     assert default[0].startswith(
@@ -339,6 +341,6 @@ def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(calls, packed, tmp_path) -
     assert (is_compiled(), calls) == (True, [])
     train(on_device("hpu"), packed, None, out, reporter=listener, resume=True)
     assert (is_compiled(), calls) == (False, ["load_habana_module"])
-    assert "note: the run began with kernels compiled for a CPU; dropout masks differ from here on" in listener.text
+    assert "note: the run began with a compiled step, and here it is not; dropout masks differ from now on" in listener.text
     train(on_device("cpu", 4), packed, None, out, reporter=QUIET, resume=True)
     assert is_compiled() is False

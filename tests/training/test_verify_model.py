@@ -12,12 +12,12 @@ import tensorflow as tf
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.model import bert
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow import bert
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
 from gaudi_bert.training.verify_model import verify_model
 from tests.builders import training_data
+from tests.builders.engine_models import pretraining_model
 from tests.builders.reporters import QUIET
 
 
@@ -33,8 +33,7 @@ def checkpoint(tmp_path):
         initializer_range=0.15,
         attention="causal",
     )
-    model = BertForPretraining(config, seed=3)
-    values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+    values = pretraining_model(config, 3).values()
     write_checkpoint(tmp_path / "checkpoints", Checkpoint(7, values, settings={"model": config.to_json()}))
     return tmp_path
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from gaudi_bert.artefacts.store.objects import in_store, scheme_of, shown_location
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.launch import TORCH_PORT, torch_environment
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodResources, StoreSettings
 from gaudi_bert.runners.launch import horovod_environment, training_command
 from gaudi_bert.runners.resources import quantity_value
-from gaudi_bert.runners.stage_table import STAGES, named_paths, stage_image
+from gaudi_bert.runners.stage_table import STAGES, named_paths, stage_engine, stage_image
 from gaudi_bert.runners.store_access import STORE_TOOLS, loopback_endpoint, store_variables
 
 # --- what a container sees of the host's disk: the work folder, the pipeline file, and read-only what that names
@@ -239,9 +240,13 @@ class DockerRun:
         """How many containers a stage has."""
         return self.settings.resources.workers if STAGES[stage].distributed else 1
 
+    def needs_rendezvous(self, stage: str) -> bool:
+        """Whether the containers of a stage may meet by Horovod, which takes a further container."""
+        return self.workers(stage) > 1 and stage_engine(self.settings, STAGES[stage]) != "pytorch"
+
     def image(self, stage: str) -> str:
         """The image of a stage."""
-        return stage_image(self.settings.images, STAGES[stage])
+        return stage_image(self.settings, STAGES[stage])
 
     def name(self, part: str) -> str:
         """The name of a container or network of this run."""
@@ -347,8 +352,10 @@ def _card_environment(settings: PipelineSettings) -> dict[str, str]:
     return {
         "HABANA_VISIBLE_DEVICES": settings.docker.visible_devices,
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-        # Compiled graphs are shared by the processes of the container.
+        # Compiled graphs are shared by the processes of the container; each engine reads its own variables.
         "TF_RECIPE_CACHE_PATH": "/tmp/gaudi-bert-recipes",
+        "PT_HPU_RECIPE_CACHE_CONFIG": "/tmp/gaudi-bert-recipes,false,4096,false",
+        "PT_HPU_LAZY_MODE": "0",
     }
 
 
@@ -367,10 +374,12 @@ def _limits(settings: PipelineSettings, pod: PodResources, on_cards: bool) -> Co
 
 
 def _worker(run: DockerRun, stage: str, single: Container, rank: int, workers: int) -> Container:
-    """One of several training containers: Horovod finds the others by what a launcher would tell it."""
+    """One of several training containers, which find one another by what a launcher would tell either engine."""
     name = run.name(f"{stage}-{rank}")
     rendezvous = (run.name("rendezvous"), _RENDEZVOUS_PORT)
-    environment = horovod_environment(rank, workers, per_host=1, host=name, interface="eth0", rendezvous=rendezvous)
+    environment = torch_environment(rank, workers, per_host=1, address=run.name(f"{stage}-0"), port=TORCH_PORT)
+    if run.needs_rendezvous(stage):
+        environment |= horovod_environment(rank, workers, per_host=1, host=name, interface="eth0", rendezvous=rendezvous)
     return {
         **single,
         "name": name,

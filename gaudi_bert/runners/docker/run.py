@@ -139,7 +139,8 @@ def _run_stage(engine: Engine, run: DockerRun, stage: str, reporter: Reporter) -
     with ExitStack() as stack:
         if len(containers) > 1:
             stack.enter_context(engine.network(run.name("network"), run.labels, way_out=run.access(stage).is_needed))
-            _start_rendezvous(engine, run, stack)
+            if run.needs_rendezvous(stage):
+                _start_rendezvous(engine, run, stack)
         followers = []
         for options, mark in zip(containers, container_marks(containers), strict=True):
             container = engine.create(options)

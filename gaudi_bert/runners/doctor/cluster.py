@@ -14,7 +14,7 @@ from gaudi_bert.runners.doctor.quotas import check_limits
 from gaudi_bert.runners.doctor.storage import check_storage
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE
-from gaudi_bert.runners.stage_table import image_reference
+from gaudi_bert.runners.stage_table import STAGES, stage_image, stages_of
 from gaudi_bert.runners.store_access import STORE_TOOLS
 
 Json = dict[str, Any]
@@ -78,8 +78,8 @@ def _rights(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
 
 
 def _images_on_nodes(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
-    images = [image_reference(settings.images, name) for name in (settings.images.data, settings.images.train)]
-    if settings.images.registry or any("/" in name for name in (settings.images.data, settings.images.train)):
+    images = list(dict.fromkeys(stage_image(settings, STAGES[stage]) for stage in stages_of(settings)))
+    if settings.images.registry or any("/" in image for image in images):
         return passed("images", f"{', '.join(images)}: nodes pull them ({settings.images.pull_policy})")
     if answers.nodes is None:
         return warning("images", f"{', '.join(images)} have no registry", "set images.registry, or load them on every node")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -13,11 +12,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from gaudi_bert.common.errors import has_tensorflow, install_command
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
+from gaudi_bert.runners.doctor.engines import Packages, ask_packages, check_engines, engine_states
+from gaudi_bert.runners.doctor.gaudi import GaudiFacts, check_cards, check_driver, check_software, read_facts
 from gaudi_bert.runners.launch import EFA_SSH_PORT
 from gaudi_bert.runners.resources import quantity_value
 
@@ -28,17 +30,15 @@ _COMMAND_SECONDS = 20
 class HostAnswers:
     """What the machine answered; an empty text is a command or file that does not exist.
 
-    `modules` is the output of `hl-smi -Q`, `runtimes` that of `docker info`; `device_nodes` are the names below /dev/accel
-    and the /dev/hl* of old drivers, `software` is the version of the vendor's TensorFlow bridge. `memory_lock` is in bytes,
-    -1 without limit; `cores` are physical ones, 0 where that is not known; `environment` holds the variables that start
-    with HABANA_. `python` is that of this process, `tensorflow` and `pytorch` the versions that are
-    installed there (PyTorch counts only with transformers).
+    `hlml` is the output of `hlml.py`, `modules` that of `hl-smi -Q`, `runtimes` that of `docker info`; `device_nodes` are
+    the names below /dev/accel and the /dev/hl* of old drivers. `memory_lock` is in bytes, -1 without limit; `cores` are
+    physical ones, 0 where that is not known; `environment` holds the variables that start with HABANA_.
     """
 
     hl_smi: str = ""
+    hlml: str = ""
     modules: str = ""
     device_nodes: tuple[str, ...] = ()
-    software: str = ""
     meminfo: str = ""
     numa_balancing: str = ""
     kernel: str = ""
@@ -47,20 +47,31 @@ class HostAnswers:
     tcp: str = ""
     cores: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
-    python: tuple[int, int] = (3, 11)
-    tensorflow: str = ""
-    pytorch: str = ""
+    packages: Packages = field(default_factory=Packages)
+
+    @property
+    def gaudi(self) -> GaudiFacts:
+        """What is known of the cards and the driver."""
+        return read_facts(self.hl_smi, self.hlml)
+
+    def as_json(self) -> dict[str, Any]:
+        """What a program may want to know of this machine."""
+        states = engine_states(self.packages, on_cards=bool(self.device_nodes))
+        return {
+            "gaudi": self.gaudi.as_json() | {"bridges": dict(self.packages.bridges)},
+            "engines": {state.name: state.as_json() for state in states},
+        }
 
 
 def ask_host() -> HostAnswers:
     """Ask this machine."""
-    software = _installed("habana-tensorflow")
-    nodes = [path.name for pattern in ("accel/accel*", "hl[0-9]*") for path in sorted(Path("/dev").glob(pattern))]
+    # Besides each device, later drivers have a node that controls it.
+    nodes = [path.name for pattern in ("accel/accel[0-9]*", "hl[0-9]*") for path in sorted(Path("/dev").glob(pattern))]
     return HostAnswers(
         hl_smi=_output("hl-smi"),
+        hlml=_output(sys.executable, "-m", "gaudi_bert.runners.doctor.hlml") if find_spec("pyhlml") else "",
         modules=_output("hl-smi", "-Q", "module_id,bus_id", "--format=csv"),
         device_nodes=tuple(nodes),
-        software=software,
         meminfo=_content("/proc/meminfo"),
         numa_balancing=_content("/proc/sys/kernel/numa_balancing"),
         kernel=platform.release(),
@@ -69,17 +80,8 @@ def ask_host() -> HostAnswers:
         tcp=_content("/proc/net/tcp"),
         cores=len(set(re.findall(r"physical id\s*: (\d+)[\s\S]*?core id\s*: (\d+)", _content("/proc/cpuinfo")))),
         environment={name: value for name, value in os.environ.items() if name.startswith("HABANA_")},
-        python=sys.version_info[:2],
-        tensorflow=_installed("tensorflow-cpu") or _installed("tensorflow"),
-        pytorch=_installed("torch") if _installed("transformers") else "",
+        packages=ask_packages(),
     )
-
-
-def _installed(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _output(*command: str) -> str:
@@ -99,68 +101,31 @@ def _content(path: str) -> str:
         return ""
 
 
-# --- checks: what the vendor's documentation asks for (Gaudi software 1.14.0, the last with TensorFlow)
+# --- checks: what the vendor's documentation requires
 
-_SOFTWARE = "1.14.0"
 _LISTENING = "0A"
 _PAGE_BYTES = 2 * 2**20
 
 
-def examine_host(settings: PipelineSettings) -> list[CheckResult]:
-    """The results of all checks of this machine, for training with `settings`."""
-    return check_host(ask_host(), settings)
-
-
 def check_host(answers: HostAnswers, settings: PipelineSettings) -> list[CheckResult]:
     """One result per check, in an order in which fixing makes sense; without any cards, only what matters there."""
+    engines = check_engines(answers.packages, settings, on_cards=bool(answers.device_nodes))
     if not settings.resources.cards and not answers.device_nodes:
         cards = passed("cards", "none here, and the pipeline asks for none")
-        return [_commands(answers), cards, _runtime(answers, settings)]
-    return [check(answers, settings) for check in _CHECKS]
-
-
-def _commands(answers: HostAnswers) -> CheckResult:
-    """Which commands run here: training needs TensorFlow; `embed` and `predict` take PyTorch where there is none."""
-    python, torch = ".".join(map(str, answers.python)), install_command("pytorch")
-    if answers.tensorflow.startswith("2.15."):
-        encoders = "any encoder" if answers.pytorch else f"a BERT (for other encoders: {torch})"
-        runs = f"everything runs here, embed and predict with {encoders}"
-        return passed("commands", f"Python {python}, TensorFlow {answers.tensorflow}: {runs}")
-    if answers.tensorflow:
-        remedy = install_command("tensorflow")
-        return warning("commands", f"TensorFlow is {answers.tensorflow}, and 2.15 is needed", remedy)
-    data = "estimate, pack, verify, import"
-    rest, remedy = (
-        (f"{data}, embed and predict (by PyTorch) run here; train, evaluate and finetune do not", "")
-        if answers.pytorch
-        else (f"{data} run here; train, evaluate, finetune, embed and predict do not", f"; for embed and predict: {torch}")
-    )
-    if not has_tensorflow(answers.python):
-        remedy = f"to train: {install_command('tensorflow')}, or use --on docker{remedy}"
-        return warning("commands", f"TensorFlow 2.15 has no version for Python {python}: {rest}", remedy)
-    remedy = f"to train: {install_command('tensorflow')}, or use --on docker{remedy}"
-    return warning("commands", f"TensorFlow is not installed: {rest}", remedy)
+        return [engines, cards, _runtime(answers, settings)]
+    return [engines, *(check(answers, settings) for check in _CHECKS)]
 
 
 def _driver(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
-    match = re.search(r"Driver Version:\s*(\d+\.\d+\.\d+)", answers.hl_smi)
-    if match is None:
-        return failed(
-            "driver", "hl-smi is missing or does not answer", f"install the Gaudi driver {_SOFTWARE} (habanalabs-dkms)"
-        )
-    version, image = match[1], answers.software[: len(_SOFTWARE)] or _SOFTWARE
-    if version != image:
-        remedy = f"install driver {image} on the host, or use an image of software {version}"
-        return failed("driver", f"driver {version}, but software {image} in the image", remedy)
-    return passed("driver", f"driver and image are both {version}")
+    return check_driver(answers.gaudi, answers.packages.bridges, settings)
+
+
+def _software(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
+    return check_software(answers.gaudi, answers.packages.bridges, settings)
 
 
 def _cards(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
-    cards, nodes = settings.resources.cards, len(answers.device_nodes)
-    if nodes < cards:
-        remedy = f"load the driver (modprobe habanalabs), give the container its devices, or set resources.cards to {nodes}"
-        return failed("cards", f"{nodes} device nodes, the pipeline asks for {cards} cards", remedy)
-    return passed("cards", f"{nodes} device nodes, the pipeline asks for {cards}")
+    return check_cards(answers.gaudi, answers.device_nodes, settings)
 
 
 def _modules(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
@@ -248,6 +213,7 @@ def _ports(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
 
 _CHECKS: tuple[Callable[[HostAnswers, PipelineSettings], CheckResult], ...] = (
     _driver,
+    _software,
     _cards,
     _modules,
     _hugepages,

@@ -20,7 +20,7 @@ from gaudi_bert.config.places import PodPlacement
 from gaudi_bert.runners.kubernetes.kustomize import Manifest, build
 from gaudi_bert.runners.launch import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, training_command
 from gaudi_bert.runners.resources import evaluation_resources, pod_resources, quantity_value, training_resources
-from gaudi_bert.runners.stage_table import STEPS, image_reference, named_paths, stages_of, steps_of
+from gaudi_bert.runners.stage_table import STEPS, named_paths, stage_image, stages_of, steps_of
 from gaudi_bert.runners.store_access import CREDENTIALS
 
 PIPELINE_LABEL = "app.kubernetes.io/instance"
@@ -185,7 +185,7 @@ def _fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
         resources = settings.resources
         container["resources"] = evaluation_resources(resources) if stage.trains else pod_resources(resources.data)
     for spec in pod_specs(item):
-        _fill_pod(settings, spec)
+        _fill_pod(settings, step, spec)
     _set_placement(settings, step, item)
     port = {"train": settings.training.metrics_port, "finetune": settings.finetune.metrics_port}.get(step)
     if port is not None:
@@ -274,7 +274,7 @@ def _set_option(container: Manifest, option: str, value: str) -> None:
 # --- the pods of a step
 
 
-def _fill_pod(settings: PipelineSettings, spec: Manifest) -> None:
+def _fill_pod(settings: PipelineSettings, step: str, spec: Manifest) -> None:
     """What all pods take from the pipeline: account, volumes, images, how long to wait."""
     kubernetes, images = settings.kubernetes, settings.images
     spec["serviceAccountName"] = f"{settings.name}-{spec['serviceAccountName']}"
@@ -283,9 +283,8 @@ def _fill_pod(settings: PipelineSettings, spec: Manifest) -> None:
     if images.pull_secret:
         spec["imagePullSecrets"] = [{"name": images.pull_secret}]
     _fill_volumes(settings, spec)
-    names = {"gaudi-bert-data": images.data, "gaudi-bert-train": images.train}
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
-        container["image"] = image_reference(images, names[container["image"]])
+        container["image"] = stage_image(settings, STEPS[step])
         container["imagePullPolicy"] = images.pull_policy
         if kubernetes.data_claim and "volumeMounts" in container:
             container["volumeMounts"].append({"name": "data", "mountPath": DATA_FOLDER, "readOnly": True})

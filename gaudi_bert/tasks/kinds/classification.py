@@ -14,33 +14,22 @@ Losses are means over sequences. A class of a multi-label task is answered where
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
-import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, IntArray
-from gaudi_bert.model.bert import pool
-from gaudi_bert.model.config import BertConfig, ParameterSpec
 from gaudi_bert.rows.answers import class_answers, multi_label_answers, number_answers, tag_answers, tagged_words
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import IGNORED, NO_WORD, Row, Sequences, TaggedRow
-from gaudi_bert.tasks.kinds.task import Draw, Encoded, LossSums, Task, dense_head, head_scores
-
-_SCOPE = "classifier"
+from gaudi_bert.tasks.kinds.task import Draw, Task
 
 
 class _TextTask(Task):
     """A task with one vector of answers for a text or pair, from BERT's pooled vector of the sequence."""
 
     architecture = "BertForSequenceClassification"
-    pools = True
-    read_positions = "sequence_positions"
-
-    def head_specs(self, config: BertConfig) -> dict[str, ParameterSpec]:
-        """One dense layer."""
-        return dense_head(_SCOPE, config, self.width)
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """`targets` [B, S] or [B, S, C], `target_weights` [B, S]: 1 for each sequence."""
@@ -48,12 +37,6 @@ class _TextTask(Task):
         if sequences.target is None:
             return {"target_weights": weights}
         return {"targets": placed.each(sequences.target[placed.sequences]), "target_weights": weights}
-
-    def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Wide, [B, S, C]."""
-        packs, depth = batch["sequence_positions"].shape
-        pooled_PH = pool(encoded.hidden_RH, encoded.parameters)
-        return tf.reshape(head_scores(pooled_PH, encoded, _SCOPE), [packs, depth, self.width])
 
 
 class Classification(_TextTask):
@@ -93,19 +76,6 @@ class MultiLabel(_TextTask):
     best_metric = "f1_micro"
     metric_names = ("loss", "f1_micro", "f1_macro", "accuracy")
 
-    def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> LossSums:
-        """Binary cross-entropy, for each sequence the mean over its classes; right are sequences without a wrong class."""
-        targets_BSC = tf.cast(batch["targets"], logits.dtype)
-        weights_BS = tf.cast(batch["target_weights"], logits.dtype)
-        losses_BSC = tf.nn.sigmoid_cross_entropy_with_logits(labels=targets_BSC, logits=logits)
-        same_BSC = tf.cast(tf.equal(logits >= 0, targets_BSC > 0.5), logits.dtype)
-        right_BS = tf.reduce_min(same_BSC, axis=-1)
-        return LossSums(
-            tf.reduce_sum(tf.reduce_mean(losses_BSC, axis=-1) * weights_BS),
-            tf.reduce_sum(weights_BS),
-            tf.reduce_sum(right_BS * weights_BS),
-        )
-
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """f1_micro, f1_macro, accuracy."""
         from sklearn.metrics import accuracy_score, f1_score
@@ -134,14 +104,6 @@ class Regression(_TextTask):
     def width(self) -> int:
         """One value."""
         return 1
-
-    def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> LossSums:
-        """Squared error; no answer is called right."""
-        weights_BS = tf.cast(batch["target_weights"], logits.dtype)
-        errors_BS = tf.squeeze(logits, axis=-1) - tf.cast(batch["targets"], logits.dtype)
-        return LossSums(
-            tf.reduce_sum(tf.square(errors_BS) * weights_BS), tf.reduce_sum(weights_BS), tf.zeros([], logits.dtype)
-        )
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """pearson, spearman (0 where one side is constant), mean_squared_error."""
@@ -175,13 +137,8 @@ class TokenClassification(Task):
 
     name = "token-classification"
     architecture = "BertForTokenClassification"
-    per_token = True
     best_metric = "f1"
     metric_names = ("loss", "f1", "precision", "recall", "accuracy")
-
-    def head_specs(self, config: BertConfig) -> dict[str, ParameterSpec]:
-        """One dense layer."""
-        return dense_head(_SCOPE, config, self.width)
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """`targets` and `target_weights`, [B, L]: the weight is 1 where a word begins that has a tag."""
@@ -190,11 +147,6 @@ class TokenClassification(Task):
             return {"target_weights": (words != NO_WORD).astype(np.float32)}
         targets = placed.tokens(sequences.target.astype(np.int32), IGNORED)
         return {"targets": np.maximum(targets, 0), "target_weights": (targets != IGNORED).astype(np.float32)}
-
-    def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Wide, [B, L, C]."""
-        packs, length = batch["input_ids"].shape
-        return tf.reshape(head_scores(encoded.hidden_RH, encoded, _SCOPE), [packs, length, self.width])
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """f1, precision and recall of entities (seqeval), accuracy of words; a word that was cut off counts as outside."""

@@ -3,10 +3,8 @@
 Both have pretraining's head that scores words, and the metrics loss, accuracy, perplexity. Loss: negative log likelihood,
 mean over the tokens that are predicted.
 
-Masked (other masks each epoch: Liu et al., 2019): of the n tokens of a sequence that are not special,
-`masked_lm_probability` * n are chosen (at least one): 80 % of them become [MASK], 10 % another token, 10 % stay. The masks
-of a token are a function of seed, epoch and the token's position in the data, never of its pack, so packed and unpacked
-evaluations mask the same tokens.
+Masked: `model/masking.py` draws the masks, other ones each epoch. Those of a token are a function of seed, epoch and the
+token's position in the data, never of its pack, so packed and unpacked evaluations mask the same tokens.
 
 Causal (Radford et al., 2018): the next token, within each sequence of a pack. A token sees those before it in its own
 sequence. Every token but the last of a sequence has a next one.
@@ -14,45 +12,22 @@ sequence. Every token but the last of a sequence has a next one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from gaudi_bert.common.arrays import BatchArrays, BoolArray, Int32Array, random_words
-from gaudi_bert.model.bert import masked_lm_logits
-from gaudi_bert.model.config import BertConfig, ParameterSpec, parameter_specs
+from gaudi_bert.common.arrays import BatchArrays, random_words
+from gaudi_bert.model.masking import Masks, draw_masks, masked_features, masked_slots
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Sequences
-from gaudi_bert.tasks.kinds.task import Draw, Encoded, Task
+from gaudi_bert.tasks.kinds.task import Draw, Task
 
 
 class _LanguageModelling(Task):
     """Words; the matrix of the head is the word embeddings."""
 
-    keeps_logits = False
     best_metric = "loss"
     metric_names = ("loss", "accuracy", "perplexity")
-
-    def head_specs(self, config: BertConfig) -> dict[str, ParameterSpec]:
-        """The head of pretraining."""
-        return {name: spec for name, spec in parameter_specs(config).items() if name.startswith("cls/predictions/")}
-
-    def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Wide scores of all words at every position that is read, [B * Q, V] or [B * L, V]."""
-        return masked_lm_logits(encoded.hidden_RH, encoded.parameters, encoded.config, encoded.forward_pass.compiled)
-
-
-@dataclass(frozen=True)
-class _Masks:
-    """The masks of all sequences in one epoch: which tokens are predicted, and the input ids with masks."""
-
-    draw: Draw
-    sequences: Sequences
-    is_masked: BoolArray
-    input_ids: Int32Array
 
 
 class MaskedLanguageModelling(_LanguageModelling):
@@ -60,48 +35,30 @@ class MaskedLanguageModelling(_LanguageModelling):
 
     name = "masked-language-modelling"
     architecture = "BertForMaskedLM"
-    read_positions = "masked_positions"
 
-    _drawn: _Masks | None = None
+    _drawn: tuple[Draw, Sequences, Masks] | None = None
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """`input_ids` with masks; `masked_positions`, `targets` and `target_weights`, [B, Q]."""
-        if self._drawn is None or self._drawn.draw != draw or self._drawn.sequences is not sequences:
-            self._drawn = self._draw(sequences, draw)
-        packs, length, depth = placed.shape
-        slots = min(length, int(np.ceil(self.settings.masked_lm_probability * length)) + depth)
-        is_masked = np.zeros(packs * length, bool)
-        is_masked[placed.slots] = self._drawn.is_masked[placed.sources]
-        pack, position = np.divmod(np.flatnonzero(is_masked), length)
-        slot = np.arange(len(pack)) - np.searchsorted(pack, pack)
-        ids = placed.tokens(sequences.input_ids)
-        features = {name: np.zeros((packs, slots), np.int32) for name in ("masked_positions", "targets")}
-        weights = np.zeros((packs, slots), np.float32)
-        features["masked_positions"][pack, slot] = position
-        features["targets"][pack, slot] = ids[pack, position]
-        weights[pack, slot] = 1.0
-        return {**features, "target_weights": weights, "input_ids": placed.tokens(self._drawn.input_ids)}
+        slots = masked_slots(placed.shape.length, placed.shape.depth, self.settings.masked_lm_probability)
+        masks = self._masks(sequences, draw)
+        is_masked_BL, ids_BL = placed.tokens(masks.is_masked), placed.tokens(sequences.input_ids)
+        return {**masked_features(is_masked_BL, ids_BL, slots), "input_ids": placed.tokens(masks.input_ids)}
 
-    def _draw(self, sequences: Sequences, draw: Draw) -> _Masks:
-        """Draw for all tokens at once: of each sequence the tokens with the smallest numbers are chosen."""
-        ids = sequences.input_ids
-        epoch = draw.epoch + 1
-        numbers = random_words(len(ids), draw.seed, "masked tokens", epoch)
-        free = np.flatnonzero(~np.isin(ids, self.vocabulary.special_ids))
-        sequence = np.repeat(np.arange(len(sequences)), sequences.lengths)[free]
-        order = free[np.lexsort((numbers[free], sequence))]
-        counts = np.bincount(sequence, minlength=len(sequences))
-        chosen = np.minimum(counts, np.maximum(1, np.round(counts * self.settings.masked_lm_probability))).astype(np.int64)
-        rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-        masked = np.sort(order[rank < np.repeat(chosen, counts)])
-        kind, other = np.divmod(random_words(len(masked), draw.seed, "masks", epoch) >> np.uint64(8), np.uint64(10))[::-1]
-        words = self.vocabulary.ordinary_ids
-        changed = ids.copy()
-        changed[masked[kind < 8]] = self.vocabulary.mask_id
-        changed[masked[kind == 8]] = words[other[kind == 8] % np.uint64(len(words))]
-        is_masked = np.zeros(len(ids), bool)
-        is_masked[masked] = True
-        return _Masks(draw, sequences, is_masked, changed)
+    def _masks(self, sequences: Sequences, draw: Draw) -> Masks:
+        """Those of all sequences in an epoch, drawn at once and kept until the next one."""
+        if self._drawn is None or self._drawn[0] != draw or self._drawn[1] is not sequences:
+            epoch, ids = draw.epoch + 1, sequences.input_ids
+            masks = draw_masks(
+                ids,
+                sequences.lengths,
+                self.settings.masked_lm_probability,
+                self.vocabulary,
+                random_words(len(ids), draw.seed, "masked tokens", epoch),
+                lambda masked: random_words(len(masked), draw.seed, "masks", epoch),
+            )
+            self._drawn = draw, sequences, masks
+        return self._drawn[2]
 
 
 class CausalLanguageModelling(_LanguageModelling):
@@ -109,7 +66,6 @@ class CausalLanguageModelling(_LanguageModelling):
 
     name = "causal-language-modelling"
     architecture = "BertLMHeadModel"
-    is_causal = True
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """`targets` [B, L], the next token; `target_weights` 0 where there is none."""

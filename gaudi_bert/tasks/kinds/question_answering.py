@@ -14,21 +14,16 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
-from gaudi_bert.model.config import BertConfig, ParameterSpec
-from gaudi_bert.model.losses import cross_entropy
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import QuestionRow, Row, Sequences
-from gaudi_bert.tasks.kinds.task import Draw, Encoded, LossSums, Task, dense_head, head_scores
+from gaudi_bert.tasks.kinds.task import Draw, Task
 
-_SCOPE = "qa_outputs"
-_FORBIDDEN = -1e9
 # How many beginnings and ends of a window are candidates, and how many answers of a question share the probability; as in
 # BERT's own script for SQuAD.
 _CANDIDATES = 20
@@ -42,7 +37,6 @@ class QuestionAnswering(Task):
 
     name = "question-answering"
     architecture = "BertForQuestionAnswering"
-    per_token = True
     best_metric = "f1"
     metric_names = ("loss", "exact_match", "f1")
 
@@ -51,10 +45,6 @@ class QuestionAnswering(Task):
         """Beginning and end."""
         return 2
 
-    def head_specs(self, config: BertConfig) -> dict[str, ParameterSpec]:
-        """One dense layer."""
-        return dense_head(_SCOPE, config, self.width)
-
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """`targets` [B, S, 2], positions in the pack; `target_weights` [B, S]."""
         weights = placed.each(np.ones(len(placed.sequences), np.float32))
@@ -62,26 +52,6 @@ class QuestionAnswering(Task):
             return {"target_weights": weights}
         positions = sequences.target[placed.sequences] + placed.starts[:, np.newaxis]
         return {"targets": placed.each(positions.astype(np.int32)), "target_weights": weights}
-
-    def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Wide, [B, L, 2]."""
-        packs, length = batch["input_ids"].shape
-        return tf.reshape(head_scores(encoded.hidden_RH, encoded, _SCOPE, drops=False), [packs, length, self.width])
-
-    def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> LossSums:
-        """Half the sum of both negative log likelihoods; right where both are."""
-        packs, length = batch["input_ids"].shape
-        depth = batch["target_weights"].shape[1]
-        numbers_S = tf.range(1, depth + 1, dtype=tf.int32)
-        own_BSL = tf.equal(batch["input_mask"][:, tf.newaxis, :], numbers_S[tf.newaxis, :, tf.newaxis])
-        forbidden_BS1L = ((1.0 - tf.cast(own_BSL, logits.dtype)) * _FORBIDDEN)[:, :, tf.newaxis, :]
-        own_BS2L = tf.transpose(logits, [0, 2, 1])[:, tf.newaxis] + forbidden_BS1L
-        targets_R = tf.reshape(batch["targets"], [-1])
-        losses_R, guesses_R = cross_entropy(tf.reshape(own_BS2L, [packs * depth * 2, length]), targets_R)
-        weights_P = tf.cast(tf.reshape(batch["target_weights"], [-1]), logits.dtype)
-        losses_P = tf.reduce_mean(tf.reshape(losses_R, [-1, 2]), axis=-1)
-        right_P = tf.reduce_min(tf.reshape(tf.cast(tf.equal(guesses_R, targets_R), logits.dtype), [-1, 2]), axis=-1)
-        return LossSums(tf.reduce_sum(losses_P * weights_P), tf.reduce_sum(weights_P), tf.reduce_sum(right_P * weights_P))
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """exact_match and f1, from 0 to 100."""

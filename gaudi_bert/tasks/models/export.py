@@ -2,13 +2,14 @@
 
 - `huggingface`: `config.json` and `model.safetensors` in the layout of `BertForPreTraining`.
 - `google`: a TF1 checkpoint `bert_model.ckpt` and `bert_config.json`, with the names of google-research/bert.
-- `savedmodel`: a TensorFlow SavedModel for serving (see `tasks/models/saved_model.py`).
+- `savedmodel`: a TensorFlow SavedModel for serving (see `engines/tensorflow/saved_model.py`).
 
 With the vocabulary, where it is known, as `vocab.txt`. The folder has a hidden name until it is complete.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,17 +29,16 @@ from gaudi_bert.common.files import (
 )
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.engines.choose import choose_engine, load_engine
 from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.rows.packs import BatchShape
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.window_plan import deepest
-from gaudi_bert.tasks.models.saved_model import write_saved_model, write_task_saved_model
-from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder
+from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder, start_weights
 from gaudi_bert.training.results import ExportResult
 from gaudi_bert.training.stored_inputs import local_weights
 from gaudi_bert.training.weights.model_files import TaskConfig
-from gaudi_bert.training.weights.sources import Weights, read_weights, write_google_checkpoint
+from gaudi_bert.training.weights.sources import Weights, read_weights
 
 Format = Literal["huggingface", "google", "savedmodel"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -72,6 +72,8 @@ def export(
     """
     if kind not in FORMATS:
         raise InputError(f"--format {kind}: choose one of {', '.join(FORMATS)}")
+    if kind != "huggingface":
+        choose_engine("tensorflow", key=f"--format {kind}")  # which writes it; refused where it is not installed
     with local_weights(checkpoint) as weights, local_copies((vocabulary,)) as (words,), mirrored(out) as folder:
         if _holds_something(folder) and not overwrite:
             raise InputError(f"{folder}: exists already; choose another folder, or pass --overwrite")
@@ -91,6 +93,8 @@ def _export(weights: Weights, out: Path, kind: str, vocabulary: Path | None, row
         elif kind == "google":
             _write_google(folder, weights, config)
         else:
+            from gaudi_bert.engines.tensorflow.saved_model import write_saved_model  # loads TensorFlow
+
             write_saved_model(folder, config, weights.variables, sizes)
         if words is not None:
             shutil.copyfile(words, (folder / "assets" if kind == "savedmodel" else folder) / "vocab.txt")
@@ -117,17 +121,23 @@ def _has_task_head(checkpoint: Path) -> bool:
 
 def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> ExportResult:
     """A fine-tuned model with its head, and its tokenizer among the assets."""
+    from gaudi_bert.engines.tensorflow.saved_model import write_task_saved_model  # loads TensorFlow
+
     task_folder = read_task_folder(checkpoint)
     tokenizer = open_tokenizer(checkpoint)
-    model = open_task_model(task_folder, task_folder.make_task())
-    shape = BatchShape(rows, task_folder.max_sequence_length, deepest(task_folder.max_sequence_length))
+    task = task_folder.make_task()
+    start = start_weights(checkpoint, task, lacks_head=False)
+    if not isinstance(start.config, BertConfig):
+        raise InputError(f"{checkpoint}: TensorFlow serves BERT only here, this is a {start.kind}; transformers opens it")
+    model = open_task_model(start, task, load_engine("tensorflow"))
+    length = min(task_folder.max_sequence_length or start.sizes.positions, start.sizes.positions)
+    sizes = {"B": rows, "L": length, "S": deepest(length)}
     with _complete_folder(out.resolve()) as folder:
-        write_task_saved_model(folder, model, shape)
+        write_task_saved_model(folder, start.config, task.head, model.values(), sizes)
         shutil.copyfile(tokenizer.file, folder / "assets" / tokenizer.file.name)
     files = _files_in(out)
     reporter.say(f"export: {checkpoint} ({task_folder.task}) as savedmodel: {', '.join(files)}")
-    parameters = sum(int(variable.shape.num_elements()) for variable in model.variables_by_name.values())
-    sizes = {"B": shape.packs, "L": shape.length, "S": shape.depth}
+    parameters = sum(map(math.prod, model.shapes().values()))
     return ExportResult("savedmodel", files, parameters, str(tokenizer.file), sizes)
 
 
@@ -161,6 +171,8 @@ def _write_hugging_face(folder: Path, weights: Weights, config: BertConfig, voca
 
 
 def _write_google(folder: Path, weights: Weights, config: BertConfig) -> None:
+    from gaudi_bert.engines.tensorflow.google_checkpoint import write_google_checkpoint  # loads TensorFlow
+
     write_google_checkpoint(folder / "bert_model.ckpt", weights.variables)
     values = {name: value for name, value in config.to_json().items() if name != "attention"}
     write_json(folder / "bert_config.json", values)

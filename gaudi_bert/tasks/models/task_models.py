@@ -1,79 +1,124 @@
 """Models of tasks as folders that `transformers` opens: read, and written.
 
 A folder holds `config.json` (with the names of the labels, and under `gaudi_bert` what our own commands need besides),
-`model.safetensors` with the tensors of `BertFor...`, no more and no less, and the tokenizer's files, which are copied
+`model.safetensors` with the tensors of `...For<Task>`, no more and no less, and the tokenizer's files, which are copied
 as they are; a bare `vocab.txt` becomes a `tokenizer.json`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import importlib.util
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from safetensors.numpy import save
 
 from gaudi_bert.common.arrays import WeightArrays
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, explained_os_errors, write_json, write_text
+from gaudi_bert.common.errors import InputError, install_command
+from gaudi_bert.common.files import atomic_file, check_model, read_json, write_json
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.model.config import BertConfig, misfit
+from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
+from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, misfit, shapes_of
+from gaudi_bert.model.heads import variables_of
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.rows.tokenizer import RowTokenizer
-from gaudi_bert.tasks.kinds.task import BertForTask, Task, task_named, task_specs
-from gaudi_bert.training.weights.model_files import TaskConfig, read_config, tokenizer_length
+from gaudi_bert.model.masking import Vocabulary
+from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
+from gaudi_bert.tasks.kinds.task import Task, task_named
+from gaudi_bert.tasks.task_rows import file_identity
+from gaudi_bert.training.weights.model_files import TaskConfig, tokenizer_length
 from gaudi_bert.training.weights.sources import Weights, read_weights
 
 KEY = "gaudi_bert"
 # What transformers means where config.json names no labels: it leaves out the names of two classes that were not named.
 _UNNAMED_LABELS = ("LABEL_0", "LABEL_1")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "added_tokens.json")
 PROBLEMS: dict[str, TaskName] = {
     "single_label_classification": "classification",
     "multi_label_classification": "multi-label",
     "regression": "regression",
 }
 _ARCHITECTURES: dict[str, TaskName] = {
-    "BertForTokenClassification": "token-classification",
-    "BertForQuestionAnswering": "question-answering",
-    "BertForMaskedLM": "masked-language-modelling",
-    "BertLMHeadModel": "causal-language-modelling",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMaskedLM": "masked-language-modelling",
+    "ForCausalLM": "causal-language-modelling",
+    "LMHeadModel": "causal-language-modelling",
 }
+
+
+def is_bert(path: Path) -> bool:
+    """Whether weights are of a BERT; another model is refused where there is no `transformers` to run it."""
+    check_model(path)
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    content = read_json(config) if config.is_file() else {}
+    kind = content.get("model_type", "bert") if isinstance(content, dict) else "bert"
+    if kind != "bert" and importlib.util.find_spec("transformers") is None:
+        raise InputError(f"{path}: is a model of type {kind}, which needs transformers; run: {install_command('pytorch')}")
+    return bool(kind == "bert")
 
 
 @dataclass(frozen=True)
 class StartWeights:
     """What of stored weights a model of a task begins with.
 
-    `variables` are those that the model has, `fresh` the ones that start from random numbers.
+    Attributes:
+        kind: what they are, for people.
+        architecture: the class of `transformers` for the task.
+        variables: those that the model has; `fresh` are the ones that keep their initial values.
+        identity: distinguishes them from others.
     """
 
-    weights: Weights
-    config: BertConfig
+    path: Path
+    kind: str
+    config: BertConfig | EncoderConfig
+    sizes: ModelSizes
+    architecture: str
     variables: WeightArrays
     fresh: tuple[str, ...]
+    identity: str
 
 
-def start_weights(path: Path, task: Task) -> StartWeights:
-    """The encoder (and the head, where it fits) of weights of any kind, for a task."""
+def start_weights(path: Path, task: Task, *, lacks_head: bool = True) -> StartWeights:
+    """The encoder of weights of any kind for a task, and the head where it fits; without `lacks_head` it has to."""
+    if not is_bert(path):
+        return _encoder_weights(path, task, lacks_head)
     weights = read_weights(path)
     if weights.config is None:
         raise InputError(f"{weights.path}: its config is not known; put config.json or bert_config.json next to it")
-    config = dataclasses.replace(weights.config, attention="causal") if task.is_causal else weights.config
-    specs = task_specs(config, task)
-    variables = {
-        name: value for name, value in weights.variables.items() if name in specs and value.shape == specs[name].shape
-    }
+    config = dataclasses.replace(weights.config, attention="causal") if task.head.is_causal else weights.config
+    specs = variables_of(config, task.head)
+    known = {name: weights.variables[name] for name in specs if name in weights.variables}
+    problem = None if lacks_head else misfit(shapes_of(specs), known)
+    if problem is not None:
+        raise InputError(f"{path}: {problem}; fine-tune the model again")
+    variables = {name: value for name, value in known.items() if value.shape == specs[name].shape}
     fresh = tuple(name for name in specs if name not in variables)
     for name in fresh:
         if name.startswith("bert/") and not name.startswith("bert/pooler/"):
             raise InputError(f"{weights.path}: {name} is missing; give the weights of a complete encoder")
-    return StartWeights(weights, config, variables, fresh)
+    identity = weights_checksum(weights)
+    return StartWeights(weights.path, weights.kind, config, config.sizes, task.architecture, variables, fresh, identity)
+
+
+def _encoder_weights(path: Path, task: Task, lacks_head: bool) -> StartWeights:
+    """Those of any other encoder, as `transformers` reads and names them."""
+    from gaudi_bert.pytorch.encoder_weights import read_encoder_weights, sizes_of
+
+    folder = path if path.is_dir() else path.parent
+    found = read_encoder_weights(folder, task.head, lacks_head=lacks_head)
+    sizes = sizes_of(found.config, task.head)
+    kind = f"{found.config.model_type} of transformers"
+    identity = folder_identity(folder)
+    return StartWeights(folder, kind, found.config, sizes, found.architecture, found.variables, found.fresh, identity)
+
+
+def folder_identity(folder: Path) -> str:
+    """What distinguishes the weights of a folder of `transformers` from others: their files, and its config."""
+    files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
+    return " ".join(map(file_identity, sorted(files)))
 
 
 def weights_checksum(weights: Weights) -> str:
@@ -87,17 +132,17 @@ def weights_checksum(weights: Weights) -> str:
 
 
 @dataclass(frozen=True)
-class _TaskFolder:
-    """A model of a task, but for its weights.
+class TaskDescription:
+    """What a folder says of the model of a task.
 
-    `max_sequence_length` is the most tokens of a sequence as it was trained; else the tokenizer's, or the model's positions.
+    `max_sequence_length` is the most tokens of a sequence as it was trained, or the tokenizer's; None where neither is
+    known.
     """
 
     path: Path
     task: TaskName
     labels: tuple[str, ...]
-    config: BertConfig
-    max_sequence_length: int
+    max_sequence_length: int | None
     settings: TaskSettings
 
     def make_task(self, settings: TaskSettings | None = None) -> Task:
@@ -105,80 +150,68 @@ class _TaskFolder:
         return task_named(self.task)(settings or self.settings, self.labels)
 
 
-def read_task_folder(path: Path) -> _TaskFolder:
-    """The description of a model in a folder of `finetune`, or of transformers' `BertFor...`."""
+def read_task_folder(path: Path) -> TaskDescription:
+    """The description of a model in a folder of `finetune`, or of transformers' `...For<Task>`."""
     file = path / "config.json"
     if not file.is_file():
         raise InputError(
             f"{path}: holds no config.json; give a folder that `gaudi-bert finetune` or transformers has written"
         )
-    config, values = read_config(file), TaskConfig.read(file)
+    values = TaskConfig.read(file)
     own, labels = values.gaudi_bert, values.labels or _UNNAMED_LABELS
     task = own.task or _task_of(values.architectures, values.problem_type, labels, path)
-    length = own.max_sequence_length or tokenizer_length(path) or config.max_position_embeddings
+    length = own.max_sequence_length or tokenizer_length(path)
     labelled = task in ("classification", "multi-label", "token-classification")
     settings = own.settings or TaskSettings(name=task)
-    length = min(length, config.max_position_embeddings)
-    return _TaskFolder(path, task, labels if labelled else (), config, length, settings)
+    return TaskDescription(path, task, labels if labelled else (), length, settings)
 
 
 def _task_of(architectures: Sequence[str] | None, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
     name = architectures[0] if architectures else "nothing"
-    if name == "BertForSequenceClassification":
+    if name.endswith("ForSequenceClassification"):
         return PROBLEMS[problem or ("regression" if len(labels) == 1 else "single_label_classification")]
-    if name not in _ARCHITECTURES:
+    task = next((task for ending, task in _ARCHITECTURES.items() if name.endswith(ending)), None)
+    if task is None:
         raise InputError(f"{path}: its architecture is {name}, which has no head for a task; fine-tune it first")
-    return _ARCHITECTURES[name]
+    return task
 
 
-def open_task_model(
-    folder: _TaskFolder,
-    task: Task,
-    *,
-    compute_dtype: Literal["float32", "bfloat16"] = "float32",
-    weights: Weights | None = None,
-) -> BertForTask:
-    """The model of a folder, with its weights."""
-    weights = weights or read_weights(folder.path)
-    specs = task_specs(folder.config, task)
-    variables = {name: value for name, value in weights.variables.items() if name in specs}
-    problem = misfit(specs, variables)
-    if problem is not None:
-        raise InputError(f"{folder.path}: {problem}; fine-tune the model again")
-    model = BertForTask(folder.config, task, seed=None, compute_dtype=compute_dtype)
-    model.load_values(variables)
+def open_task_model(start: StartWeights, task: Task, engine: Engine, device: Device | None = None) -> Model:
+    """The model of a task with its weights."""
+    model = engine.build(ModelSpec(start.config, task.head), device, seed=None)
+    model.load_values(start.variables)
     return model
 
 
 def write_task_folder(
     folder: Path,
-    config: BertConfig,
+    start: StartWeights,
     task: Task,
     variables: WeightArrays,
     tokenizer: RowTokenizer,
     max_sequence_length: int,
 ) -> None:
     """Write `config.json`, `model.safetensors` and the tokenizer's files into a folder that is there."""
-    with atomic_file(folder / "model.safetensors") as handle:
-        handle.write(save(to_hugging_face(variables), metadata={"format": "pt"}))
+    config = start.config
     own = {
         "task": task.name,
         "max_sequence_length": max_sequence_length,
         "settings": task.settings.model_dump(mode="json", exclude_defaults=True, exclude={"labels"}),
     }
-    values = {**config.to_json(), "model_type": "bert", "pad_token_id": tokenizer.pad_id, **task.config_json()}
+    if isinstance(config, BertConfig):
+        tensors = to_hugging_face(variables)
+        values = {**config.to_json(), "model_type": "bert", "pad_token_id": tokenizer.pad_id or 0}
+    else:
+        tensors = {name: np.asarray(value, np.float32, order="C") for name, value in variables.items()}
+        values = {**config.to_json(), "dtype": "float32"}
+    with atomic_file(folder / "model.safetensors") as handle:
+        handle.write(save(tensors, metadata={"format": "pt"}))
+    values |= {**task.config_json(), "architectures": [start.architecture]}
     write_json(folder / "config.json", {**values, KEY: own})
-    _copy_tokenizer(folder, tokenizer, config)
+    library_class = "BertTokenizer" if isinstance(config, BertConfig) else "PreTrainedTokenizerFast"
+    copy_tokenizer(tokenizer, folder, {"tokenizer_class": library_class, "model_max_length": start.sizes.positions})
 
 
-def _copy_tokenizer(folder: Path, tokenizer: RowTokenizer, config: BertConfig) -> None:
-    source = tokenizer.file.parent
-    for name in _TOKENIZER_FILES:
-        if (source / name).is_file():
-            with explained_os_errors(folder / name, "write"):
-                shutil.copyfile(source / name, folder / name)
-    if not (folder / "tokenizer.json").is_file():
-        write_text(folder / "tokenizer.json", tokenizer.tokenizer.to_str())
-    if not (folder / "tokenizer_config.json").is_file():
-        content = {"tokenizer_class": "BertTokenizer", "model_max_length": config.max_position_embeddings}
-        write_json(folder / "tokenizer_config.json", content)
+def vocabulary_of(tokenizer: RowTokenizer) -> Vocabulary:
+    """What masks are drawn from."""
+    return Vocabulary(tokenizer.vocabulary_size, tokenizer.special_ids, tokenizer.mask_id)

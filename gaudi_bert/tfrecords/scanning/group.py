@@ -54,10 +54,10 @@ def group_buffer(size: int) -> ByteArray:
 
 
 def uncompressed_bytes(path: Path) -> int:
-    """The size of a file without its compression; a compressed one is read to its end to know it."""
+    """A bound on the bytes of a file without its compression; a compressed one is read to its end to know them."""
     with RecordStream(path) as stream:
-        if not stream.compression:
-            return path.stat().st_size
+        if stream.most_bytes is not None:
+            return stream.most_bytes
         piece, total = memoryview(bytearray(1 << 20)), 0
         while count := stream.read_into(piece):
             total += count

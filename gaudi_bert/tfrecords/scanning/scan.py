@@ -27,7 +27,6 @@ from gaudi_bert.tfrecords.scanning.unpacked_index import IndexedSequences, compa
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.features import feature_table
 from gaudi_bert.tfrecords.wire.framing import (
-    FRAME_BYTES,
     NO_RECORD,
     PROBLEMS,
     RecordStream,
@@ -38,6 +37,7 @@ from gaudi_bert.tfrecords.wire.framing import (
     record_location,
 )
 from gaudi_bert.tfrecords.wire.schema import (
+    FRAME_BYTES,
     MAX_RECORD_BYTES,
     PackedSchema,
     RecordError,

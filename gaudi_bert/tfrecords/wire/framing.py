@@ -1,5 +1,5 @@
 """TFRecord framing: length (8 bytes), its masked CRC-32C (4), payload, its masked CRC-32C (4); plain, or
-compressed with GZIP or ZLIB.
+compressed with GZIP or ZLIB; or the rows of an HDF5 file as such records.
 
 `RecordStream` gives the uncompressed bytes of a file in pieces, and the CRC-32C of the file as it
 is on disk; `read_records` is the simple reader on top of it, for few records or where speed does not
@@ -27,9 +27,9 @@ from gaudi_bert.common.crc32c import append_crc, crc32c, crc32c_at, crc_of_word,
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, open_file, regular
 from gaudi_bert.common.memory import address_of, load_u32, load_word, prefetch
-from gaudi_bert.tfrecords.wire.schema import MAX_RECORD_BYTES
+from gaudi_bert.tfrecords.wire.hdf5 import HDF5, HDF5_ENDINGS, HDF5_SIGNATURE, Hdf5Rows
+from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, MAX_RECORD_BYTES
 
-FRAME_BYTES = 16
 NO_RECORD = "holds no record; remove it, or make it again"
 _REMEDY = "copy or make the file again"
 _PIECE_BYTES = 1 << 20
@@ -73,14 +73,14 @@ def write_record(handle: BinaryIO, payload: bytes) -> None:
 
 def record_location(path: Path, record: int, offset: int) -> str:
     """How errors name a position: the record's number counts from 0, the offset is of its first uncompressed byte."""
-    return f"{path}: record {record} at byte {offset}"
+    return f"{path}: row {record}" if path.suffix in HDF5_ENDINGS else f"{path}: record {record} at byte {offset}"
 
 
 class RecordStream:
     """The uncompressed bytes of one file, read once from the front.
 
     Attributes:
-        compression: "", "GZIP" or "ZLIB", seen from the first bytes.
+        compression: "", "GZIP", "ZLIB" or "HDF5", seen from the first bytes.
         file_bytes, file_crc32c: of what has been read from the disk so far; the CRC only with `checksum`, or if compressed.
     """
 
@@ -96,7 +96,9 @@ class RecordStream:
         window = {"GZIP": zlib.MAX_WBITS + 16, "ZLIB": zlib.MAX_WBITS}
         self._window = window.get(self.compression, 0)
         self._inflater = zlib.decompressobj(self._window) if self._window else None
-        self._input = b""
+        self._input: memoryview | bytes = b""
+        self._payload = b""
+        self._rows = Hdf5Rows(path) if self.compression == HDF5 else None
 
     def __enter__(self) -> RecordStream:
         return self
@@ -105,15 +107,24 @@ class RecordStream:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._handle.close()
+        if self._rows is not None:
+            self._rows.close()
+
+    @property
+    def most_bytes(self) -> int | None:
+        """A bound on the uncompressed bytes; None where only reading gives one."""
+        if self._rows is not None:
+            return self._rows.most_bytes
+        return None if self.compression else os.fstat(self._handle.fileno()).st_size
 
     def read_into(self, view: memoryview) -> int:
         """Fill `view` from its front; the number of bytes, 0 at the end of the file."""
         with explained_os_errors(self.path, "read"):
-            if self._inflater is None:
+            if not self.compression:
                 count = self._handle.readinto(view)
                 self._account(view[:count])
                 return count
-            data = self._inflate(len(view))
+            data = self._inflate(len(view)) if self._rows is None else self._encode_rows(self._rows, len(view))
         view[: len(data)] = data
         return len(data)
 
@@ -121,6 +132,19 @@ class RecordStream:
         self.file_bytes += len(data)
         if self._checksum:
             self.file_crc32c = crc32c(data, self.file_crc32c)
+
+    def _encode_rows(self, rows: Hdf5Rows, most: int) -> memoryview | bytes:
+        """At most `most` bytes of the records of rows; the file's own bytes are counted as far as its rows are read."""
+        while not self._input and (self._payload or rows.done < rows.count):
+            if self._payload:
+                self._input, self._payload = frame(self._payload), b""
+                continue
+            self._input, self._payload = rows.next_records()
+            end = os.fstat(self._handle.fileno()).st_size * rows.done // rows.count
+            while self.file_bytes < end and (data := self._handle.read(min(_PIECE_BYTES, end - self.file_bytes))):
+                self._account(data)
+        data, self._input = self._input[:most], self._input[most:]
+        return data
 
     def _inflate(self, most: int) -> bytes:
         """At most `most` uncompressed bytes; several GZIP members in one file follow each other."""
@@ -181,6 +205,12 @@ def _read_exactly(stream: RecordStream, count: int, record: int, offset: int) ->
 def _compression_of(path: Path, head: bytes) -> str:
     if not head:
         raise InputError(f"{path}: the file is empty; remove it, or make it again")
+    if head.startswith(HDF5_SIGNATURE) != (path.suffix in HDF5_ENDINGS):
+        problem = "does not begin as HDF5 does" if path.suffix in HDF5_ENDINGS else "is an HDF5 file"
+        rule = f"HDF5 files, and no others, end in {' or '.join(HDF5_ENDINGS)}"
+        raise InputError(f"{path}: {problem}; {rule}: make the file again, or rename it")
+    if head.startswith(HDF5_SIGNATURE):
+        return HDF5
     if len(head) == 12 and masked(crc32c(head[:8])) == struct.unpack("<I", head[8:])[0]:
         return ""
     foreign = _foreign_format(path)

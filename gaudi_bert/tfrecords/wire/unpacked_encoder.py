@@ -25,8 +25,7 @@ from gaudi_bert.tfrecords.wire.example import (
     store_varint,
     varint_size,
 )
-from gaudi_bert.tfrecords.wire.framing import FRAME_BYTES
-from gaudi_bert.tfrecords.wire.schema import MAX_TOKEN_ID, UnpackedSchema
+from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, MAX_TOKEN_ID, UnpackedSchema
 
 _BUFFER_BYTES = 1 << 20
 _ONE_FLOAT = as_word(0x3F800000)
@@ -64,7 +63,7 @@ class UnpackedEncoder:
 
     def __init__(self, schema: UnpackedSchema) -> None:
         self._schema = schema
-        self._out = np.zeros(max(_BUFFER_BYTES, 2 * _largest_record(schema)), np.uint8)
+        self._out = np.zeros(max(_BUFFER_BYTES, 2 * largest_record(schema)), np.uint8)
 
     def encode(self, sequences: SequenceArrays, first: int) -> tuple[memoryview, int]:
         """Sequences from `first` on as TFRecords, as many as the buffer holds; and the number of the next one.
@@ -108,12 +107,12 @@ def encode_rows(features: Mapping[str, AnyArray]) -> tuple[ByteArray, IntArray]:
         flat["next_sentence_labels"],
     )
     record_bytes = np.empty(count, np.int64)
-    out = np.empty(count * _largest_record(schema), np.uint8)
+    out = np.empty(count * largest_record(schema), np.uint8)
     _, size = _encode_into(sequences, 0, schema, record_bytes, out)
     return out[:size].copy(), record_bytes
 
 
-def _largest_record(schema: UnpackedSchema) -> int:
+def largest_record(schema: UnpackedSchema) -> int:
     """A bound on the bytes of a record, and of what is touched behind it."""
     heads = 64 * len(UnpackedFeature)
     return 5 * schema.max_sequence_length + 9 * schema.max_predictions + heads + FRAME_BYTES + SLACK_BYTES

@@ -15,15 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
-import tensorflow as tf
 
 from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.inputs import as_packed
+from gaudi_bert.model.features import as_packed
 from gaudi_bert.reading.global_order import GlobalOrder, check_rank, numbers_of_rank
 from gaudi_bert.reading.streams import StreamReader
 from gaudi_bert.tfrecords.random_access import RecordFiles
@@ -51,26 +50,47 @@ class TrainingOrder:
     packs_done: int = 0
 
 
+class PackReader(Protocol):
+    """Packs in the one global order.
+
+    Attributes:
+        packs: of an epoch.
+    """
+
+    packs: int
+
+    def read(self, epoch: int, numbers: IntArray) -> Batch:
+        """Packs of an epoch by their numbers."""
+
+    def close(self) -> None:
+        """Close all files."""
+
+
 def training_batches(source: DataSource, limits: ValueLimits, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
     """Batches of packed features without end, each int32 or float32 [batch_packs, ...]."""
     check_rank(order.rank, order.size)
-    reader = _StreamedReader(source, order)
+    reader = _StreamedReader(source, limits, order)
     if reader.packs == 0:
         raise InputError(f"{source.path}: no records in it; give data that has some")
+    return batches_in_order(reader, batch_packs, order)
+
+
+def batches_in_order(reader: PackReader, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
+    """The batches of one process, without end."""
 
     def batches() -> Iterator[Batch]:
         done = order.packs_done
         while True:
             end = done + batch_packs * order.size
             epochs, numbers = np.divmod(numbers_of_rank(done, end, order.rank, order.size), reader.packs)
-            parts = [reader.read(int(epoch), numbers[epochs == epoch], limits) for epoch in np.unique(epochs)]
+            parts = [reader.read(int(epoch), numbers[epochs == epoch]) for epoch in np.unique(epochs)]
             yield (
                 parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             )
             done = end
 
     try:
-        yield from _ahead(batches())
+        yield from ahead(batches())
     finally:
         reader.close()
 
@@ -97,7 +117,7 @@ def evaluation_batches(
             yield cast(Batch, {name: np.pad(values, [(0, missing), (0, 0)]) for name, values in batch.items()})
 
     try:
-        yield from _ahead(batches())
+        yield from ahead(batches())
     finally:
         files.close_except(())
 
@@ -105,15 +125,15 @@ def evaluation_batches(
 class _StreamedReader:
     """Records in the one global order."""
 
-    def __init__(self, source: DataSource, order: TrainingOrder) -> None:
-        self._source, self._files = source, source.open_files()
+    def __init__(self, source: DataSource, limits: ValueLimits, order: TrainingOrder) -> None:
+        self._source, self._limits, self._files = source, limits, source.open_files()
         of_epochs = GlobalOrder(self._files.sizes, order.seed, order.shuffle_packs, source.streams)
         self._reader = StreamReader(self._files, of_epochs, order.rank, order.size)
         self.packs = of_epochs.packs
 
-    def read(self, epoch: int, numbers: IntArray, limits: ValueLimits) -> Batch:
+    def read(self, epoch: int, numbers: IntArray) -> Batch:
         """Packs of an epoch by their numbers."""
-        return _checked(self._source, self._files, *self._reader.locate(epoch, numbers), limits)
+        return _checked(self._source, self._files, *self._reader.locate(epoch, numbers), self._limits)
 
     def close(self) -> None:
         """Close all files."""
@@ -124,14 +144,12 @@ def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: 
     """Records as packs, their values checked."""
     batch: dict[str, AnyArray] = files.read(shards, records)
     if not source.is_packed:
-        with tf.device("/CPU:0"):
-            tensors = {name: tf.constant(value) for name, value in batch.items()}
-            batch = {name: value.numpy() for name, value in as_packed(tensors).items()}
+        batch = as_packed(batch)
     check_values(batch, limits, lambda row: files.location(int(shards[row]), int(records[row])))
     return batch
 
 
-def _ahead(items: Iterator[Item]) -> Iterator[Item]:
+def ahead(items: Iterator[Item]) -> Iterator[Item]:
     """The same items, computed a few ahead of their use by a thread."""
     with ThreadPoolExecutor(1) as pool:
         end = object()

@@ -18,6 +18,7 @@ from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.model.config import LARGEST_SIZES, BertConfig
+from gaudi_bert.model.heads import Pooling
 
 _COPY = "copy the folder again, or save it again with save_pretrained"
 _Positions = Annotated[int, Field(ge=3, le=LARGEST_SIZES["max_position_embeddings"])]
@@ -92,7 +93,6 @@ def tokenizer_length(folder: Path) -> int | None:
 # states how they are pooled, `sentence_bert_config.json` the most tokens of a text (else the tokenizer does, since version
 # 6), and `config_sentence_transformers.json` the prompts.
 
-Pooling = Literal["cls", "mean", "max"]
 _MODES: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import tensorflow as tf
 
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
-from gaudi_bert.common.errors import FailedError, InputError, shortened
+from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import check_model, regular
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.choose import is_installed
+from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.config import BertConfig, misfit, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face
 from gaudi_bert.training.checkpoint import find_checkpoint, is_checkpoint, read_checkpoint
@@ -93,15 +93,15 @@ def _read_weights(path: Path) -> Weights:
     return Weights(file, "gaudi-bert", config, stored.variables, stored.settings)
 
 
-def load_weights(path: Path | str, model: BertForPretraining) -> Weights:
+def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
     """Set the model's variables, and nothing else, from weights of any kind.
 
     The result is what was read; variables that are `missing` in it keep what they hold.
     """
     weights = read_weights(path)
     if weights.config is not None:
-        _check_same_model(weights.config, model.config, weights.path)
-    problem = misfit(model.variables_by_name, weights.variables, () if weights.kind == "gaudi-bert" else _OPTIONAL_SCOPES)
+        _check_same_model(weights.config, config, weights.path)
+    problem = misfit(model.shapes(), weights.variables, () if weights.kind == "gaudi-bert" else _OPTIONAL_SCOPES)
     if problem is not None:
         raise InputError(
             f"{weights.path}: the weights are of another model: {problem}; "
@@ -161,13 +161,7 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
     return Weights(path, "huggingface", config, from_hugging_face(tensors, config))
 
 
-# --- Google's TF1 checkpoints: `bert_model.ckpt.index` and `.data-00000-of-00001`, with `bert_config.json` next to them
-#
-# Our variables carry the names and the layout of `google-research/bert`, so a checkpoint is a table of them. A checkpoint
-# written while training holds more (Adam's moments as `<variable>/adam_m`, counters), which is ignored.
-
 _INDEX = ".index"
-_SCOPES = ("bert/", "cls/")
 
 
 def _find_google_checkpoint(path: Path) -> Path | None:
@@ -183,37 +177,12 @@ def _find_google_checkpoint(path: Path) -> Path | None:
 
 
 def _read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
-    """The variables of BERT in a TF1 checkpoint, by name."""
-    try:
-        reader = tf.train.load_checkpoint(str(prefix))
-        names = reader.get_variable_to_shape_map()
-        values = {name: reader.get_tensor(name) for name in names if _is_weight(name, names)}
-    except (tf.errors.OpError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+    """TensorFlow reads it, whichever engine runs the model."""
+    if not is_installed("tensorflow"):
         raise InputError(
-            f"{prefix}: not a complete TF1 checkpoint ({reason}); copy its .index and .data files again"
-        ) from error
-    if not values:
-        raise InputError(f"{prefix}: holds no variable below bert/; give a checkpoint of google-research/bert")
-    return values
+            f"{prefix}: a TF1 checkpoint, which TensorFlow reads, and it is not installed; convert the checkpoint with "
+            "`gaudi-bert export --format huggingface` on Python 3.10 or 3.11, where TensorFlow is"
+        )
+    from gaudi_bert.engines.tensorflow.google_checkpoint import read_google_checkpoint
 
-
-def _is_weight(name: str, names: Mapping[str, object]) -> bool:
-    """Whether `name` is the model's, and not what an optimizer keeps of another variable."""
-    return name.startswith(_SCOPES) and name.rpartition("/")[0] not in names
-
-
-def write_google_checkpoint(prefix: Path, variables: WeightArrays) -> None:
-    """Write `variables` as a TF1 checkpoint, which `tf.compat.v1.train.Saver` and `tf.train.load_checkpoint` read."""
-    names = sorted(variables)
-    try:
-        with tf.device("/CPU:0"):
-            tf.raw_ops.SaveV2(
-                prefix=str(prefix),
-                tensor_names=names,
-                shape_and_slices=[""] * len(names),
-                tensors=[tf.constant(np.ascontiguousarray(variables[name])) for name in names],
-            )
-    except tf.errors.OpError as error:
-        reason = " ".join(str(error).split())
-        raise FailedError(f"{prefix}: cannot write ({reason}); free some space, or choose another folder") from error
+    return read_google_checkpoint(prefix)

@@ -32,9 +32,7 @@ def test_places_in_a_store_are_paths_too() -> None:
     assert path_below(Path("/pipelines"), "s3://bucket/text") == Path("s3://bucket/text")
     assert path_below(Path("/pipelines"), "text") == Path("/pipelines/text")
     assert not any(in_store(place) for place in ("work", "/work", "./s3:/x", "c:", "s3:", "s3://"))
-
-
-def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    # Credentials in a URL are refused, and not repeated.
     with pytest.raises(InputError, match="credentials") as caught:
         url_of("s3://key:secret@bucket/x")
     assert "secret" not in str(caught.value)
@@ -101,32 +99,24 @@ def test_what_came_before_a_loss_is_not_fetched_again(s3: S3Server, tmp_path: Pa
     assert (tmp_path / "file").read_bytes() == content
 
 
-def test_an_empty_object(s3: S3Server, tmp_path: Path) -> None:
-    objects = Objects(quick(s3.endpoint))
-    objects.write("s3://bucket/empty", b"")
-    objects.fetch("s3://bucket/empty", tmp_path / "copy")
-    assert (tmp_path / "copy").read_bytes() == b""
-
-
-def test_what_is_not_there_is_told(s3: S3Server, tmp_path: Path) -> None:
+def test_what_is_empty_or_not_there(s3: S3Server, tmp_path: Path) -> None:
     objects = Objects(quick(s3.endpoint))
     assert objects.info("s3://bucket/none") is None
     assert objects.list("s3://bucket/none") == {}
     assert objects.list("s3://no-such-bucket/none") == {}
     with pytest.raises(InputError, match="s3://no-such-bucket/x: no such object, or no such bucket"):
         objects.fetch("s3://no-such-bucket/x", tmp_path / "copy")
-
-
-def test_a_put_into_no_bucket_fails(s3: S3Server) -> None:
     with pytest.raises(InputError, match="s3://no-such-bucket/x: cannot put: no such bucket"):
-        Objects(quick(s3.endpoint)).write("s3://no-such-bucket/x", b"x")
+        objects.write("s3://no-such-bucket/x", b"x")
+    objects.write("s3://bucket/empty", b"")
+    objects.fetch("s3://bucket/empty", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b""
 
 
 def test_a_server_that_is_away_is_asked_again_with_growing_pauses() -> None:
     pauses: list[float] = []
-    settings = StoreSettings(
-        endpoint_url="http://127.0.0.1:9", attempts=5, first_pause_seconds=0.5, longest_pause_seconds=3, timeout_seconds=1
-    )
+    pausing = {"attempts": 5, "first_pause_seconds": 0.5, "longest_pause_seconds": 3, "timeout_seconds": 1}
+    settings = StoreSettings(endpoint_url="http://127.0.0.1:9", **pausing)
     with pytest.raises(FailedError, match=r"s3://bucket/x: cannot look at: .*127.0.0.1:9.* \(5 attempts\); .*endpoint_url"):
         Objects(settings, sleep=pauses.append).info("s3://bucket/x")
     assert pauses == [0.5, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Makes wheels of packages that only have a name, a version and one module. Usage: make_wheels.py FOLDER."""
+"""Makes wheels of packages that only have a name, a version and a few files. Usage: make_wheels.py FOLDER ENGINE."""
 
 from __future__ import annotations
 
@@ -6,20 +6,35 @@ import sys
 import zipfile
 from pathlib import Path
 
-# Distribution, version, module, text of the module. The last is what must never be installed over the vendor's.
-PACKAGES = (
-    ("tensorflow_cpu", "2.15.0", "tensorflow", "__version__ = '2.15.0'"),
-    ("habana_tensorflow", "1.14.0.493", "habana_frameworks", ""),
-    ("habana_horovod", "1.14.0.493", "horovod", "made_by = 'vendor'"),
-    ("horovod", "0.28.1", "horovod", "made_by = 'others'"),
-)
+# The vendor's bridge between PyTorch and cards, on a machine without any: what may be imported of it, and no device.
+BRIDGE = {
+    "habana_frameworks/__init__.py": "",
+    "habana_frameworks/torch/__init__.py": "import torch\n\nfrom . import hpu\n\ntorch.hpu = hpu\n",
+    "habana_frameworks/torch/hpu.py": "def is_available():\n    return False\n\n\ndef device_count():\n    return 0\n",
+    "habana_frameworks/torch/core.py": "",
+    "habana_frameworks/torch/distributed/__init__.py": "",
+    "habana_frameworks/torch/distributed/hccl.py": "",
+}
+# Distribution, version, files. The last of each is what must never be installed over the vendor's.
+PACKAGES: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
+    "tensorflow": (
+        ("tensorflow_cpu", "2.15.0", {"tensorflow/__init__.py": "__version__ = '2.15.0'\n"}),
+        ("habana_tensorflow", "1.14.0.493", {"habana_frameworks/__init__.py": ""}),
+        ("habana_horovod", "1.14.0.493", {"horovod/__init__.py": "made_by = 'vendor'\n"}),
+        ("horovod", "0.28.1", {"horovod/__init__.py": "made_by = 'others'\n"}),
+    ),
+    "pytorch": (
+        ("habana_torch_plugin", "1.24.0.1", BRIDGE),
+        ("torch_of_others", "1.0.0", {"torch/__init__.py": "made_by = 'others'\n"}),
+    ),
+}
 
 
-def make_wheel(folder: Path, name: str, version: str, module: str, text: str) -> None:
+def make_wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> None:
     """Write one wheel."""
     information = f"{name}-{version}.dist-info"
     files = {
-        f"{module}/__init__.py": text + "\n",
+        **files,
         f"{information}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{information}/WHEEL": "Wheel-Version: 1.0\nGenerator: stand-in\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -30,10 +45,10 @@ def make_wheel(folder: Path, name: str, version: str, module: str, text: str) ->
 
 
 def main() -> None:
-    """Write them all."""
+    """Write those of one engine."""
     folder = Path(sys.argv[1])
-    folder.mkdir(parents=True)
-    for package in PACKAGES:
+    folder.mkdir(parents=True, exist_ok=True)
+    for package in PACKAGES[sys.argv[2]]:
         make_wheel(folder, *package)
 
 

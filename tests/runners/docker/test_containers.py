@@ -78,6 +78,8 @@ def test_cards_bring_the_runtime_the_hosts_ipc_and_mpirun_and_no_privilege(tmp_p
     assert {**as_the_vendor_asks, "nano_cpus": 95 * 10**9}.items() <= container.items()
     assert container["environment"]["HABANA_VISIBLE_DEVICES"] == "0,1"
     assert container["environment"]["OMPI_MCA_btl_vader_single_copy_mechanism"] == "none"
+    caches = [container["environment"][name] for name in ("TF_RECIPE_CACHE_PATH", "PT_HPU_RECIPE_CACHE_CONFIG")]
+    assert [cache.split(",")[0] for cache in caches] == ["/tmp/gaudi-bert-recipes"] * 2
     launcher = ["python3", "-m", "gaudi_bert.runners.stop_ranks", "/opt/amazon/openmpi/bin/mpirun"]
     assert container["entrypoint"][:4] == launcher
     assert container["entrypoint"][container["entrypoint"].index("-np") + 1] == "8"
@@ -103,6 +105,19 @@ def test_three_workers_are_three_containers_that_know_their_rank(tmp_path: Path)
     assert containers[0]["environment"]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == rendezvous_container(run)["name"]
     assert len(stage_containers(run, "evaluate")) == 1
     assert container_marks(containers) == ["[worker 0] ", "[worker 1] ", "[worker 2] "]
+
+
+@pytest.mark.parametrize(("engine", "horovod"), [("pytorch", False), ("auto", True)])
+def test_workers_of_pytorch_meet_at_the_first_of_them(engine: str, horovod: bool, tmp_path: Path) -> None:
+    run = docker_run(tmp_path, {"resources": {"workers": 2}, "training": {"engine": engine}})
+    containers = stage_containers(run, "train")
+    suffix = "-pytorch" if engine == "pytorch" else ""
+    assert {container["image"] for container in containers} == {f"gaudi-bert-train-cpu{suffix}:{__version__}"}
+    for rank, container in enumerate(containers):
+        torch = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500"}
+        assert {**torch, "MASTER_ADDR": containers[0]["name"]}.items() <= container["environment"].items()
+        assert ("HOROVOD_RANK" in container["environment"]) == horovod
+    assert run.needs_rendezvous("train") == horovod
 
 
 def test_several_workers_with_cards_are_for_a_cluster(tmp_path: Path) -> None:

@@ -33,6 +33,10 @@ def found(overrides: list[str], ranges: list[Json] | None = None, quotas: list[J
     return [(check.verdict, str(check)) for check in check_limits(answers, load_pipeline(None, overrides))]
 
 
+WIDE = "resources.data={cpu: 1, memory: 1Gi, memory_limit: 9Gi}"
+CLAIMS_OF_50 = limit_range("PersistentVolumeClaim", max={"storage": "50Gi"})
+
+
 @pytest.mark.parametrize(
     ("overrides", "limits", "said"),
     [
@@ -40,17 +44,9 @@ def found(overrides: list[str], ranges: list[Json] | None = None, quotas: list[J
         ([DATA], limit_range(max={"cpu": "1"}), "container prepare of prepare: 2 cpu, at most 1; change resources.data"),
         ([], limit_range(min={"memory": "1Gi"}), "at least 1Gi; change resources.data to at least that"),
         ([DATA], limit_range(default={"cpu": "500m"}), "it requests 2 cpu, and its limit would be 0.5 cpu"),
-        (
-            ["resources.data={cpu: 1, memory: 1Gi, memory_limit: 9Gi}"],
-            limit_range(maxLimitRequestRatio={"memory": "4"}),
-            "its limit of memory is more than 4 times its request",
-        ),
+        ([WIDE], limit_range(maxLimitRequestRatio={"memory": "4"}), "its limit of memory is more than 4 times its request"),
         ([DATA], limit_range("Pod", max={"cpu": "1"}), "refuses a pod of prepare: 2"),
-        (
-            ["kubernetes.storage=100Gi"],
-            limit_range("PersistentVolumeClaim", max={"storage": "50Gi"}),
-            "the volume claim: 100Gi storage, at most 50Gi; change kubernetes.storage",
-        ),
+        (["kubernetes.storage=100Gi"], CLAIMS_OF_50, "the volume claim: 100Gi storage, at most 50Gi; change kubernetes"),
     ],
     ids=["memory", "cpu", "least", "default", "ratio", "pod", "claim"],
 )
@@ -64,12 +60,7 @@ def test_a_limit_range_that_refuses_pods_or_the_claim_is_found(overrides: list[s
 @pytest.mark.parametrize(
     ("overrides", "limits", "verdict", "said"),
     [
-        (
-            [DATA],
-            quota(requests_cpu="1"),
-            "failed",
-            "quota compute allows 1 requests.cpu, and prepare needs 2; lower resources",
-        ),
+        ([DATA], quota(requests_cpu="1"), "failed", "quota compute allows 1 requests.cpu, and prepare needs 2; lower"),
         ([DATA], quota(requests_memory="2Gi"), "failed", "allows 2Gi requests.memory, and prepare needs"),
         ([DATA], quota(memory="2Gi"), "failed", "allows 2Gi memory, and prepare needs"),
         ([], quota(limits_cpu="100"), "failed", "has limits.cpu, which container prepare of prepare does not name"),
@@ -79,9 +70,7 @@ def test_a_limit_range_that_refuses_pods_or_the_claim_is_found(overrides: list[s
     ],
     ids=["cpu", "memory", "short name", "not named", "workers", "storage", "in use"],
 )
-def test_a_quota_that_refuses_pods_or_the_claim_is_found(
-    overrides: list[str], limits: Json, verdict: str, said: str
-) -> None:
+def test_a_quota_that_refuses_pods_or_claims_is_found(overrides: list[str], limits: Json, verdict: str, said: str) -> None:
     ((actual, text),) = found(overrides, quotas=[limits])
     assert actual == verdict
     assert said in text
@@ -105,10 +94,8 @@ def test_limits_that_admit_all_are_no_problem(ranges: list[Json], quotas: list[J
 
 
 def test_a_claim_that_exists_is_not_created_again() -> None:
-    limits = limit_range("PersistentVolumeClaim", max={"storage": "5Gi"})
-    answers = ClusterAnswers(
-        (1, 31), None, claims={"demo-work": {}}, limit_ranges=[limits], quotas=[quota(requests_storage="5Gi")]
-    )
+    limits, quotas = limit_range("PersistentVolumeClaim", max={"storage": "5Gi"}), [quota(requests_storage="5Gi")]
+    answers = ClusterAnswers((1, 31), None, claims={"demo-work": {}}, limit_ranges=[limits], quotas=quotas)
     assert [check.verdict for check in check_limits(answers, load_pipeline(None))] == ["ok"]
 
 

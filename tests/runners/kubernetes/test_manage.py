@@ -1,22 +1,25 @@
-"""`k8s status | logs | delete`, and the rights that all of it needs."""
+"""`k8s status | logs | delete`, the rights that all of it needs, and how far a step is by the logs of its pods."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.progress import Reporter, TaskProgress
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.kinds import needed_rights
+from gaudi_bert.runners.kubernetes.logs import StepProgress
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
-from tests.builders.fake_api_server import FakeApiServer, State
-from tests.builders.recorded_answers import ACTIVE, active, complete, failed, running, unschedulable
+from tests.builders.fake_api_server import FakeApiServer, Run, State
+from tests.builders.recorded_answers import ACTIVE, active, complete, failed, running, succeeded, unschedulable
 from tests.builders.s3_server import S3Server, contents, quick
 
 SETTINGS = load_pipeline(None)
@@ -64,9 +67,7 @@ def test_logs_of_nothing_are_refused(server: FakeApiServer, cluster: Cluster) ->
 
 
 @pytest.mark.parametrize("data", [False, True])
-def test_delete_removes_what_is_the_pipelines_and_keeps_the_work_folder(
-    data: bool, server: FakeApiServer, cluster: Cluster, reporter: Reporter
-) -> None:
+def test_delete_keeps_the_work_folder(data: bool, server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
     run_on_kubernetes(SETTINGS, ["plan", "verify"], reporter, cluster)
     server.put("Job", {"metadata": {"name": "other-plan", "labels": {"app.kubernetes.io/instance": "other"}}})
     server.put("ConfigMap", {"metadata": {"name": "demo-pipeline-1a2b", "labels": {"app.kubernetes.io/instance": "demo"}}})
@@ -77,7 +78,7 @@ def test_delete_removes_what_is_the_pipelines_and_keeps_the_work_folder(
     assert manage.delete(SETTINGS, cluster, data=data) == []
 
 
-def test_the_role_for_runs_inside_the_cluster_allows_all_that_is_asked_and_no_more(
+def test_the_role_allows_all_that_is_used_and_no_more(
     repository: Path, server: FakeApiServer, cluster: Cluster, reporter: Reporter
 ) -> None:
     server.logs["p"] = ["2026-01-01T00:00:00Z x"]
@@ -111,3 +112,146 @@ def test_a_bucket_is_touched_only_with_data(
     assert "Job demo-plan" in removed
     assert ("2 objects below s3://bucket/cluster/demo" in removed) is data
     assert contents("s3://bucket/cluster", objects) == ({"demo-2/plan.json": b"another's"} if data else before)
+
+
+# --- how far a step is, in one line a minute
+
+
+SHARED = {"metadata": {"name": "demo-write"}, "spec": {"completions": 8}}
+ALONE = {"metadata": {"name": "demo-train"}, "spec": {}}
+TRAINING = (
+    "train: update 50/800 (6%), masked-LM loss 6.021 accuracy 0.103, next-sentence loss 0.690 accuracy 0.520, "
+    "9,871 tokens/s, 250 sequences/s (2.01 per pack), 3 min 10 s left"
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+DASHES = "-" * 76
+ADVICE = [DASHES, "WARNING: Open MPI accepted a TCP connection from what appears to be a process of another job.", DASHES]
+FOOTER = [DASHES, "Primary job  terminated normally, but 1 process returned", "a non-zero exit code.", DASHES]
+CAUSE = [DASHES, "ORTE was unable to reliably start one or more daemons.", DASHES]
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        (["a", *ADVICE, "[1,0]<stderr>:b", *FOOTER], ["a", "[1,0]<stderr>:b"]),
+        (["a", *CAUSE], ["a", *CAUSE]),
+        (["[1,0]<stderr>:b", *CAUSE, *FOOTER], ["[1,0]<stderr>:b", *CAUSE]),
+    ],
+    ids=["advice", "cause", "cause-and-footer"],
+)
+def test_advice_of_mpirun_is_shown_as_a_cause(
+    lines: list[str], shown: list[str], server: FakeApiServer, said: io.StringIO, run: Run
+) -> None:
+    server.logs["plan-x"] = [f"2026-01-01T00:00:{number:02d}Z {line}" for number, line in enumerate(lines)]
+    server.script("demo-plan", active(running("plan-x")), complete(succeeded("plan-x")))
+    run(["plan"])
+    of_pod = [line for line in said.getvalue().splitlines() if line in lines]
+    assert of_pod == shown
+
+
+def pods(*names: str) -> list[dict[str, Any]]:
+    return [running(name, "write") for name in names]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        TaskProgress("write", 43, 512e6, "bytes", 65),
+        TaskProgress("scan", 0, 0, "", float("inf"), 12),
+        TaskProgress("plan", 3, 0.4, "groups", 75),
+        TaskProgress("plan", 100, 12345, "sequences", 0.0),
+        TaskProgress("make examples", 7, 3, "documents", 7260),
+    ],
+)
+def test_a_line_says_what_it_is_made_of(task: TaskProgress) -> None:
+    assert TaskProgress.parse(task.line()) == task
+
+
+@pytest.mark.parametrize("text", ["", "--- write", "demo: done", "write: 43 %", TRAINING, "a: b %, 3 x/s, 1 s left"])
+def test_other_lines_are_no_progress_of_a_task(text: str) -> None:
+    assert TaskProgress.parse(text) is None
+
+
+def test_the_parts_of_a_stage_are_shown_as_one_once_a_minute(said: io.StringIO) -> None:
+    clock = Clock()
+    progress = StepProgress(SHARED, Reporter(said), clock)
+    assert progress.take("a", "write: 40 %, 100.0 MB/s, 30 s left")
+    assert progress.take("b", "write: 60 %, 300.0 MB/s, 2 min 00 s left")
+    assert not progress.take("a", "group 3 is there already")
+    for clock.now in range(0, 125, 5):
+        progress.show({"status": {"succeeded": 3}}, [*pods("a", "b", "c"), succeeded("d", "write")])
+    expected = "demo-write: 3 of 8 parts done, 3 at work, write: 50 %, 600.0 MB/s, 2 min 00 s left"
+    assert said.getvalue().splitlines() == [expected, expected]
+
+
+def test_a_stage_that_says_nothing_is_running_for_so_long(said: io.StringIO) -> None:
+    clock = Clock()
+    progress = StepProgress(ALONE, Reporter(said), clock)
+    clock.now = 61
+    progress.show({"status": {}}, pods("a"))
+    assert said.getvalue() == "demo-train: running for 1 min 01 s\n"
+
+
+@pytest.mark.parametrize("stage", ["train", "finetune"])
+def test_training_by_mpirun_is_shown_once_a_minute_and_in_the_end(said: io.StringIO, stage: str) -> None:
+    line = TRAINING.replace("train:", f"{stage}:")
+    clock = Clock()
+    progress = StepProgress(ALONE, Reporter(said), clock)
+    for update in range(50, 801, 50):
+        clock.now += 20
+        assert progress.take("launcher", "[1,0]<stderr>:" + line.replace("50/800", f"{update}/800"))
+        progress.show({}, pods("launcher"))
+    assert progress.take("launcher", line.replace("50/800", "800/800"))
+    progress.finish()
+    shown = [line.split("(")[0] for line in said.getvalue().splitlines()]
+    assert shown == [f"demo-train: update {update}/800 " for update in (150, 300, 450, 600, 750, 800)]
+
+
+def test_on_a_terminal_the_line_stays_between_two_reports(said: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # a passing line is cut off where the terminal ends
+    reporter = Reporter(said)
+    reporter.live = True
+    progress = StepProgress(ALONE, reporter, Clock())
+    assert progress.take("a", TRAINING)
+    for _ in range(3):
+        progress.show({}, pods("a"))
+    assert said.getvalue().count(TRAINING.removeprefix("train: ")) == 3
+    progress.finish()
+    assert said.getvalue().count(TRAINING.removeprefix("train: ")) == 3
+
+
+def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minute(said: io.StringIO) -> None:
+    clock = Clock()
+    progress = StepProgress(ALONE, Reporter(said), clock)
+    for clock.now in range(0, 151, 5):
+        progress.show_waiting("no room" if clock.now < 30 else "others first")
+    assert said.getvalue().splitlines() == [
+        "no room",
+        "others first",
+        "others first (1 min 30 s so far)",
+        "others first (2 min 30 s so far)",
+    ]
+
+
+def test_pods_that_share_a_step_show_no_log(
+    server: FakeApiServer, said: io.StringIO, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    monkeypatch.setattr("gaudi_bert.runners.kubernetes.logs.EVERY_SECONDS", 0.0)
+    moment = "2026-01-01T00:00:00Z"
+    for name, share in (("write-0", 20), ("write-1", 40)):
+        server.logs[name] = [f"{moment} --- write", f"{moment} write: {share} %, 10.0 MB/s, 9.0 s left"]
+    at_work: list[State] = [active(*pods("write-0", "write-1"))] * 4
+    server.script("demo-write", *at_work, complete(succeeded("write-0"), succeeded("write-1")))
+    server.watches.extend(["silence"] * 3)
+    run(["write"], "resources.data_workers=2")
+    assert "demo-write: 0 of 2 parts done, 2 at work, write: 30 %, 20.0 MB/s, 9.0 s left" in said.getvalue()
+    assert said.getvalue().count("--- write\n") == 0, "that of its pods"

@@ -1,11 +1,14 @@
-"""Reasons and remedies from what the API answered."""
+"""Reasons and remedies from what the API answered; and a volume that several workers cannot share, refused early."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.problems import (
     Problem,
     claim_problem,
@@ -15,11 +18,16 @@ from gaudi_bert.runners.kubernetes.problems import (
     pod_problem,
     worst_problem,
 )
+from gaudi_bert.runners.kubernetes.volumes import check_access_mode, shares_volumes
+from tests.builders.command_line import run_command
+from tests.builders.fake_api_server import FakeApiServer, Run
 from tests.builders.recorded_answers import (
     IMAGE,
+    STORAGE_CLASS,
     evicted,
     failed,
     image_missing,
+    node,
     pod,
     preempted,
     running,
@@ -103,6 +111,7 @@ def test_an_image_that_cannot_come_ends_the_wait(reason: str, message: str, hope
 CRASHED = pod("p", "Running", waiting={"reason": "CrashLoopBackOff"})
 CRASHED["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "message": "sshd: no hostkeys"}}
 NO_ROOT = {"reason": "CreateContainerConfigError", "message": "container has runAsNonRoot and image will run as root"}
+NO_RUNTIME = {"phase": "Failed", "message": "the node has\n no such runtime"}
 LINES = "first\nsecond\nthird\nerror: last"
 OOM = "OOMKilled: it needed more memory than its limit of 2Gi; raise resources.data.memory_limit"
 
@@ -115,11 +124,7 @@ OOM = "OOMKilled: it needed more memory than its limit of 2Gi; raise resources.d
         (failed("p", 75, LINES), "stopped on request", False),
         (failed("p", 137, LINES), "killed (exit code 137): second | third | error: last;", False),
         (failed("p", 137, reason="OOMKilled"), OOM, False),
-        (
-            {**running("p"), "status": {"phase": "Failed", "message": "the node has\n no such runtime"}},
-            "pod p failed: the node has no such runtime;",
-            False,
-        ),
+        ({**running("p"), "status": NO_RUNTIME}, "pod p failed: the node has no such runtime;", False),
         (CRASHED, "exit code 1: sshd: no hostkeys", False),
         (evicted("p"), "taken away", False),
         (preempted("p"), "taken away", False),
@@ -174,10 +179,7 @@ MPIJOB = {"kind": "MPIJob", "metadata": {"name": "demo-train"}}
         ([{"type": "Complete", "status": "False"}], None),
         ([{"type": "Complete", "status": "True"}], "complete"),
         ([{"type": "Created", "status": "True"}, {"type": "Succeeded", "status": "True"}], "complete"),
-        (
-            [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "late"}],
-            "failed: DeadlineExceeded: late",
-        ),
+        ([{"type": "Failed", "status": "True", "reason": "Deadline", "message": "late"}], "failed: Deadline: late"),
     ],
 )
 def test_the_outcome_of_a_job_is_in_its_conditions(conditions: list[dict[str, Any]], outcome: str | None) -> None:
@@ -194,11 +196,7 @@ def test_a_bound_claim_is_no_problem() -> None:
 @pytest.mark.parametrize(
     ("said", "hopeless", "remedy"),
     [
-        (
-            'pods "demo-train-worker-0" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true',
-            True,
-            "pod security forbids such pods",
-        ),
+        ('pods "worker-0" is forbidden: violates PodSecurity "restricted:latest"', True, "pod security forbids such pods"),
         ('Error creating: pods "x" is forbidden: exceeded quota: team, requested: cpu=95', False, "wait until the quota"),
         ('admission webhook "policy.example" denied the request: no owner label', True, "the cluster's own rules"),
         ("pods is forbidden: maximum memory usage per Container is 1Gi, but limit is 4Gi", True, "LimitRange"),
@@ -217,3 +215,76 @@ def test_a_job_without_pods_and_warnings_is_only_slow() -> None:
     problem = no_pods_problem(MPIJOB, [{"type": "Normal", "message": "Created"}])
     assert problem.only_slow
     assert problem.remedy == "see that the MPI operator runs"
+
+
+# --- several workers need a volume that several nodes mount: refused before the data are packed, wherever that is known
+
+
+TWO = "resources.workers=2"
+REFUSAL = (
+    "error: kubernetes.access_mode: ReadWriteOnce, but the 2 workers may run on several nodes; "
+    "set kubernetes.access_mode to ReadWriteMany and kubernetes.storage_class to "
+)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        [TWO, "kubernetes.access_mode=ReadWriteMany"],
+        [TWO, "kubernetes.work_claim=shared"],
+        [TWO, "kubernetes.store=s3://bucket/work"],
+        ["kubernetes.training=mpijob"],
+    ],
+    ids=["one worker", "ReadWriteMany", "own claim", "bucket", "MPIJob of one"],
+)
+def test_a_volume_that_all_workers_may_mount_is_accepted(overrides: list[str]) -> None:
+    check_access_mode(load_pipeline(None, overrides))
+
+
+@pytest.mark.parametrize("options", [["--dry-run", "--on", "kubernetes"], ["--render", "manifests"]], ids=" ".join)
+def test_several_workers_on_one_nodes_volume_are_refused(options: list[str], repository: Path, tmp_path: Path) -> None:
+    done = run_command("run", repository / "pipelines" / "demo.yaml", *options, "--set", TWO, folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(REFUSAL)
+    assert list(tmp_path.iterdir()) == []
+
+
+def put_cluster(server: FakeApiServer, nodes: int, provisioner: str = "ebs.csi.aws.com") -> None:
+    for number in range(nodes):
+        server.put("Node", node(f"node-{number}", cpu="4", memory="16Gi"))
+    server.put("StorageClass", {**STORAGE_CLASS, "provisioner": provisioner})
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_volume_that_workers_cannot_share_is_refused(exists: bool, server: FakeApiServer, run: Run) -> None:
+    """Which class and how many nodes there are is known here, so a cluster of one node needs no other volume."""
+    put_cluster(server, 2)
+    if exists:
+        server.put("PersistentVolumeClaim", {"metadata": {"name": "demo-work"}, "spec": {"accessModes": ["ReadWriteOnce"]}})
+    said = r"volume claim demo-work: ReadWriteOnce, but the 2 workers .* set kubernetes.access_mode to ReadWriteMany"
+    with pytest.raises(InputError, match=said) as raised:
+        run(["prepare", "train"], TWO)
+    assert ("remove this claim with its data" in str(raised.value)) is exists
+    assert server.created("Job") + server.created("PersistentVolumeClaim") == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "provisioner", "hidden"),
+    [(1, "rancher.io/local-path", set()), (2, "nfs.csi.k8s.io", set()), (2, "ebs.csi.aws.com", {("list", "nodes")})],
+    ids=["one node", "network file system", "nodes are hidden"],
+)
+def test_a_volume_that_workers_may_share_is_submitted(
+    nodes: int, provisioner: str, hidden: Any, server: FakeApiServer, run: Run
+) -> None:
+    put_cluster(server, nodes, provisioner)
+    server.forbidden = hidden
+    assert run(["train"], TWO) == {"train": "done"}
+
+
+def test_classes_that_attach_nothing_to_a_node_are_known() -> None:
+    known = ("nfs.csi.k8s.io", "cluster.local/nfs-subdir-external-provisioner", "efs.csi.aws.com")
+    assert all(shares_volumes({"provisioner": name}) for name in known)
+    unknown = ("pd.csi.storage.gke.io", "rancher.io/local-path", "kubernetes.io/no-provisioner", "efs.csi.aws.com.example")
+    assert not any(shares_volumes({"provisioner": name}) for name in unknown)
+    assert not shares_volumes(None)

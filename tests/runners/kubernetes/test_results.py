@@ -9,8 +9,9 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,10 @@ from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import active, complete, failed, gave_up, running, succeeded
 from tests.builders.report_work_folder import write_workdir
-from tests.k8s.pod_checks import check_pod
+from tests.k8s.manifest_checks import check_pod
 
 DEMO = load_pipeline(None, ["kubernetes.start_seconds=1"])
+Open = Callable[[], Any]
 
 
 @pytest.fixture
@@ -43,10 +45,15 @@ def work_folder(server: FakeApiServer, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def open_demo(cluster: Cluster, work_folder: Path, tmp_path: Path, reporter: Reporter) -> Open:
+    return lambda: open_results(DEMO, cluster, tmp_path / "here", reporter)
+
+
 def test_the_page_and_the_curves_come_here_and_the_job_goes(
-    server: FakeApiServer, cluster: Cluster, work_folder: Path, tmp_path: Path, reporter: Reporter, said: io.StringIO
+    server: FakeApiServer, open_demo: Open, said: io.StringIO
 ) -> None:
-    found = open_results(DEMO, cluster, tmp_path / "here", reporter)
+    found = open_demo()
     assert found.report.read_text() == "<html>a page</html>"
     assert found.tensorboard is not None
     assert (found.tensorboard / "events").read_bytes() == b"curves"
@@ -56,12 +63,12 @@ def test_the_page_and_the_curves_come_here_and_the_job_goes(
 
 
 def test_the_job_is_a_short_one_that_no_run_takes_for_its_own(
-    server: FakeApiServer, cluster: Cluster, work_folder: Path, tmp_path: Path, reporter: Reporter
+    server: FakeApiServer, cluster: Cluster, open_demo: Open, reporter: Reporter
 ) -> None:
     made = []
     put = server.put
     server.put = lambda kind, item: made.append(item) or put(kind, item)  # type: ignore[method-assign, func-returns-value]
-    open_results(DEMO, cluster, tmp_path / "here", reporter)
+    open_demo()
     (job,) = (item for item in made if item["metadata"]["name"] == "demo-open")
     assert "app.kubernetes.io/instance" not in job["metadata"]["labels"]
     assert (job["spec"]["backoffLimit"], job["spec"]["ttlSecondsAfterFinished"]) == (0, 600)
@@ -74,29 +81,25 @@ def test_the_job_is_a_short_one_that_no_run_takes_for_its_own(
     assert run_on_kubernetes(DEMO, ["plan"], reporter, cluster) == {"plan": "done"}
 
 
-def test_one_that_was_left_over_is_replaced(
-    server: FakeApiServer, cluster: Cluster, work_folder: Path, tmp_path: Path, reporter: Reporter
-) -> None:
+def test_one_that_was_left_over_is_replaced(server: FakeApiServer, open_demo: Open) -> None:
     server.put("Job", {"metadata": {"name": "demo-open"}, "status": {"active": 1}})
-    assert open_results(DEMO, cluster, tmp_path / "here", reporter).report.exists()
+    assert open_demo().report.exists()
 
 
-def test_what_cannot_be_brought_is_said_and_nothing_is_left(
-    server: FakeApiServer, cluster: Cluster, work_folder: Path, tmp_path: Path, reporter: Reporter
-) -> None:
+def test_what_cannot_be_brought_is_said_and_nothing_is_left(server: FakeApiServer, open_demo: Open, tmp_path: Path) -> None:
     server.script("demo-open", gave_up(failed("open-x", 2, "error: /work/demo: holds nothing to report on")))
     with pytest.raises(FailedError, match="exit code 2: error: /work/demo: holds nothing to report on"):
-        open_results(DEMO, cluster, tmp_path / "here", reporter)
+        open_demo()
     server.script("demo-open", complete(succeeded("open-x", "report")))
     server.logs["open-x"] = server.logs["open-x"][:1]
     with pytest.raises(FailedError, match="are incomplete"):
-        open_results(DEMO, cluster, tmp_path / "here", reporter)
+        open_demo()
     server.script("demo-open", complete())
     with pytest.raises(FailedError, match="removed before its log was read"):
-        open_results(DEMO, cluster, tmp_path / "here", reporter)
+        open_demo()
     del server.objects["PersistentVolumeClaim", "demo-work"]
     with pytest.raises(InputError, match="no claim demo-work in namespace gaudi-bert: nothing has run"):
-        open_results(DEMO, cluster, tmp_path / "here", reporter)
+        open_demo()
     assert ("Job", "demo-open") not in server.objects
     assert not (tmp_path / "here").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,16 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.values import EngineName
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.model.heads import VectorHead
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.rows.window_plan import plan_window
-from gaudi_bert.tasks.models.bert_folder import Embedder, PackRunner
+from gaudi_bert.tasks.models.bert_folder import BertFolder, PackRunner
 from gaudi_bert.training.weights.sources import Weights, read_weights
 from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_bert
+from tests.builders.engine_models import model_of
 
 pytestmark = pytest.mark.slow
 
@@ -62,30 +67,33 @@ def alone(folder: Path, sequences: Sequences) -> dict[str, Any]:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 @pytest.mark.parametrize("one_shape", [False, True])
+@pytest.mark.parametrize("engine", ["tensorflow"])
 def test_vectors_of_packs(
-    weights: Weights, sequences: Sequences, alone: dict[str, Any], pooling: str, one_shape: bool
+    weights: Weights, sequences: Sequences, alone: dict[str, Any], pooling: str, one_shape: bool, engine: EngineName
 ) -> None:
     plan = plan_window(sequences.lengths, hidden_size=24, one_length=64 if one_shape else None)
     assert plan.gain > 1.5
-    embedder = Embedder(weights.config, weights.variables, pooling=pooling, normalize=False)
-    found = PackRunner(embedder, per="sequence", width=24, one_shape=one_shape, batch_tokens=5 * 64).run(sequences, plan)
+    model = model_of(weights.config, VectorHead(pooling, normalize=False), None, engine)
+    model.load_values({name: weights.variables[name] for name in model.shapes()})
+    found = PackRunner(model, per="sequence", width=24, one_shape=one_shape, batch_tokens=5 * 64).run(sequences, plan)
     agree(found, alone[pooling], 1e-5, scale=1.0)
 
 
 def test_answers_of_tokens_come_home(sequences: Sequences) -> None:
     """A model that says what it was fed: the token, its position and its segment."""
-    import tensorflow as tf
 
-    def echo(batch: Any) -> Any:
-        return tf.cast(tf.stack([batch[name] for name in ("input_ids", "positions", "segment_ids")], axis=-1), tf.float32)
+    class Echo:
+        def outputs(self, batch: Any) -> Any:
+            return np.stack([batch[name] for name in ("input_ids", "positions", "segment_ids")], axis=-1).astype(np.float32)
 
     plan = plan_window(sequences.lengths, hidden_size=24)
-    found = PackRunner(echo, per="token", width=3, batch_tokens=200).run(sequences, plan)
+    found = PackRunner(Echo(), per="token", width=3, batch_tokens=200).run(sequences, plan)
     positions = np.concatenate([np.arange(length) for length in sequences.lengths])
     np.testing.assert_array_equal(found, np.stack([sequences.input_ids, positions, sequences.segment_ids], axis=1))
 
 
-def test_weights_without_an_encoder(weights: Weights) -> None:
-    assert weights.config is not None
+def test_weights_without_an_encoder(folder: Path) -> None:
+    bert = BertFolder(folder, load_engine("tensorflow"))
+    bert.weights = dataclasses.replace(bert.weights, variables={})
     with pytest.raises(InputError, match="is missing; give the weights of a complete encoder"):
-        Embedder(weights.config, {}, pooling="mean", normalize=False)
+        bert.embedder("mean", False, "float32", 64)

@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.engines.protocol import Model
+from gaudi_bert.engines.tensorflow.google_checkpoint import write_google_checkpoint
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
@@ -23,8 +24,9 @@ from gaudi_bert.rows.types import TextRow
 from gaudi_bert.tasks.models.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, is_checkpoint, write_checkpoint
 from gaudi_bert.training.weights.model_files import SentenceFolder, read_sentence_folder
-from gaudi_bert.training.weights.sources import load_weights, read_weights, write_google_checkpoint
+from gaudi_bert.training.weights.sources import load_weights, read_weights
 from tests.builders.agree import agree
+from tests.builders.engine_models import pretraining_model
 from tests.builders.reporters import QUIET
 from tests.tasks.test_predict import TEXTS, logits_alone, write_model
 
@@ -38,12 +40,12 @@ SIZES = {
 }
 
 
-def make_model(seed: int = 3, **changes) -> BertForPretraining:
-    return BertForPretraining(BertConfig(**{**SIZES, **changes}), seed=seed)
+def make_model(seed: int = 3, **changes) -> Model:
+    return pretraining_model(BertConfig(**{**SIZES, **changes}), seed)
 
 
-def values_of(model: BertForPretraining) -> dict[str, np.ndarray]:
-    return {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+def values_of(model: Model) -> dict[str, np.ndarray]:
+    return model.values()
 
 
 def assert_equal(values, others) -> None:
@@ -53,21 +55,21 @@ def assert_equal(values, others) -> None:
 
 
 def save_ours(folder, model):
-    checkpoint = Checkpoint(4, values_of(model), settings={"model": model.config.to_json()})
+    checkpoint = Checkpoint(4, values_of(model), settings={"model": model.spec.config.to_json()})
     return write_checkpoint(folder / "checkpoints", checkpoint)
 
 
 def save_hugging_face(folder, model):
     folder.mkdir(parents=True)
     save_file(to_hugging_face(values_of(model)), folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps({**model.config.to_json(), "model_type": "bert"}))
+    (folder / "config.json").write_text(json.dumps({**model.spec.config.to_json(), "model_type": "bert"}))
     return folder
 
 
 def save_google(folder, model):
     folder.mkdir(parents=True)
     write_google_checkpoint(folder / "bert_model.ckpt", values_of(model))
-    (folder / "bert_config.json").write_text(json.dumps(model.config.to_json()))
+    (folder / "bert_config.json").write_text(json.dumps(model.spec.config.to_json()))
     return folder
 
 
@@ -79,8 +81,8 @@ def test_weights_come_back_to_the_bit(tmp_path, kind) -> None:
     model = make_model()
     SAVERS[kind](tmp_path / "there", model)
     other = make_model(seed=8)
-    weights = load_weights(tmp_path / "there", other)
-    assert (weights.kind, weights.config, weights.missing) == (kind, model.config, [])
+    weights = load_weights(tmp_path / "there", other, other.spec.config)
+    assert (weights.kind, weights.config, weights.missing) == (kind, model.spec.config, [])
     assert_equal(values_of(other), values_of(model))
 
 
@@ -99,14 +101,14 @@ def test_another_function_is_refused_and_nothing_is_changed(tmp_path, kind, sett
     other = make_model(seed=8, **{setting: value})
     before = values_of(other)
     with pytest.raises(InputError, match=said):
-        load_weights(tmp_path / "there", other)
+        load_weights(tmp_path / "there", other, other.spec.config)
     assert_equal(values_of(other), before)
 
 
 def test_dropout_may_differ(tmp_path) -> None:
     model, other = make_model(), make_model(seed=8, hidden_dropout_prob=0.5)
     save_google(tmp_path / "there", model)
-    load_weights(tmp_path / "there", other)
+    load_weights(tmp_path / "there", other, other.spec.config)
     assert_equal(values_of(other), values_of(model))
 
 
@@ -116,7 +118,7 @@ def test_a_bare_encoder_leaves_the_heads_as_they_are(tmp_path) -> None:
     tensors = {name: value for name, value in load_file(folder / "model.safetensors").items() if name.startswith("bert.")}
     save_file({name: value for name, value in tensors.items() if "pooler" not in name}, folder / "model.safetensors")
     heads = {name: value for name, value in values_of(other).items() if name.startswith(("cls/", "bert/pooler/"))}
-    weights = load_weights(folder, other)
+    weights = load_weights(folder, other, other.spec.config)
     assert set(weights.missing) == set(heads)
     after = values_of(other)
     assert_equal({name: after[name] for name in heads}, heads)
@@ -150,10 +152,10 @@ def test_what_tf1_saver_writes_while_training_is_read_without_the_optimiser(tmp_
         assert (weights.kind, weights.config) == ("google", None)
         assert_equal(weights.variables, values)
     other = make_model(seed=8)
-    load_weights(prefix, other)
+    load_weights(prefix, other, other.spec.config)
     assert_equal(values_of(other), values)
     with pytest.raises(InputError, match=r"word_embeddings is \[11, 6\] there, \[12, 6\] here"):
-        load_weights(prefix, make_model(vocab_size=12))
+        load_weights(prefix, (wider := make_model(vocab_size=12)), wider.spec.config)
 
 
 def test_tf1_saver_restores_what_we_write(tmp_path) -> None:

@@ -1,0 +1,1 @@
+"""Frameworks that compute a run: what a run asks of one (`protocol.py`), TensorFlow, and PyTorch."""

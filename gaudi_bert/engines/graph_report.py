@@ -1,0 +1,143 @@
+"""What is to be known of a training step before there is a card: whether its graph is fit for Gaudi, and what it costs.
+
+An engine traces the step and looks at its operations; what it reports, and how memory grows with the packs of a micro-batch,
+is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from gaudi_bert.common.arrays import IntArray
+
+CARDS = {"Gaudi": 32 * 10**9, "Gaudi2": 96 * 10**9}
+"""Memory of a card in bytes."""
+USABLE_SHARE = 0.9
+"""The share that tensors can use: the rest is lost to alignment and to the compiled graph itself."""
+_FLOAT32_BYTES = 4
+_MEGABYTE = 2**20
+
+
+@dataclass(frozen=True)
+class GraphProblem:
+    """Why one operation is not for Gaudi.
+
+    `graph` is a graph's name, with the functions that lead to the operation.
+    """
+
+    kind: str
+    graph: str
+    operation: str
+    type: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.type} {self.operation} in {self.graph}: {self.found}"
+
+    def as_json(self) -> dict[str, str]:
+        """The problem for machines."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class CardFit:
+    """How many packs of a micro-batch fit a card; 0: not even one."""
+
+    card: str
+    most_packs: int
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """What is to be known of a training step before there is a card. Bytes are those of one card.
+
+    Operations have FLOPs of matrix products, forward and backward. Activations are what the forward pass keeps for the
+    backward pass; the peak is the most that is alive at once during a pass, in addition to variables, moments and gradients.
+    """
+
+    problems: tuple[GraphProblem, ...]
+    operations: int
+    parameters: int
+    flops_per_micro_batch: int
+    flops_per_update: int
+    parameter_bytes: int
+    optimizer_bytes: int
+    gradient_bytes: int
+    activation_bytes: int
+    peak_bytes: int
+    cards: tuple[CardFit, ...]
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether nothing speaks against the graph."""
+        return not self.problems
+
+    @classmethod
+    def of(
+        cls,
+        problems: Iterable[GraphProblem],
+        *,
+        operations: int,
+        parameters: int,
+        flops_per_micro_batch: int,
+        accumulation_steps: int,
+        activation_bytes: int,
+        memory: MemoryModel,
+        packs: int,
+        communication_MB: int,
+    ) -> GraphReport:
+        """The report on a step of micro-batches of `packs`; `communication_MB` of a card are not for tensors."""
+        one_copy = parameters * _FLOAT32_BYTES
+        budgets = {
+            card: int((size - communication_MB * _MEGABYTE) * USABLE_SHARE) - 4 * one_copy for card, size in CARDS.items()
+        }
+        return cls(
+            problems=tuple(problems),
+            operations=operations,
+            parameters=parameters,
+            flops_per_micro_batch=flops_per_micro_batch,
+            flops_per_update=flops_per_micro_batch * accumulation_steps,
+            parameter_bytes=one_copy,
+            optimizer_bytes=2 * one_copy,
+            gradient_bytes=one_copy,
+            activation_bytes=activation_bytes,
+            peak_bytes=memory.peak(packs),
+            cards=tuple(CardFit(card, memory.most_packs(budget)) for card, budget in budgets.items()),
+        )
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """Bytes alive at each moment of a pass over B packs: `fixed + per_pack * B`, int64 [moments]."""
+
+    fixed: IntArray
+    per_pack: IntArray
+
+    def peak(self, packs: int) -> int:
+        """The most bytes alive at any moment of a pass over `packs` packs."""
+        return int((self.fixed + self.per_pack * packs).max(initial=0))
+
+    def most_packs(self, budget: int) -> int:
+        """The largest number of packs whose peak is within `budget` bytes; 0 where not even one fits."""
+        if self.peak(1) > budget:
+            return 0
+        growing = self.per_pack > 0
+        return int(((budget - self.fixed[growing]) // self.per_pack[growing]).min(initial=np.iinfo(np.int64).max))
+
+
+def memory_model(small: Iterable[int], large: Iterable[int], small_packs: int, large_packs: int) -> MemoryModel:
+    """The model that goes through two measurements of `live_bytes`, of the same graph at two numbers of packs.
+
+    Raises:
+        ValueError: they are not of the same graph, or not of the form `c + d * B`.
+    """
+    low, high = np.asarray(small), np.asarray(large)
+    if low.shape != high.shape:
+        raise ValueError(f"{low.size} and {high.size} operations: the graph depends on the number of packs")
+    per_pack, rest = np.divmod(high - low, large_packs - small_packs)
+    if rest.any():
+        raise ValueError("the bytes of some tensor are not of the form c + d * B")
+    return MemoryModel(low - per_pack * small_packs, per_pack)

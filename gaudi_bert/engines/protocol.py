@@ -1,0 +1,179 @@
+"""What a framework does for a run: the list that `engines/tensorflow` and `engines/pytorch` fulfil, and nothing else.
+
+Everything else (the plan of a run, its loop, data, denominators, figures, checkpoints) is written once, in `training/`.
+Arrays go in and out as numpy; how they are computed is the engine's.
+
+Letters: B packs, M micro-batches of an update on one process, K sums of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
+from gaudi_bert.config.sections import GaudiSettings, LoopSettings, TrainingSettings
+from gaudi_bert.config.values import EngineName
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.graph_report import GraphReport
+from gaudi_bert.model.config import BertConfig, EncoderConfig
+from gaudi_bert.model.features import BatchSizes
+from gaudi_bert.model.heads import Head, Loss
+
+ComputeDtype = Literal["float32", "bfloat16", "float64"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """An opened device.
+
+    Attributes:
+        name: as the framework calls it.
+        compute_dtype: of the matrix products; float32 where the device's own software converts.
+        compiles: whether a model's step is compiled here, unless a run began otherwise.
+        notes: lines for the user.
+    """
+
+    kind: Literal["cpu", "cuda", "hpu"]
+    name: str
+    compute_dtype: Literal["float32", "bfloat16"]
+    description: str
+    compiles: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model: the encoder and its head."""
+
+    config: BertConfig | EncoderConfig
+    head: Head
+
+
+class Trial(NamedTuple):
+    """One forward and backward pass without dropout.
+
+    `outputs`: `hidden_states` [B, L, H], `pooled_output` [B, S, H], `masked_lm_logits` [B, Q, V], `next_sentence_logits`
+    [B, S, 2]. `gradients`, by variable, are those of masked-LM plus next-sentence loss, each divided by its weight.
+    """
+
+    outputs: dict[str, Float32Array]
+    losses: dict[str, float]
+    gradients: dict[str, Float32Array]
+
+
+class Model(Protocol):
+    """A model on a device. A batch maps names of features to arrays [B, ...], integers int32, weights float32.
+
+    Shapes are static: an engine may build a graph for each set of shapes it meets, and a run meets one.
+    """
+
+    spec: ModelSpec
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The variables' shapes by name, in the order in which the forward pass meets them."""
+
+    def values(self) -> dict[str, Float32Array]:
+        """A copy of the variables by name."""
+
+    def load_values(self, values: WeightArrays) -> None:
+        """Set variables by name; those that `values` does not name keep what they hold."""
+
+    def outputs(self, batch: BatchArrays) -> Float32Array:
+        """What the head gives, without dropout (heads that keep outputs)."""
+
+    def evaluate(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
+        """The outputs, of heads that keep them, and the K sums; without dropout."""
+
+    def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
+        """Outputs, losses and gradients of a model of pretraining."""
+
+    def work(self, batch: BatchArrays) -> float:
+        """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
+
+
+class UpdateScalars(NamedTuple):
+    """What changes from update to update: the learning rate, and 1 / (1 - beta^t) for both moments."""
+
+    learning_rate: float
+    first_correction: float
+    second_correction: float
+
+
+class Sums(Protocol):
+    """Numbers that the device may not have finished."""
+
+    def numpy(self) -> NDArray[Any]:
+        """Wait for them, float32 [K + 1]."""
+
+
+class Updates(Protocol):
+    """Runs updates of one model by one optimizer; every process calls `run` at the same time."""
+
+    def run(
+        self,
+        micro_batches: Sequence[BatchArrays],
+        seeds_M2: Int32Array,
+        factors_M2: FloatArray,
+        scalars: UpdateScalars,
+        update: int,
+    ) -> Sums:
+        """Gradients of M micro-batches, summed over them and over processes, clipped once, and applied.
+
+        The two losses of a micro-batch are multiplied by its `factors`; `seeds` are those of dropout. The result: the K sums
+        over this process's micro-batches, and the gradient's norm over all processes before clipping.
+        """
+
+    def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
+        """A copy of the first and second moments, by variable."""
+
+    def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:
+        """Set all moments."""
+
+    @property
+    def graphs_built(self) -> int:
+        """How many graphs of forward and backward passes have been built."""
+
+
+class Engine(Protocol):
+    """A framework. Each is a module, `engines/<name>/engine.py`, with these functions."""
+
+    NAME: EngineName
+
+    def connect(self, settings: LoopSettings) -> Communicator:
+        """The communicator of all processes of this launch; without a launcher, that of this process alone."""
+
+    def open_device(self, settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
+        """Open the device of `settings`; after `connect`, and before any model is built."""
+
+    def build(
+        self,
+        spec: ModelSpec,
+        device: Device | None = None,
+        *,
+        seed: int | None,
+        compute_dtype: ComputeDtype | None = None,
+        compiled: bool = False,
+    ) -> Model:
+        """A model on a device; on the CPU in float32 where none is given. `compute_dtype`: None for the device's.
+
+        Initial values are a function of seed and variable, the same in every engine. Seed None: all are zeros, to be loaded.
+        """
+
+    def updates(
+        self, model: Any, settings: TrainingSettings, communicator: Communicator, accumulation_steps: int
+    ) -> Updates:
+        """Updates of a model by the optimizer of `settings`, whose moments start at zero."""
+
+    def report_on_step(
+        self,
+        config: BertConfig,
+        settings: TrainingSettings,
+        sizes: BatchSizes,
+        accumulation_steps: int,
+        communication_MB: int,
+    ) -> GraphReport:
+        """Trace the step, check that it is fit for Gaudi, and say what it costs; nothing is run."""

@@ -1,0 +1,202 @@
+"""BERT for packed sequences in PyTorch: embeddings, encoder, pooler, and the scores of words.
+
+The same variables, layouts and arithmetic as `engines/tensorflow/bert.py`: positions restart in every sequence of a pack, a
+token attends to those of its own sequence (Krell et al., 2021, section 3.2), and the last layer is computed only where a
+head reads it. Matrix products are in the type that autocast chooses; layer norm, softmax, heads and losses stay wide.
+
+Letters: B packs, L positions, T = B * L tokens, P positions of a pack that are read (L, or fewer), R = B * P, N heads,
+D head size, H = N * D, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gaudi_bert.model.config import BertConfig, layer_scope
+
+# The largest score of a row is an allowed one, so a forbidden share is exp(less than -9,000) = exactly 0: a sequence's
+# outputs do not change by one bit when its neighbours do.
+_FORBIDDEN_SCORE = -10000.0
+
+Parameters = Mapping[str, Tensor]
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_new": lambda inputs: functional.gelu(inputs, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """What every layer is given: the sizes, the variables, and whether dropout is on, as in a pass of training."""
+
+    config: BertConfig
+    parameters: Parameters
+    training: bool = False
+
+    def drop(self, inputs: Tensor) -> Tensor:
+        """Dropout of hidden states."""
+        rate = self.config.hidden_dropout_prob
+        return dropout(inputs, rate) if self.training and rate > 0 else inputs
+
+    def dense(self, inputs: Tensor, scope: str) -> Tensor:
+        """`inputs @ kernel + bias`; `inputs` are [rows, I]."""
+        return torch.addmm(self.parameters[f"{scope}/bias"], inputs, self.parameters[f"{scope}/kernel"])
+
+    def layer_norm(self, inputs: Tensor, scope: str) -> Tensor:
+        """Layer norm over the last axis, computed wide, in the type of `inputs`."""
+        gamma_H, beta_H = self.parameters[f"{scope}/gamma"], self.parameters[f"{scope}/beta"]
+        normal = functional.layer_norm(widen(inputs), gamma_H.shape, gamma_H, beta_H, self.config.layer_norm_eps)
+        return normal.to(inputs.dtype)
+
+    def activate(self, inputs: Tensor) -> Tensor:
+        """The activation of `config.json`."""
+        return _ACTIVATIONS[self.config.hidden_act](inputs)
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """`tensor` in at least float32."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+_DROPOUT_STEPS = 1 << 16
+
+
+def dropout(inputs: Tensor, rate: float) -> Tensor:
+    """Zero a share `rate` of `inputs` and scale the rest up, by the random numbers that follow the seed of the pass.
+
+    On a CPU random numbers are most of what dropout costs: 16 bits of a 64-bit word serve each element, and the share is
+    rounded to 1 / 65,536. A compiler, or another device, draws as it does best.
+    """
+    if inputs.device.type != "cpu" or torch.compiler.is_compiling():
+        return functional.dropout(inputs, rate)
+    dropped = max(1, round(rate * _DROPOUT_STEPS))
+    words = torch.empty((inputs.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
+    stays = words.view(torch.int16)[: inputs.numel()].reshape(inputs.shape) >= dropped - _DROPOUT_STEPS // 2
+    return inputs * stays.to(inputs.dtype).mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - dropped))
+
+
+def wide_product(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+    """`inputs @ weights + bias` in at least float32, whatever autocast does elsewhere."""
+    with torch.autocast(inputs.device.type, enabled=False):
+        return torch.addmm(bias, widen(inputs), weights)
+
+
+def attention_bias(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not.
+
+    `input_mask_BL` is the number of the sequence at each position, 0 for padding, which attends to padding.
+    """
+    allowed_BLL = input_mask_BL[:, :, None] == input_mask_BL[:, None, :]
+    if causal:
+        order_L = torch.arange(input_mask_BL.shape[1], device=input_mask_BL.device)
+        allowed_BLL = allowed_BLL & (order_L[:, None] >= order_L[None, :])
+    return ((1.0 - allowed_BLL.to(dtype)) * _FORBIDDEN_SCORE)[:, None]
+
+
+def pick_tokens(hidden_TX: Tensor, positions_BP: Tensor, length: int) -> Tensor:
+    """The rows at `positions_BP`, each within its pack of `length` positions, flat: [B * P, X]."""
+    starts_B1 = torch.arange(0, len(positions_BP) * length, length, device=positions_BP.device)[:, None]
+    return hidden_TX.index_select(0, (positions_BP + starts_B1).reshape(-1))
+
+
+def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Tensor | None = None) -> Tensor:
+    """Hidden states, [B * P, H], or of every token [B * L, H] where `positions_BP` is None.
+
+    `batch` holds `input_ids`, `input_mask`, `segment_ids` and `positions`, [B, L].
+    """
+    config, (packs, length) = network.config, batch["input_ids"].shape
+    hidden_TH = _embed(network, batch)
+    bias_B1LL = attention_bias(batch["input_mask"], config.attention == "causal", hidden_TH.dtype)
+    reads_few = positions_BP is not None and positions_BP.shape[1] < length
+    for layer in range(config.num_hidden_layers):
+        query_RH, bias_B1PL = hidden_TH, bias_B1LL
+        if positions_BP is not None and reads_few and layer == config.num_hidden_layers - 1:
+            query_RH = pick_tokens(hidden_TH, positions_BP, length)
+            bias_RL = pick_tokens(bias_B1LL.reshape(packs * length, length), positions_BP, length)
+            bias_B1PL = bias_RL.reshape(packs, 1, -1, length)
+        hidden_TH = _encoder_layer(network, layer_scope(layer), query_RH, hidden_TH, bias_B1PL)
+    if positions_BP is not None and not reads_few:
+        return pick_tokens(hidden_TH, positions_BP, length)
+    return hidden_TH
+
+
+def _embed(network: Network, batch: Mapping[str, Tensor]) -> Tensor:
+    """The input of the encoder, [T, H], wide."""
+    scope, parameters = "bert/embeddings", network.parameters
+    words_TH = functional.embedding(batch["input_ids"].reshape(-1), parameters[f"{scope}/word_embeddings"])
+    positions_TH = functional.embedding(batch["positions"].reshape(-1), parameters[f"{scope}/position_embeddings"])
+    types_TH = functional.embedding(batch["segment_ids"].reshape(-1), parameters[f"{scope}/token_type_embeddings"])
+    return network.drop(network.layer_norm(words_TH + positions_TH + types_TH, f"{scope}/LayerNorm"))
+
+
+def _encoder_layer(network: Network, scope: str, query_RH: Tensor, hidden_TH: Tensor, bias_B1PL: Tensor) -> Tensor:
+    """A layer with layer norm after each residual sum (Vaswani et al., 2017; Devlin et al., 2019), for the rows of R."""
+    context_RH = _self_attention(network, f"{scope}/attention/self", query_RH, hidden_TH, bias_B1PL)
+    output_RH = network.drop(network.dense(context_RH, f"{scope}/attention/output/dense"))
+    attended_RH = network.layer_norm(output_RH + query_RH, f"{scope}/attention/output/LayerNorm")
+    inner_RI = network.activate(network.dense(attended_RH, f"{scope}/intermediate/dense"))
+    output_RH = network.drop(network.dense(inner_RI, f"{scope}/output/dense"))
+    return network.layer_norm(output_RH + attended_RH, f"{scope}/output/LayerNorm")
+
+
+def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: Tensor, bias_B1PL: Tensor) -> Tensor:
+    """The context of every query, [R, H], before the output projection."""
+    config, (packs, _, queries, length) = network.config, bias_B1PL.shape
+    heads, size = config.num_attention_heads, config.head_size
+
+    def project(inputs: Tensor, positions: int, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
+        """Of each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
+        kernel_HO = torch.cat([network.parameters[f"{scope}/{part}/kernel"] for part in parts], dim=1)
+        bias_O = torch.cat([_bias(network.parameters[f"{scope}/{part}/bias"], part) for part in parts])
+        fused = torch.addmm(bias_O, inputs, kernel_HO)
+        return fused.reshape(packs, positions, len(parts), heads, size).permute(2, 0, 3, 1, 4).unbind(0)
+
+    if query_RH is hidden_TH:
+        query_BNPD, key_BNLD, value_BNLD = project(hidden_TH, length, ("query", "key", "value"))
+    else:
+        (query_BNPD,) = project(query_RH, queries, ("query",))
+        key_BNLD, value_BNLD = project(hidden_TH, length, ("key", "value"))
+    scores_BNPL = torch.matmul(query_BNPD * (1.0 / math.sqrt(size)), key_BNLD.transpose(-1, -2))
+    shares_BNPL = torch.softmax(widen(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
+    rate = config.attention_probs_dropout_prob
+    if network.training and rate > 0:
+        shares_BNPL = dropout(shares_BNPL, rate)
+    context_BNPD = torch.matmul(shares_BNPL, value_BNLD)
+    return context_BNPD.transpose(1, 2).reshape(packs * queries, heads * size)
+
+
+def _bias(bias_H: Tensor, part: str) -> Tensor:
+    """A bias of the projections. That of the keys adds the same number to all scores of a row, to which softmax is blind:
+    its true gradient is zero, and zero it is given, not rounding noise.
+    """
+    return bias_H.detach() if part == "key" else bias_H
+
+
+# --- what reads the encoder's outputs
+
+
+def pool(network: Network, first_PH: Tensor) -> Tensor:
+    """BERT's pooler, wide [P, H]: a dense layer and tanh on the hidden state of every [CLS]."""
+    scope, parameters = "bert/pooler/dense", network.parameters
+    return torch.tanh(wide_product(first_PH, parameters[f"{scope}/kernel"], parameters[f"{scope}/bias"]))
+
+
+def word_scores(network: Network, picked_PH: Tensor) -> Tensor:
+    """Wide scores [P, V] of every word at the masked slots; the output matrix is the word embeddings."""
+    scope = "cls/predictions/transform"
+    changed_PH = network.layer_norm(network.activate(network.dense(picked_PH, f"{scope}/dense")), f"{scope}/LayerNorm")
+    words_HV = network.parameters["bert/embeddings/word_embeddings"].t()
+    return widen(torch.matmul(changed_PH, words_HV)) + network.parameters["cls/predictions/output_bias"]
+
+
+def next_sentence_scores(network: Network, pooled_PH: Tensor) -> Tensor:
+    """Wide scores [P, 2]: 0 = the second text really follows the first, 1 = it is a random one."""
+    weights_2H, bias_2 = (network.parameters[f"cls/seq_relationship/output_{name}"] for name in ("weights", "bias"))
+    return wide_product(pooled_PH, weights_2H.t(), bias_2)

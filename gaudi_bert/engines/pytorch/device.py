@@ -1,0 +1,92 @@
+"""The device that PyTorch computes on: a CPU, a GPU, or a Gaudi card with the vendor's software of today.
+
+On Gaudi the order of calls is fixed by its documentation: `habana_frameworks.torch.core` registers the device; for several
+processes `habana_frameworks.torch.distributed.hccl` registers the backend, and only then are they connected
+(`distributed.py`); PT_HPU_LAZY_MODE is read when the first is imported. Each process takes the card of its local rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import Literal
+
+import torch
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.sections import LoopSettings
+from gaudi_bert.engines.protocol import Device
+from gaudi_bert.engines.pytorch.distributed import local_rank
+
+Kind = Literal["cpu", "cuda", "hpu"]
+COMPILERS: dict[Kind, str] = {"cpu": "inductor", "cuda": "inductor", "hpu": "hpu_backend"}
+"""What torch.compile compiles with."""
+
+_EAGER_MODE = {"PT_HPU_LAZY_MODE": "0"}
+_GAUDI = "use the image of docker/train-gaudi-pytorch.Dockerfile, or install the vendor's PyTorch of the driver's release"
+
+
+class _MissingError(Exception):
+    """The software, the driver or the card is missing; the message names it and the remedy."""
+
+
+def kind_of(settings: LoopSettings) -> Kind:
+    """The kind of device of a run; "auto" takes a Gaudi card, else a GPU, else the CPU. Registers Gaudi where it is used."""
+    section, kind = settings.section_name, settings.device
+    if kind in ("auto", "hpu"):
+        try:
+            _load_gaudi()
+            return "hpu"
+        except _MissingError as error:
+            if kind == "hpu":
+                raise InputError(f"{section}.device = hpu: {error}; or set {section}.device = cpu") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            f"{section}.device = cuda: PyTorch sees no GPU here; check nvidia-smi and that PyTorch was built for CUDA, "
+            f"or set {section}.device = cpu"
+        )
+    return "cuda" if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()) else "cpu"
+
+
+def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
+    """Open the device of `settings`, after the processes are connected; `threads` are those of a CPU's operations."""
+    kind, notes = kind_of(settings), ()
+    compiles = settings.compile if settings.compile is not None else kind == "hpu"
+    if kind == "cpu":
+        if threads is not None:
+            torch.set_num_threads(threads)
+        description = f"CPU, {torch.get_num_threads()} threads"
+        return Device("cpu", "cpu", settings.precision, description, compiles, notes)
+    if kind == "cuda":
+        torch.cuda.set_device(local_rank())
+        name = torch.cuda.get_device_name(local_rank())
+        return Device("cuda", f"cuda:{local_rank()}", settings.precision, f"GPU {local_rank()}, {name}", compiles, notes)
+    return Device("hpu", "hpu", settings.precision, "Gaudi card, PyTorch", compiles, _environment_notes())
+
+
+def _load_gaudi() -> None:
+    """Register the device `hpu`; raises `_MissingError` where it cannot be used."""
+    if importlib.util.find_spec("habana_frameworks") is None:
+        raise _MissingError(f"the package habana_frameworks is not installed; {_GAUDI}")
+    for name, value in _EAGER_MODE.items():
+        os.environ.setdefault(name, value)
+    try:
+        importlib.import_module("habana_frameworks.torch.core")
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise _MissingError(f"habana_frameworks.torch.core cannot be loaded ({reason}); {_GAUDI}") from error
+    module = getattr(torch, "hpu", None)
+    if module is None or not module.is_available():
+        raise _MissingError(
+            "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process holds the card"
+        )
+
+
+def _environment_notes() -> tuple[str, ...]:
+    """A note for each variable that the environment sets to something else than we would."""
+    return tuple(
+        f"note: {name}={os.environ[name]} is set in the environment and stays (the default here is {value})"
+        for name, value in _EAGER_MODE.items()
+        if os.environ[name] != value
+    )

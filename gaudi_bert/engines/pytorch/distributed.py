@@ -1,0 +1,136 @@
+"""Several processes by torch.distributed: Gloo between CPUs, NCCL between GPUs, HCCL between Gaudi cards.
+
+Started by torchrun, by mpirun, or by our own launchers. Gradients travel in merged buffers of at most
+`training.fusion_bytes`, in a fixed order; small host arrays travel as float64 through a group of CPUs, whatever the device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch import distributed as torch_distributed
+
+from gaudi_bert.common.arrays import FloatArray, WeightArrays
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.launch import Launch, find_launch
+from gaudi_bert.config.sections import LoopSettings
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.processes import ConnectedProcess
+
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hpu": "hccl"}
+# How long a sum waits for a process: the watchdog ends a run earlier, and names the process.
+_TIMEOUT = timedelta(hours=1)
+_FIRST_PORT, _PORTS = 20_000, 12_000
+
+
+@dataclass(frozen=True)
+class TorchCommunicator(ConnectedProcess):
+    """One of several processes; `host_group` connects their CPUs."""
+
+    host_group: Any = None
+
+    def sum_array(self, values: NDArray[Any]) -> FloatArray:
+        """The sum over all processes of a small host array (float64)."""
+        self.arrive()
+        tensor = torch.from_numpy(np.array(values, np.float64))
+        torch_distributed.all_reduce(tensor, group=self.host_group)
+        array: FloatArray = tensor.numpy()
+        return array
+
+    def broadcast(self, arrays: WeightArrays) -> WeightArrays:
+        """The arrays of rank 0, in every process; names and shapes are the same in all."""
+        self.arrive()
+        shared = {}
+        for name, array in arrays.items():
+            tensor = torch.from_numpy(np.array(array))
+            torch_distributed.broadcast(tensor, 0, group=self.host_group)
+            shared[name] = tensor.numpy()
+        return shared
+
+    def sum_tensors(self, tensors: Sequence[Tensor], buffer_bytes: int) -> None:
+        """Replace tensors by their sums over all processes."""
+        for part in _parts(tensors, buffer_bytes):
+            if len(part) == 1:
+                torch_distributed.all_reduce(part[0])
+                continue
+            merged = torch.cat([tensor.reshape(-1) for tensor in part])
+            torch_distributed.all_reduce(merged)
+            for tensor, total in zip(part, merged.split([tensor.numel() for tensor in part]), strict=True):
+                tensor.copy_(total.reshape(tensor.shape))
+
+
+def _parts(tensors: Sequence[Tensor], most_bytes: int) -> Iterator[list[Tensor]]:
+    """The tensors in their order, in parts of at most so many bytes; a larger one is a part of its own."""
+    part: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        own = tensor.numel() * tensor.element_size()
+        if part and size + own > most_bytes:
+            yield part
+            part, size = [], 0
+        part.append(tensor)
+        size += own
+    yield part
+
+
+def connect(settings: LoopSettings, device: str) -> Communicator:
+    """The communicator of all processes of this launch; without a launcher, that of this process alone.
+
+    `device` is the kind that each process computes on: cpu, cuda or hpu.
+    """
+    launch = find_launch()
+    if launch is None or launch.size == 1:
+        return Communicator()
+    local_size, who = _local_size(launch), f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
+    _set_address(launch, local_size, who)
+    if device == "hpu":
+        importlib.import_module("habana_frameworks.torch.distributed.hccl")
+    try:
+        if not torch_distributed.is_initialized():
+            torch_distributed.init_process_group(
+                _BACKENDS[device], rank=launch.rank, world_size=launch.size, timeout=_TIMEOUT
+            )
+        host_group = None if device == "cpu" else torch_distributed.new_group(backend="gloo", timeout=_TIMEOUT)
+    except (RuntimeError, ValueError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{who}: torch.distributed cannot connect ({reason}); start all ranks again") from error
+    return TorchCommunicator(launch.rank, launch.size, local_size, host_group=host_group)
+
+
+_LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS")
+_LOCAL_RANKS = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "MPI_LOCALRANKID")
+
+
+def _local_size(launch: Launch) -> int:
+    """How many processes are on this host."""
+    return next((int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdecimal()), launch.size)
+
+
+def local_rank() -> int:
+    """The number of this process among those on its host: that of its card."""
+    return next((int(os.environ[name]) for name in _LOCAL_RANKS if os.environ.get(name, "").isdecimal()), 0)
+
+
+def _set_address(launch: Launch, local_size: int, who: str) -> None:
+    """Where rank 0 listens, unless the launcher says so; on one host it is this one."""
+    if "MASTER_ADDR" not in os.environ:
+        if local_size != launch.size:
+            raise InputError(
+                f"{who}: the processes are on several hosts, and MASTER_ADDR is not set; give the name of the first host, "
+                "for example mpirun -x MASTER_ADDR=host-0"
+            )
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # Ranks of one launch share its number, so that two launches on a host do not meet.
+    job = os.environ.get("PMIX_NAMESPACE", os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", ""))
+    os.environ.setdefault("MASTER_PORT", str(_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS))

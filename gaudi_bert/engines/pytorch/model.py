@@ -1,0 +1,279 @@
+"""Models in PyTorch as `engines/protocol.Model`: what all of them share, and BERT with each of its heads.
+
+Letters: B packs, L positions, S depth, C values of a head, H hidden size, K sums of a head.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial
+from gaudi_bert.engines.pytorch.bert import Network, encode_packs, next_sentence_scores, pool, widen, word_scores
+from gaudi_bert.engines.pytorch.losses import pretraining_sums, task_sums
+from gaudi_bert.model.config import BertConfig, initial_value, is_decayed, misfit
+from gaudi_bert.model.features import MOST_LOGITS, check_batch
+from gaudi_bert.model.heads import Head, Loss, PretrainingHead, TaskHead, VectorHead, variables_of
+
+Tensors = Mapping[str, Tensor]
+_WORK_SEED = np.array([1, 2], np.int32)
+_LOWEST = -3.0e38  # below any hidden state
+
+
+class TorchModel(ABC):
+    """A model on a device; `parameters_by_name` are float32 leaves, whose gradients `updates.py` reads."""
+
+    def __init__(self, spec: ModelSpec, device: Device | None, compute_dtype: ComputeDtype | None) -> None:
+        self.spec = spec
+        self.device = torch.device(device.name if device is not None else "cpu")
+        self.compute_dtype = compute_dtype or (device.compute_dtype if device is not None else "float32")
+        self.parameters_by_name: dict[str, torch.nn.Parameter] = {}
+        self.graphs_built = 0
+        self._shapes_seen: set[tuple[Any, ...]] = set()
+
+    # --- what a kind of model adds
+
+    @abstractmethod
+    def forward(self, batch: Tensors, training: bool) -> Tensor:
+        """The outputs of the head that losses are computed from."""
+
+    @abstractmethod
+    def is_decayed(self, name: str) -> bool:
+        """Whether weight decay applies to a variable."""
+
+    # --- the protocol
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The variables' shapes by name."""
+        return {name: tuple(parameter.shape) for name, parameter in self.parameters_by_name.items()}
+
+    def values(self) -> dict[str, Float32Array]:
+        """A copy of the variables by name."""
+        return {name: to_numpy(parameter).copy() for name, parameter in self.parameters_by_name.items()}
+
+    def load_values(self, values: WeightArrays) -> None:
+        """Set variables by name; those that `values` does not name keep what they hold."""
+        problem = misfit(self.shapes(), values, may_lack="")
+        if problem is not None:
+            raise InputError(f"model: {problem}; load the weights of a model of the same config")
+        with torch.no_grad():
+            for name, value in values.items():
+                self.parameters_by_name[name].copy_(torch.from_numpy(np.array(value, np.float32)))
+
+    def outputs(self, batch: BatchArrays) -> Float32Array:
+        """What the head gives, without dropout."""
+        with torch.inference_mode(), self.autocast():
+            return to_numpy(widen(self.forward(self.tensors(batch), False)).float())
+
+    def evaluate(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
+        """The outputs, of heads that keep them, and the sums; without dropout."""
+        tensors, head = self.tensors(batch), self.spec.head
+        with torch.inference_mode():
+            with self.autocast():
+                outputs = self.forward(tensors, False)
+            sums = self.sums(outputs, tensors)
+        return to_numpy(outputs.float()) if head.keeps_outputs else None, to_numpy(sums.float())
+
+    def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
+        """Outputs, losses and gradients of a model of pretraining."""
+        raise InputError("a model with the head of a task: it is tried with the heads of pretraining only")
+
+    def work(self, batch: BatchArrays) -> float:
+        """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
+        loss, _ = self.loss(self.tensors(batch), _WORK_SEED, torch.ones(2, device=self.device))
+        trained = [parameter for parameter in self.parameters_by_name.values() if parameter.requires_grad]
+        gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+        return float(sum(gradient.sum() for gradient in gradients if gradient is not None))
+
+    # --- what `updates.py` needs
+
+    def loss(self, batch: Tensors, dropout_seed: Int32Array, factors_2: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss that is minimised, its sums multiplied by `factors`; and the K sums. Dropout is drawn from its seed."""
+        self._count_graph(batch)
+        seed_device(self.device, dropout_seed)
+        with self.autocast():
+            outputs = self.forward(batch, True)
+        sums = self.sums(outputs, batch)
+        if isinstance(self.spec.head, PretrainingHead):
+            return sums[0] * factors_2[0] + sums[2] * factors_2[1], sums.detach()
+        return sums[0] * factors_2[0], sums.detach()
+
+    def sums(self, outputs: Any, batch: Tensors) -> Tensor:
+        """The K sums of the head."""
+        head = self.spec.head
+        if isinstance(head, PretrainingHead):
+            words_BQV, sentences_BS2 = outputs
+            return pretraining_sums(words_BQV, sentences_BS2, batch, head.loss)
+        if isinstance(head, VectorHead):
+            return torch.zeros(0)
+        return task_sums(head, widen(outputs), batch)
+
+    def tensors(self, batch: BatchArrays) -> dict[str, Tensor]:
+        """A batch on the device."""
+        return {name: torch.from_numpy(np.ascontiguousarray(values)).to(self.device) for name, values in batch.items()}
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Matrix products in bfloat16, where that was chosen; the variables stay float32."""
+        if self.compute_dtype != "bfloat16":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _count_graph(self, batch: Tensors) -> None:
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(batch.items()))
+        if shapes not in self._shapes_seen:
+            self._shapes_seen.add(shapes)
+            self.graphs_built += 1
+
+
+class TorchBert(TorchModel):
+    """A BERT with any head; its variables have the names and layouts of `model/config.py`."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: Device | None = None,
+        *,
+        seed: int | None,
+        compute_dtype: ComputeDtype | None = None,
+        compiler: str | None = None,
+    ) -> None:
+        super().__init__(spec, device, compute_dtype)
+        if not isinstance(spec.config, BertConfig):
+            raise InputError(f"a model of type {spec.config.model_type} is not a BERT")
+        self.config: BertConfig = spec.config
+        self._head: Head = spec.head
+        for name, variable in variables_of(self.config, spec.head).items():
+            value = torch.from_numpy(initial_value(name, variable, self.config.initializer_range, seed))
+            self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
+        self._compute: Callable[..., Any] = self._heads
+        if compiler is not None:
+            self._compute = torch.compile(self._heads, backend=compiler, dynamic=False, fullgraph=True)
+
+    def is_decayed(self, name: str) -> bool:
+        """Whether weight decay applies to a variable."""
+        return is_decayed(name)
+
+    def forward(self, batch: Tensors, training: bool) -> Any:
+        """The outputs of the head that losses are computed from; of pretraining, both scores."""
+        return self._compute(self._parameters(), batch, training)
+
+    def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
+        """Outputs, losses and gradients of a model of pretraining."""
+        if not isinstance(self._head, PretrainingHead):
+            return super().trial(batch, loss)
+        tensors, names = self.tensors(batch), list(self.parameters_by_name)
+        sizes = check_batch(batch, self.config)
+        network = Network(self.config, self._parameters())
+        with torch.no_grad(), self.autocast():
+            hidden_TH = encode_packs(network, tensors)
+            pooled_PH = pool(network, _read(network, tensors)[0])
+        with self.autocast():
+            words_BQV, sentences_BS2 = self._heads(network.parameters, tensors, False)
+        sums = pretraining_sums(words_BQV, sentences_BS2, tensors, loss)
+        masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
+        leaves = list(self.parameters_by_name.values())
+        gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, leaves, allow_unused=True)
+        return Trial(
+            {
+                "hidden_states": to_numpy(widen(hidden_TH)).reshape(sizes.packs, sizes.positions, -1),
+                "pooled_output": to_numpy(pooled_PH).reshape(sizes.packs, sizes.depth, -1),
+                "masked_lm_logits": to_numpy(words_BQV),
+                "next_sentence_logits": to_numpy(sentences_BS2),
+            },
+            {"masked_lm_loss": masked_lm_loss.item(), "next_sentence_loss": next_sentence_loss.item()},
+            {
+                name: np.zeros(leaf.shape, np.float32) if gradient is None else to_numpy(gradient)
+                for name, leaf, gradient in zip(names, leaves, gradients, strict=True)
+            },
+        )
+
+    def _parameters(self) -> dict[str, Tensor]:
+        if self.compute_dtype == "float64":
+            return {name: parameter.double() for name, parameter in self.parameters_by_name.items()}
+        return dict(self.parameters_by_name)
+
+    def _heads(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
+        """From features to what the head gives; one graph for a set of shapes."""
+        network, head = Network(self.config, parameters, training), self._head
+        packs, length = batch["input_ids"].shape
+        if isinstance(head, PretrainingHead):
+            return pretraining_outputs(network, batch)
+        positions_BP = None if head.read_positions is None else batch[head.read_positions]
+        hidden_RH = encode_packs(network, batch, positions_BP)
+        if isinstance(head, VectorHead):
+            return vectors_of_sequences(head, widen(hidden_RH), batch)
+        if not head.keeps_outputs:
+            if packs * length * self.config.vocab_size > MOST_LOGITS:
+                raise InputError(
+                    f"batch: {packs} packs of {length} have more than {MOST_LOGITS:,} logits of {self.config.vocab_size} "
+                    "words; make finetune.micro_batch_packs smaller"
+                )
+            return word_scores(network, hidden_RH)
+        shape = (packs, -1 if head.is_of_text else length, head.width)
+        return self._task_scores(network, head, hidden_RH).reshape(shape)
+
+    def _task_scores(self, network: Network, head: TaskHead, hidden_RH: Tensor) -> Tensor:
+        """Wide scores [P, C] of the dense layer, with the dropout that BERT's heads but for question answering have."""
+        inputs_PH = pool(network, hidden_RH) if head.is_of_text else widen(hidden_RH)
+        if head.kind != "question-answering":
+            inputs_PH = network.drop(inputs_PH)
+        with torch.autocast(self.device.type, enabled=False):
+            return network.dense(inputs_PH, head.scope)
+
+
+def pretraining_outputs(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
+    """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2]."""
+    packs = len(batch["input_ids"])
+    first_PH, masked_PH = _read(network, batch)
+    words_BQV = word_scores(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
+    return words_BQV, next_sentence_scores(network, pool(network, first_PH)).reshape(packs, -1, 2)
+
+
+def _read(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
+    """The hidden states of every [CLS], [B * S, H], and of every masked slot, [B * Q, H]."""
+    positions_BP = torch.cat([batch["next_sentence_positions"], batch["masked_lm_positions"]], dim=1)
+    packs, depth = batch["next_sentence_positions"].shape
+    read_BPH = encode_packs(network, batch, positions_BP).reshape(packs, positions_BP.shape[1], -1)
+    return read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
+
+
+def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Tensors) -> Tensor:
+    """One vector for each sequence, [B, S, H]; those of absent ones mean nothing."""
+    packs, depth = batch["sequence_positions"].shape
+    if head.pooling == "cls":
+        vectors_BSH = hidden_RH.reshape(packs, depth, -1)
+    else:
+        hidden_BLH = hidden_RH.reshape(*batch["input_ids"].shape, -1)
+        numbers_S = torch.arange(1, depth + 1, device=hidden_RH.device, dtype=batch["input_mask"].dtype)
+        belongs_BSL = batch["input_mask"][:, None, :] == numbers_S[None, :, None]
+        if head.pooling == "mean":
+            share_BSL = belongs_BSL.to(hidden_RH.dtype)
+            vectors_BSH = torch.matmul(share_BSL, hidden_BLH) / share_BSL.sum(-1, keepdim=True).clamp(min=1.0)
+        else:
+            lowered_BSL = (1.0 - belongs_BSL.to(hidden_RH.dtype)) * _LOWEST
+            vectors_BSH = torch.stack(
+                [torch.where(row_L[..., None] < 0, _LOWEST, hidden_BLH).amax(1) for row_L in lowered_BSL.unbind(1)], dim=1
+            )
+    return torch.nn.functional.normalize(vectors_BSH, dim=-1, eps=1e-12) if head.normalize else vectors_BSH
+
+
+def to_numpy(tensor: Tensor) -> Float32Array:
+    """The numbers of a tensor on the host; they may share its memory."""
+    array: Float32Array = tensor.detach().cpu().numpy()
+    return array
+
+
+def seed_device(device: torch.device, seed_2: Int32Array) -> None:
+    """Make the random numbers that follow, on the host and on the device, a function of `seed_2`, int32 [2]."""
+    number = int(np.ascontiguousarray(seed_2).view(np.uint64)[0] & np.uint64((1 << 63) - 1))
+    torch.manual_seed(number)
+    if device.type != "cpu":
+        getattr(torch, device.type).manual_seed(number)

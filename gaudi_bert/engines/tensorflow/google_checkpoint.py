@@ -1,0 +1,55 @@
+"""Google's TF1 checkpoints: `bert_model.ckpt.index` and `.data-00000-of-00001`.
+
+Our variables carry the names and the layout of `google-research/bert`, so a checkpoint is a table of them. A checkpoint
+written while training holds more (Adam's moments as `<variable>/adam_m`, counters), which is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_bert.common.arrays import Float32Array, WeightArrays
+from gaudi_bert.common.errors import FailedError, InputError
+
+_SCOPES = ("bert/", "cls/")
+
+
+def read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
+    """The variables of BERT in a TF1 checkpoint, by name."""
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        names = reader.get_variable_to_shape_map()
+        values = {name: reader.get_tensor(name) for name in names if _is_weight(name, names)}
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{prefix}: not a complete TF1 checkpoint ({reason}); copy its .index and .data files again"
+        ) from error
+    if not values:
+        raise InputError(f"{prefix}: holds no variable below bert/; give a checkpoint of google-research/bert")
+    return values
+
+
+def _is_weight(name: str, names: Mapping[str, object]) -> bool:
+    """Whether `name` is the model's, and not what an optimizer keeps of another variable."""
+    return name.startswith(_SCOPES) and name.rpartition("/")[0] not in names
+
+
+def write_google_checkpoint(prefix: Path, variables: WeightArrays) -> None:
+    """Write `variables` as a TF1 checkpoint, which `tf.compat.v1.train.Saver` and `tf.train.load_checkpoint` read."""
+    names = sorted(variables)
+    try:
+        with tf.device("/CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=str(prefix),
+                tensor_names=names,
+                shape_and_slices=[""] * len(names),
+                tensors=[tf.constant(np.ascontiguousarray(variables[name])) for name in names],
+            )
+    except tf.errors.OpError as error:
+        reason = " ".join(str(error).split())
+        raise FailedError(f"{prefix}: cannot write ({reason}); free some space, or choose another folder") from error

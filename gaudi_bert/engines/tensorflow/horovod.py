@@ -1,0 +1,84 @@
+"""Several processes by Horovod: the upstream one on CPUs (Gloo or MPI), or habana-horovod on Gaudi, which has the same name.
+
+The first call is `hvd.init()`: on Gaudi, the device may be loaded only after it, and TensorFlow used only then. Tensors
+are reduced one by one under fixed names; Horovod merges what is ready at the same time into buffers of
+`training.fusion_bytes`. Small host arrays travel as float64 through the CPU, whatever the device is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from gaudi_bert.common.arrays import FloatArray, WeightArrays
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.launch import Launch, find_launch
+from gaudi_bert.config.sections import LoopSettings
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.processes import ConnectedProcess
+
+
+@dataclass(frozen=True)
+class HorovodCommunicator(ConnectedProcess):
+    """One of several processes."""
+
+    horovod: Any = None
+    errors: ClassVar[tuple[type[Exception], ...]] = (tf.errors.OpError, RuntimeError)
+
+    def sum_tensors(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums over all processes, inside a graph."""
+        hvd = self.horovod
+        return [hvd.allreduce(tensor, op=hvd.Sum, name=f"gradient_{index}") for index, tensor in enumerate(tensors)]
+
+    def sum_array(self, values: NDArray[Any]) -> FloatArray:
+        """The sum over all processes of a small host array (float64)."""
+        self.arrive()
+        with tf.device("/CPU:0"):
+            array = tf.constant(np.asarray(values, np.float64))
+            return self.horovod.allreduce(array, op=self.horovod.Sum, name="host_array").numpy()
+
+    def broadcast(self, arrays: WeightArrays) -> WeightArrays:
+        """The arrays of rank 0, in every process; names and shapes are the same in all."""
+        self.arrive()
+        with tf.device("/CPU:0"):
+            return {
+                name: self.horovod.broadcast(tf.constant(array), 0, name=f"state_{index}").numpy()
+                for index, (name, array) in enumerate(arrays.items())
+            }
+
+
+def connect(settings: LoopSettings) -> Communicator:
+    """The communicator of all processes of this launch; without a launcher, that of this process alone."""
+    launch = find_launch()
+    return Communicator() if launch is None or launch.size == 1 else _connect_by_horovod(launch, settings)
+
+
+def _connect_by_horovod(launch: Launch, settings: LoopSettings) -> HorovodCommunicator:
+    """`hvd.init()`."""
+    who = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
+    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(settings.fusion_bytes))
+    try:
+        hvd = importlib.import_module("horovod.tensorflow")
+    except ImportError as error:
+        raise InputError(
+            f"{who}: several processes need Horovod, and it is not installed ({error}); on CPUs run `make setup-horovod`, "
+            "on Gaudi use the training image with habana-horovod, or start one process without a launcher"
+        ) from error
+    try:
+        hvd.init()
+        rank, size, local_size = hvd.rank(), hvd.size(), hvd.local_size()
+    except (RuntimeError, ValueError, OSError) as error:
+        raise InputError(f"{who}: Horovod cannot connect ({' '.join(str(error).split())}); start all ranks again") from error
+    if (rank, size) != (launch.rank, launch.size):
+        raise InputError(
+            f"{who}: Horovod reports rank {rank} of {size}; it was probably built without MPI: "
+            "start the processes by `horovodrun --gloo`, or build Horovod with MPI"
+        )
+    return HorovodCommunicator(rank, size, local_size, horovod=hvd)

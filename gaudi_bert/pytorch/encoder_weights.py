@@ -1,0 +1,108 @@
+"""The weights of an encoder's folder as a model of a task begins with them, by the names that `transformers` gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gaudi_bert.common.arrays import Float32Array
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_json
+from gaudi_bert.model.config import EncoderConfig, ModelSizes
+from gaudi_bert.model.heads import Head, VectorHead
+from gaudi_bert.pytorch.asking import feeding_of
+from gaudi_bert.pytorch.classes import class_of, config_of
+from gaudi_bert.pytorch.model_folder import check_numbers, read_parts
+
+_OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task")
+_OF_THE_FILE = ("transformers_version", "torch_dtype", "dtype", "_name_or_path", "gaudi_bert")
+_ENCODER = VectorHead("cls", normalize=False)
+_ANY_POSITIONS = 1 << 20
+_ANY_SEGMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class EncoderWeights:
+    """An encoder, and its head where it fits.
+
+    Attributes:
+        architecture: the class of `transformers` that has these variables.
+        variables: float32, by name; tied ones once.
+        fresh: the variables that the folder lacks: they keep their initial values.
+    """
+
+    config: EncoderConfig
+    architecture: str
+    variables: Mapping[str, Float32Array]
+    fresh: tuple[str, ...]
+
+
+def read_encoder_config(file: Path) -> EncoderConfig:
+    """What a config.json says of the encoder; what it says of a head and of the file is left out.
+
+    Raises:
+        InputError: it is not the config of a model of `transformers`.
+    """
+    content = read_json(file)
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+        raise InputError(f"{file}: names no model_type; give the config.json of a model of transformers")
+    check_numbers(file, content)
+    return EncoderConfig({name: content[name] for name in content if name not in {*_OF_THE_HEAD, *_OF_THE_FILE}})
+
+
+def fresh_config(
+    values: Mapping[str, Any], vocab_size: int, token_ids: Mapping[str, int | None], positions: int
+) -> EncoderConfig:
+    """A config with what it leaves open taken from the data: how many tokens there are, which are special, the positions.
+
+    A type alone (`model_type`) has as many positions as usual, or more where the data needs them.
+    """
+    known = config_of(EncoderConfig(values), _ENCODER)
+    named = {f"{name}_token_id": number for name, number in token_ids.items() if hasattr(known, f"{name}_token_id")}
+    config = EncoderConfig({"vocab_size": vocab_size, **named, **values})
+    lacking = positions - sizes_of(config, _ENCODER).positions
+    if set(values) == {"model_type"} and lacking > 0:
+        most = config_of(config, _ENCODER).get_text_config().max_position_embeddings
+        return EncoderConfig({**config.values, "max_position_embeddings": most + lacking})
+    return config
+
+
+def sizes_of(config: EncoderConfig, head: Head) -> ModelSizes:
+    """The sizes of a model that packs can be fed to.
+
+    Raises:
+        InputError: they cannot, or `transformers` has no such model.
+    """
+    library = config_of(config, head)
+    feeding, text = feeding_of(library), library.get_text_config()
+    most = getattr(text, "max_position_embeddings", None)
+    positions = (most if type(most) is int else _ANY_POSITIONS) - feeding.position_offset
+    segments = getattr(text, "type_vocab_size", None) if feeding.token_types else None
+    return ModelSizes(
+        layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        positions=min(positions, feeding.longest_sequence or positions),
+        vocab_size=text.vocab_size,
+        segments=segments or _ANY_SEGMENTS,
+    )
+
+
+def read_encoder_weights(folder: Path, head: Head, *, lacks_head: bool) -> EncoderWeights:
+    """The weights of a folder for a model with this head; with `lacks_head`, those of the head may be missing.
+
+    Raises:
+        InputError: the folder is damaged or incomplete, or `transformers` has no such model.
+    """
+    config = read_encoder_config(folder / "config.json")
+    library = config_of(config, head)
+    kind = class_of(library, head)
+    model, missing = read_parts(folder, kind, library, lacks_head=lacks_head)
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    return EncoderWeights(
+        config,
+        kind.__name__,
+        {name: value.detach().float().numpy() for name, value in parameters.items() if name not in missing},
+        tuple(name for name in parameters if name in missing),
+    )

@@ -1,0 +1,212 @@
+"""A packed table as training data of words: packs in the one global order, each token with what is to be predicted.
+
+The tokenizer comes with the table (`tokenize` and `pack` leave it there). The masks of a token are a function of the seed,
+the epoch, the row of the table that its sequence is of, and its place there: never of its pack, of the processes, or of
+where a run was resumed. Memory is that of a few row groups, whatever the size of the table.
+
+Letters: B packs, L positions, S sequences of a pack, N sequences of a batch, T tokens of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from gaudi_bert.artefacts.packed import TableMetadata
+from gaudi_bert.artefacts.references import METADATA_NAME, NOTES_NAME
+from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray, mixed_words, random_words
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.config import ModelSizes
+from gaudi_bert.model.heads import TaskKind
+from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary, draw_masks, masked_features, masked_slots
+from gaudi_bert.reading.global_order import GlobalOrder, check_rank, streams_of
+from gaudi_bert.reading.streams import StreamReader
+from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, RowTokenizer, open_tokenizer
+from gaudi_bert.tables.packed_parquet import TableFiles, open_tables
+from gaudi_bert.training.input.batches import Batch, TrainingOrder, ahead, batches_in_order
+
+EVALUATION_EPOCH = -1
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A packed table with its tokenizer."""
+
+    path: Path
+    metadata: TableMetadata
+    files: TableFiles = field(repr=False)
+    tokenizer: RowTokenizer
+
+    @property
+    def length(self) -> int:
+        """Positions of a pack."""
+        return self.metadata.max_sequence_length
+
+    @property
+    def identity(self) -> str:
+        """What distinguishes this table from others, for the settings of a run."""
+        return f"{self.metadata.identity()} {self.tokenizer.sha256}"
+
+
+def is_packed_table(path: Path) -> bool:
+    """Whether a folder holds a packed table, not packed records."""
+    return (path / NOTES_NAME / METADATA_NAME).is_file()
+
+
+def open_packed_table(path: Path) -> TableSource:
+    """The packed table in a folder of this machine.
+
+    Raises:
+        InputError: it is not one, holds no tokens, or comes without a tokenizer.
+    """
+    metadata = TableMetadata.read(path)
+    if metadata.index_only:
+        raise InputError(f"{path}: is an index, which holds no tokens; pack the table again without --index-only")
+    if not (path / NOTES_NAME / TOKENIZER_NAME).is_file():
+        raise InputError(
+            f"{path}: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, which leaves it with the "
+            f"table, or copy the tokenizer.json of its tokens to {path / NOTES_NAME}"
+        )
+    files, _ = open_tables(path, sorted(path.glob("packed-*.parquet")))
+    return TableSource(path, metadata, files, open_tokenizer(path / NOTES_NAME))
+
+
+def check_table_fits(source: TableSource, sizes: ModelSizes) -> None:
+    """Refuse a table that the model cannot take."""
+    if source.length > sizes.positions:
+        raise InputError(
+            f"{source.path}: its packs have {source.length} positions, the model has {sizes.positions}; pack the table to "
+            "at most as many, or give the model more"
+        )
+    source.tokenizer.check_fits(sizes.vocab_size, sizes.segments)
+
+
+@dataclass(frozen=True)
+class WordTargets:
+    """What is predicted: words that were masked, or the next one."""
+
+    kind: TaskKind
+    seed: int
+    share: float
+    vocabulary: Vocabulary = NO_VOCABULARY
+
+    def of_packs(self, packs: Sequence[Mapping[str, AnyArray]], epoch: int, length: int, depth: int) -> Batch:
+        """The features of packs [B, ...], with targets and their weights, as `model.heads.TaskHead` says."""
+        ids_BL, numbers_BL = (np.stack([pack[name] for pack in packs]) for name in ("input_ids", "sequence_ids"))
+        ids_BL, numbers_BL = ids_BL.astype(np.int32), numbers_BL.astype(np.int32)
+        positions_BL = np.stack([pack["position_ids"] for pack in packs]).astype(np.int32) * (numbers_BL > 0)
+        segments = [pack.get("token_type_ids") for pack in packs]
+        given = [each for each in segments if each is not None]
+        counts_B = np.array([len(pack["seq_lens"]) for pack in packs])
+        batch: Batch = {
+            "input_ids": ids_BL,
+            "input_mask": numbers_BL,
+            "segment_ids": np.stack(given).astype(np.int32) if given else np.zeros_like(ids_BL),
+            "positions": positions_BL,
+            "sequence_weights": (np.arange(depth) < counts_B[:, np.newaxis]).astype(np.float32),
+        }
+        if self.kind == "causal-language-modelling":
+            same_BL = np.pad((numbers_BL[:, 1:] == numbers_BL[:, :-1]) & (numbers_BL[:, 1:] > 0), [(0, 0), (0, 1)])
+            following_BL = np.pad(ids_BL[:, 1:], [(0, 0), (0, 1)])
+            return {**batch, "targets": following_BL * same_BL, "target_weights": same_BL.astype(np.float32)}
+        slots = masked_slots(length, depth, self.share)
+        return {**batch, **self._masked(packs, ids_BL, numbers_BL > 0, positions_BL, epoch, slots)}
+
+    def _masked(
+        self,
+        packs: Sequence[Mapping[str, AnyArray]],
+        ids_BL: Int32Array,
+        real_BL: BoolArray,
+        positions_BL: Int32Array,
+        epoch: int,
+        slots: int,
+    ) -> Batch:
+        lengths_N = np.concatenate([pack["seq_lens"] for pack in packs]).astype(np.int64)
+        if int(lengths_N.sum()) != np.count_nonzero(real_BL):
+            raise InputError("seq_lens and sequence_ids of a pack differ; pack the table again")
+        rows_N = np.concatenate([pack["indices"] for pack in packs]).astype(np.uint64)
+        starts_N = np.concatenate([pack.get("starts", np.zeros(len(pack["seq_lens"]))) for pack in packs])
+        places_T = (np.repeat(starts_N, lengths_N) + positions_BL[real_BL]).astype(np.uint64)
+        order_T, kinds_T = (
+            mixed_words(np.repeat(mixed_words(random_words(1, self.seed, purpose, epoch + 1), rows_N), lengths_N), places_T)
+            for purpose in ("masked words", "kinds of masks")
+        )
+        masks = draw_masks(ids_BL[real_BL], lengths_N, self.share, self.vocabulary, order_T, lambda masked: kinds_T[masked])
+        is_masked_BL, changed_BL = np.zeros_like(real_BL), ids_BL.copy()
+        is_masked_BL[real_BL], changed_BL[real_BL] = masks.is_masked, masks.input_ids
+        return {**masked_features(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}
+
+
+class _TableReader:
+    """Packs of a table in the one global order."""
+
+    def __init__(self, source: TableSource, targets: WordTargets, order: TrainingOrder) -> None:
+        self._source, self._targets = source, targets
+        files, most = source.files, order.shuffle_packs
+
+        def window(file: int) -> int:  # packs that move within a row group need no other one
+            return min(most, files.window_rows(file))
+
+        of_epochs = GlobalOrder(files.sizes, order.seed, window, streams_of(source.metadata.shard_multiple))
+        self._reader = StreamReader(files, of_epochs, order.rank, order.size)
+        self.packs = of_epochs.packs
+
+    def read(self, epoch: int, numbers: IntArray) -> Batch:
+        """Packs of an epoch by their numbers."""
+        return _features(self._source, self._targets, *self._reader.locate(epoch, numbers), epoch)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._reader.close()
+
+
+def table_batches(source: TableSource, targets: WordTargets, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
+    """Batches of packs without end, each [batch_packs, ...]."""
+    check_rank(order.rank, order.size)
+    return batches_in_order(_TableReader(source, targets, order), batch_packs, order)
+
+
+def evaluation_table_batches(
+    source: TableSource, targets: WordTargets, batch_packs: int, rank: int, size: int, take_packs: int | None
+) -> Iterator[Batch]:
+    """Every pack once, in the order of the files; the last batch is filled up with empty packs.
+
+    Process `rank` gets the batches whose number mod `size` is `rank`. `take_packs` limits it to the first packs.
+    """
+    files = source.files
+    ends = np.cumsum(files.sizes)
+    packs = int(ends[-1]) if take_packs is None else min(int(ends[-1]), take_packs)
+
+    def batches() -> Iterator[Batch]:
+        is_open: set[int] = set()
+        for first in range(rank * batch_packs, packs, size * batch_packs):
+            numbers = np.arange(first, min(first + batch_packs, packs))
+            shards = np.searchsorted(ends, numbers, side="right")
+            for shard in is_open - set(shards.tolist()):
+                files.close(shard)
+            for shard in set(shards.tolist()) - is_open:
+                files.open(shard, files.prepare(shard))
+            is_open = set(shards.tolist())
+            batch = _features(source, targets, shards, numbers - (ends - files.sizes)[shards], EVALUATION_EPOCH)
+            missing = batch_packs - len(numbers)
+            yield cast(Batch, {name: np.pad(values, [(0, missing), (0, 0)]) for name, values in batch.items()})
+
+    return ahead(batches())
+
+
+def _features(source: TableSource, targets: WordTargets, shards: IntArray, records: IntArray, epoch: int) -> Batch:
+    """Some packs, their token numbers checked."""
+    packs = source.files.read(shards, records)
+    for shard, record, pack in zip(shards.tolist(), records.tolist(), packs, strict=True):
+        ids = pack["input_ids"]
+        if len(ids) != source.length or ids.min() < 0 or ids.max() >= source.tokenizer.vocabulary_size:
+            wrong = f"{len(ids)} tokens" if len(ids) != source.length else f"the tokens {ids.min()} to {ids.max()}"
+            raise InputError(
+                f"{source.files.paths[shard]}: row {record} holds {wrong}; allowed are {source.length} tokens from 0 to "
+                f"{source.tokenizer.vocabulary_size - 1:,}; pack the table again, or give the tokenizer of its tokens"
+            )
+    return targets.of_packs(packs, epoch, source.length, source.metadata.deepest_pack)

@@ -1,1 +1,0 @@
-"""Several processes that train one model: sums over all, and one end for all."""

@@ -1,1 +1,0 @@
-"""The training step in TensorFlow, and its device."""

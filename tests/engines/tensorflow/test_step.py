@@ -1,0 +1,238 @@
+"""One update: accumulation, packing and dropout change nothing they should not; optimizers; what losses are divided by."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.tensorflow import optimizers
+from gaudi_bert.engines.tensorflow.optimizers import Optimizer, UpdateTensors, clip_factor
+from gaudi_bert.model.config import is_decayed
+from gaudi_bert.training.input.source import open_source
+from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for
+from gaudi_bert.training.step import dropout_seed
+from tests.builders import training_data as data
+from tests.builders import training_updates as work
+from tests.builders.agree import agree, identical
+from tests.builders.effort import LONG
+from tests.oracles import training as naive
+
+PACKS = data.make_packs(12)
+
+
+def one_update(micro_batches, loss="token", clip_norm=0.0):
+    """Gradients of one update (from the first moments, which are (1 - beta_1) times them), and what `run` returned."""
+    settings = TrainingSettings(beta_1=0.5, loss=loss, clip_norm=clip_norm, seed=3)
+    step = work.make_step(work.make_model(loss=loss), settings, Communicator(), len(micro_batches))
+    sums = step.run(micro_batches, 1, 1e-3).numpy()
+    return {name: 2 * moment for name, moment in step.updates.moments()[0].items()}, sums
+
+
+def assert_same_gradients(one, other) -> None:
+    for name, gradient in other.items():
+        allowed = 1e-8 if name.endswith("/key/bias") else 1e-5 * np.linalg.norm(gradient)
+        assert np.linalg.norm(one[name] - gradient) <= allowed, name
+
+
+@functools.cache
+def big_batch(loss: str):
+    return one_update([work.packed(PACKS)], loss)
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize(("loss", "parts"), [("sequence", 12), *([("token", 3)] if LONG else [])])
+def test_micro_batches_are_one_big_batch(loss, parts) -> None:
+    big, big_sums = big_batch(loss)
+    small, small_sums = one_update([work.packed(PACKS[part::parts]) for part in range(parts)], loss)
+    assert_same_gradients(small, big)
+    agree(small_sums, big_sums, 1e-5)
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("loss", ["token", "sequence"] if LONG else ["token"])
+def test_a_packed_update_is_the_unpacked_update(loss) -> None:
+    packed, packed_sums = big_batch(loss)
+    unpacked, unpacked_sums = one_update([work.unpacked(PACKS)], loss)
+    assert_same_gradients(packed, unpacked)
+    agree(packed_sums, unpacked_sums, 1e-5)
+
+
+@pytest.mark.parametrize("loss", ["token", "sequence"])
+def test_the_weights_known_before_are_those_of_the_loss(loss) -> None:
+    batch = work.packed(PACKS)
+    _, sums = work.make_model(loss=loss).evaluate(batch)
+    expected = [sums[1], sums[3]]
+    agree(PretrainingObjective(loss).weights(batch), expected, 1e-6)
+
+
+def test_clipping_comes_after_accumulation() -> None:
+    free, sums = big_batch("token")
+    norm = sums[8]
+    agree(norm, np.sqrt(sum((gradient**2).sum() for gradient in free.values())), 1e-4)
+    clipped, _ = one_update([work.packed(PACKS[:6]), work.packed(PACKS[6:])], clip_norm=float(norm) / 4)
+    for name, gradient in free.items():
+        agree(clipped[name], gradient / 4, 1e-4)
+
+
+def test_dropout_is_a_function_of_the_update_and_no_sum_has_an_order_that_may_vary() -> None:
+    """`AddN` of three or more adds into whichever input's memory is free: its last bit differs from run to run."""
+    model, settings = work.make_model(dropout=0.2), TrainingSettings(seed=3)
+    step = work.make_step(model, settings, Communicator(), 1)
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in model.shapes().items()}
+    moments = []
+    for update in (7, 7, 8):
+        step.updates.load_moments(zeros, zeros)
+        step.run([work.packed(PACKS)], update, 0.0)
+        moments.append(step.updates.moments()[0]["bert/embeddings/word_embeddings"])
+    one, again, later = moments
+    identical(again, one)
+    assert np.abs(later - one).max() > 1e-6
+    assert step.updates.graphs_built == 1
+    sums = [operation for operation in step.updates.graph.get_operations() if operation.type == "AddN"]
+    assert all(len(operation.inputs) == 2 for operation in sums)
+
+
+def test_dropout_seeds_differ_by_seed_update_micro_batch_and_rank() -> None:
+    keys = [(1, 1, 0, 0), (2, 1, 0, 0), (1, 2, 0, 0), (1, 1, 1, 0), (1, 1, 0, 1)]
+    assert len({dropout_seed(*key).tobytes() for key in keys}) == len(keys)
+    assert dropout_seed(1, 1, 0, 0).dtype == np.int32
+    assert dropout_seed(1, 1, 0, 0).shape == (2,)
+
+
+def test_the_wrong_number_of_micro_batches_is_a_defect() -> None:
+    step = work.make_step(work.make_model(), TrainingSettings(), Communicator(), 2)
+    with pytest.raises(ValueError, match="1 micro-batches given, 2 make an update"):
+        step.run([work.packed(PACKS)], 1, 1e-3)
+
+
+# --- what losses are divided by: on paper, and that `balanced` expects what the data holds
+
+WEIGHTS_M2 = np.array([[6.0, 2.0], [4.0, 3.0], [2.0, 1.0]])
+
+
+class OneOfThree(Communicator):
+    """Beside two processes that hold the same."""
+
+    def sum_array(self, values):
+        return 3 * np.asarray(values)
+
+
+THREE = OneOfThree(rank=1, size=3)
+
+
+def test_global_divides_by_the_whole_update() -> None:
+    factors = LossDenominators("global").factors(WEIGHTS_M2, 5, THREE)
+    agree(factors, [[1 / 36, 1 / 18]] * 3, 1e-7)
+
+
+def test_local_is_the_mean_of_the_means() -> None:
+    factors = LossDenominators("local").factors(WEIGHTS_M2, 5, THREE)
+    agree(factors, 1 / (9 * WEIGHTS_M2), 1e-7)
+
+
+def test_balanced_is_a_constant() -> None:
+    """b m e and b p (equations 25 and 26), as a mean over nine micro-batches."""
+    factors = LossDenominators("balanced", (76 * 0.5, 2.0)).factors(WEIGHTS_M2, 5, THREE)
+    agree(factors, [[1 / (5 * 38 * 9), 1 / (5 * 2 * 9)]] * 3, 1e-7)
+
+
+def test_nothing_masked_divides_by_no_zero() -> None:
+    for kind in ("global", "local"):
+        assert np.isfinite(LossDenominators(kind).factors(np.zeros((2, 2)), 5, Communicator())).all()
+
+
+@pytest.mark.parametrize("loss", ["token", "sequence"])
+def test_what_balanced_expects_of_packs_and_of_single_sequences(tmp_path, loss: str) -> None:
+    settings = TrainingSettings(loss_normalization="balanced", loss=loss)
+    packed = denominators_for(settings, open_source(data.write_packed(tmp_path / "packed", PACKS)))
+    unpacked = denominators_for(settings, open_source(data.write_unpacked(tmp_path / "unpacked", PACKS)))
+    lengths = [sequence.length for pack in PACKS for sequence in pack]
+    factor, efficiency = len(lengths) / len(PACKS), sum(lengths) / (len(PACKS) * data.LENGTH)
+    masked = data.PREDICTIONS * efficiency if loss == "token" else factor
+    agree(packed.expected_weights, (masked, factor))
+    # The same sequences weigh the same whether packed or not: a pack is `factor` of them.
+    agree(unpacked.expected_weights, (masked / factor, 1.0))
+
+
+def test_the_others_need_to_know_nothing_of_the_data() -> None:
+    for kind in ("global", "local"):
+        assert denominators_for(TrainingSettings(loss_normalization=kind), None).kind == kind
+
+
+# --- adamW and LAMB against the naive twins; clipping
+
+SHAPES = {
+    "bert/embeddings/word_embeddings": (13, 7),
+    "bert/embeddings/LayerNorm/gamma": (7,),
+    "bert/encoder/layer_0/attention/self/query/kernel": (7, 7),
+    "bert/encoder/layer_0/attention/self/query/bias": (7,),
+    "cls/predictions/output_bias": (13,),
+}
+FACTOR = np.float32(0.25)  # of clipping
+
+
+def random_values(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {name: (scale * random.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def run_ours(settings, values, gradients_of_updates, rates, compiled: bool = False) -> dict[str, np.ndarray]:
+    variables = {name: tf.Variable(value) for name, value in values.items()}
+    optimizer = Optimizer(variables, settings, compiled=compiled)
+    apply = tf.function(optimizer.apply, autograph=False)
+    for number, (gradients, rate) in enumerate(zip(gradients_of_updates, rates, strict=True), start=1):
+        given = [tf.constant(gradients[name] / FACTOR) for name in variables]
+        corrections = (1.0 / (1.0 - beta**number) for beta in (settings.beta_1, settings.beta_2))
+        scalars = UpdateTensors(*(tf.constant(value, tf.float32) for value in (rate, *corrections)))
+        apply(given, scalars, tf.constant(FACTOR))
+    return {name: variable.numpy() for name, variable in variables.items()}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+@pytest.mark.parametrize(
+    ("changes", "compiled"),
+    [({}, False), ({}, True), ({"layer_adaptation": "decayed"}, True), ({"weight_decay": 0.0, "beta_2": 0.9}, False)],
+)
+def test_equals_the_naive_optimizer_after_seven_updates(optimizer: str, changes: dict, compiled: bool, monkeypatch) -> None:
+    monkeypatch.setattr(optimizers, "LEAST_COMPILED", 10)  # so that some of these are compiled
+    settings = TrainingSettings(optimizer=optimizer, **changes)
+    values = random_values(1)
+    values["cls/predictions/output_bias"][:] = 0  # LAMB's ratio is then 1
+    gradients = [random_values(10 + number, 0.1) for number in range(7)]
+    rates = [0.001 * (number + 1) for number in range(7)]
+    ours = run_ours(settings, values, gradients, rates, compiled)
+    expected = naive.run(optimizer, values, gradients, rates, settings)
+    for name, value in expected.items():
+        agree(ours[name], value, 1e-6, scale=1.0)
+
+
+def test_zero_gradients_of_zero_variables_leave_lamb_finite() -> None:
+    values = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    ours = run_ours(TrainingSettings(optimizer="lamb"), values, [values], [0.1])
+    assert all((value == 0).all() for value in ours.values())
+
+
+def test_decay_spares_biases_and_layer_norms() -> None:
+    assert [name for name in SHAPES if is_decayed(name)] == [
+        "bert/embeddings/word_embeddings",
+        "bert/encoder/layer_0/attention/self/query/kernel",
+    ]
+
+
+@pytest.mark.parametrize("largest", [0.0, 0.5, 1e6])
+def test_clipping_is_by_the_joint_norm(largest: float) -> None:
+    gradients = random_values(5)
+    factor, norm = clip_factor([tf.constant(gradient) for gradient in gradients.values()], largest)
+    for gradient, value in zip(gradients.values(), naive.clip(gradients, largest).values(), strict=True):
+        agree(gradient * factor.numpy(), value, 1e-5)
+    agree(norm.numpy(), np.sqrt(sum((g.astype(float) ** 2).sum() for g in gradients.values())), 1e-5)
+
+
+def test_a_gradient_that_is_not_finite_shows_in_the_norm() -> None:
+    _, norm = clip_factor([tf.constant([1.0, np.inf])], 1.0)
+    assert not np.isfinite(norm.numpy())

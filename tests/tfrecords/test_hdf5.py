@@ -1,0 +1,335 @@
+"""RECORDS as HDF5: the same plans, packs and proofs as of the same examples in TFRecords; and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+h5py = pytest.importorskip("h5py", exc_type=ImportError)
+
+from gaudi_bert.common.errors import InputError  # noqa: E402
+from gaudi_bert.config.sections import PackingSettings  # noqa: E402
+from gaudi_bert.tfrecords.histogram import histogram  # noqa: E402
+from gaudi_bert.tfrecords.pack import pack  # noqa: E402
+from gaudi_bert.tfrecords.verify import verify  # noqa: E402
+from gaudi_bert.tfrecords.wire import hdf5  # noqa: E402
+from gaudi_bert.tfrecords.wire.framing import RecordStream, read_records  # noqa: E402
+from gaudi_bert.training.input.source import open_source  # noqa: E402
+from tests.builders.command_line import run_command  # noqa: E402
+from tests.builders.hdf5_files import (  # noqa: E402
+    DATASETS,
+    columns_of,
+    sequences_for_hdf5,
+    write_columns,
+    write_hdf5,
+    write_tfrecord,
+)
+from tests.builders.reporters import QUIET  # noqa: E402
+from tests.oracles.wire import crc32c, example, frame  # noqa: E402
+
+# How a file may be stored; only the first three are decompressed by us.
+STORED = {
+    "as the vendor does": {"compression": "gzip"},
+    "small chunks": {"compression": "gzip", "chunks": True},
+    "one chunk": {"compression": "gzip", "compression_opts": 1},
+    "shuffled": {"compression": "gzip", "shuffle": True},
+    "checksums": {"compression": "gzip", "fletcher32": True},
+    "lzf": {"compression": "lzf"},
+    "contiguous": {"compression": None},
+}
+
+
+def both(folder: Path, files: int = 5, count: int = 37, length: int = 29, predictions: int = 5) -> tuple[Path, Path]:
+    """The same examples as HDF5 and as TFRecords, in files whose names have one order."""
+    for number in range(files):
+        sequences = sequences_for_hdf5(count + number, length, predictions, seed=number)
+        write_hdf5(folder / "hdf5" / f"part_{number}_training.hdf5", sequences)
+        write_tfrecord(folder / "tfrecord" / f"part_{number}_training.hdf5.tfrecord", sequences)
+    return folder / "hdf5", folder / "tfrecord"
+
+
+def as_stream(path: Path, piece: int = 1 << 20) -> bytes:
+    content, view = b"", memoryview(bytearray(piece))
+    with RecordStream(path) as stream:
+        while count := stream.read_into(view):
+            content += bytes(view[:count])
+        assert stream.file_bytes == path.stat().st_size
+        assert stream.file_crc32c == crc32c(path.read_bytes())
+        assert stream.most_bytes >= len(content)
+    return content
+
+
+@pytest.mark.parametrize("algorithm", ["lpfhp", "nnls"])
+def test_packs_are_byte_equal_to_those_of_the_same_examples_as_tfrecords(tmp_path: Path, algorithm: str) -> None:
+    folders = both(tmp_path)
+    settings = PackingSettings(algorithm=algorithm, group_sequences=90, shard_multiple=3)
+    packed = [tmp_path / f"packed-{folder.name}" for folder in folders]
+    proofs = []
+    for records, out in zip(folders, packed, strict=True):
+        pack(records, out, settings, reporter=QUIET)
+        proofs.append(verify(records, out, reporter=QUIET).content)
+    assert proofs[0] == proofs[1]
+    shards = [sorted(path.name for path in out.glob("*.[ti]*") if path.suffix != ".json") for out in packed]
+    assert shards[0] == shards[1]
+    assert len(shards[0]) > 8
+    for name in shards[0]:
+        assert (packed[0] / name).read_bytes() == (packed[1] / name).read_bytes()
+    plans = [json.loads((tmp_path / f"{out.name}-plan" / "plan.json").read_text()) for out in packed]
+    assert plans[0]["totals"] == plans[1]["totals"]
+
+
+@pytest.mark.parametrize("how", STORED)
+@pytest.mark.parametrize("count", [1, 64, 211])
+def test_rows_become_the_records_of_the_same_examples(tmp_path: Path, how: str, count: int) -> None:
+    sequences = sequences_for_hdf5(count, 23, 7, seed=count)
+    options = {**STORED[how]}
+    path = tmp_path / "rows.h5"
+    with h5py.File(path, "w") as file:
+        for name, values in columns_of(sequences).items():
+            if how == "small chunks":
+                options["chunks"] = (min(5, count), 4)[: values.ndim]
+            elif how == "one chunk":
+                options["chunks"] = values.shape
+            file.create_dataset(name, data=values, dtype=DATASETS[name], **options)
+    expected = b"".join(frame(example(sequence)) for sequence in sequences)
+    assert as_stream(path) == as_stream(path, piece=101) == expected
+
+
+@given(
+    count=st.integers(1, 40),
+    length=st.integers(1, 20),
+    predictions=st.integers(1, 6),
+    chunk=st.tuples(st.integers(1, 40), st.integers(1, 20)),
+    types=st.sampled_from(["i1", "i2", "i4", "i8", ">i4", "u2"]),
+    seed=st.integers(0, 99),
+)
+def test_any_chunks_and_types(tmp_path_factory, count, length, predictions, chunk, types, seed) -> None:
+    sequences = sequences_for_hdf5(count, length, predictions, seed)
+    path = tmp_path_factory.mktemp("any") / "rows.hdf5"
+    columns = columns_of(sequences)
+    for name in ("input_ids", "masked_lm_ids"):
+        columns[name] %= 127
+        columns[name][columns[name] == 0] += columns_of(sequences)[name][columns[name] == 0] > 0
+    with h5py.File(path, "w") as file:
+        for name, values in columns.items():
+            shape = tuple(min(size, most) for size, most in zip(chunk, values.shape, strict=False))
+            file.create_dataset(name, data=values, dtype=types, compression="gzip", chunks=shape)
+    expected = [
+        example({**sequence, **{name: columns[name][row].tolist() for name in ("input_ids", "masked_lm_ids")}})
+        for row, sequence in enumerate(sequences)
+    ]
+    assert list(read_records(path)) == expected
+
+
+def test_a_column_of_labels_is_taken_too(tmp_path: Path) -> None:
+    sequences = sequences_for_hdf5(7, 11, 3, seed=1)
+    columns = columns_of(sequences)
+    columns["next_sentence_labels"] = columns["next_sentence_labels"].reshape(-1, 1)
+    path = write_columns(tmp_path / "rows.hdf5", columns, compression="gzip")
+    assert list(read_records(path)) == [example(sequence) for sequence in sequences]
+
+
+def test_a_chunk_that_was_never_written_is_zeros(tmp_path: Path) -> None:
+    columns = columns_of(sequences_for_hdf5(30, 11, 3, seed=1))
+    path = write_columns(tmp_path / "rows.hdf5", {**columns, "segment_ids": np.zeros((30, 11), np.int8)})
+    with h5py.File(path, "a") as file:
+        del file["segment_ids"]
+        file.create_dataset("segment_ids", (30, 11), "i1", compression="gzip", chunks=(7, 11))
+    assert as_stream(path) == as_stream(
+        write_columns(tmp_path / "same.hdf5", {**columns, "segment_ids": np.zeros((30, 11))})
+    )
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = columns_of(sequences_for_hdf5(3000, 64, 5, seed=3))
+    monkeypatch.setattr(hdf5, "_BLOCK_BYTES", 1 << 14)
+    most = []
+    for times in (1, 8):
+        more = {name: np.concatenate([values] * times) for name, values in columns.items()}
+        path = tmp_path / f"{times}.hdf5"
+        with h5py.File(path, "w") as file:
+            for name, values in more.items():
+                file.create_dataset(name, data=values, compression="gzip", chunks=(700, 5)[: values.ndim])
+        view = memoryview(bytearray(1 << 20))
+        tracemalloc.start()
+        with RecordStream(path) as stream:
+            while stream.read_into(view):
+                pass
+        most.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert most[1] < 1.2 * most[0]
+    monkeypatch.setattr(hdf5, "_MOST_BLOCK_BYTES", 1000)
+    with pytest.raises(InputError, match=r"chunks of 700 rows, 358,400 bytes; at most 1 GiB"):
+        hdf5.Hdf5Rows(path)
+
+
+def test_training_and_inspect_read_the_rows(tmp_path: Path) -> None:
+    records, others = both(tmp_path, files=2, count=9)
+    ours, theirs = open_source(records), open_source(others)
+    assert ours.schema == theirs.schema
+    assert [list(ours.records_of(number)) for number in (0, 1)] == [list(theirs.records_of(number)) for number in (0, 1)]
+    numbers = np.arange(9)
+    one, other = (source.open_files().read(np.ones_like(numbers), numbers) for source in (ours, theirs))
+    assert all(np.array_equal(one[name], other[name]) for name in other)
+    shown = run_command("inspect", records, "--record", 4, "--json")
+    same = run_command("inspect", others, "--record", 4, "--json")
+    assert json.loads(shown.stdout)["sequences"] == json.loads(same.stdout)["sequences"]
+    estimated = [run_command("estimate", folder, "--algorithms", "lpfhp", "--json").stdout for folder in (records, others)]
+    assert json.loads(estimated[0])["rows"][0]["packs"] == json.loads(estimated[1])["rows"][0]["packs"]
+
+
+def test_a_changed_pack_is_named_by_its_row(tmp_path: Path) -> None:
+    records, _ = both(tmp_path, files=1)
+    pack(records, tmp_path / "packed", PackingSettings(algorithm="lpfhp"), reporter=QUIET)
+    with h5py.File(records / "part_0_training.hdf5", "a") as file:
+        file["input_ids"][11, 0] += 1
+    done = run_command("verify", records, tmp_path / "packed")
+    assert done.returncode == 1
+    assert "part_0_training.hdf5 record 11" in done.stderr
+
+
+# --- what is wrong is one line, and nothing is written
+
+
+def bad(name: str, row: int, column: int, value: int):
+    def change(columns: dict) -> None:
+        columns[name] = columns[name].astype(np.int64)
+        columns[name][(row, column)[: columns[name].ndim]] = value
+
+    return change
+
+
+def without(name: str):
+    return lambda columns: columns.pop(name)
+
+
+def shortened(name: str, axis: int):
+    def change(columns: dict) -> None:
+        columns[name] = np.take(columns[name], range(columns[name].shape[axis] - 1), axis)
+
+    return change
+
+
+def as_floats(columns: dict) -> None:
+    columns["input_mask"] = columns["input_mask"].astype(np.float32)
+
+
+def as_packs(columns: dict) -> None:
+    columns["next_sentence_positions"] = np.zeros((20, 3), np.int32)
+
+
+def hole(columns: dict) -> None:
+    columns["masked_lm_ids"][3] = [5, 0, 7]
+    columns["masked_lm_positions"][3] = [1, 2, 3]
+
+
+WRONG = {
+    "has no dataset segment_ids .*it has input_ids": without("segment_ids"),
+    r"dataset input_mask has the shape \(20, 10\), \(20, 11\) goes with the others": shortened("input_mask", 1),
+    r"dataset segment_ids has the shape \(19, 11\), \(20, 11\) goes": shortened("segment_ids", 0),
+    r"dataset masked_lm_positions has the shape \(20, 2\), \(20, 3\) goes": shortened("masked_lm_positions", 1),
+    r"dataset next_sentence_labels has the shape \(19,\), \(20,\) goes": shortened("next_sentence_labels", 0),
+    r"dataset input_mask is float32 \(20, 11\); it must hold rows of integers": as_floats,
+    r"dataset input_ids is int64 \(\); it must hold rows": lambda columns: columns.update(input_ids=np.array(7)),
+    "holds packs; give the unpacked records": as_packs,
+    "row 7: `input_ids` holds -3 at 0, 0 to 2097151 is allowed": bad("input_ids", 7, 0, -3),
+    "row 7: `input_ids` holds 2097152 at 0": bad("input_ids", 7, 0, 2**21),
+    "row 0: `segment_ids` holds 128 at 0, 0 to 127": bad("segment_ids", 0, 0, 128),
+    "row 3: `masked_lm_positions` holds 11 at 0": bad("masked_lm_positions", 3, 0, 11),
+    "row 3: `masked_lm_positions` holds -1 at 0": bad("masked_lm_positions", 3, 0, -1),
+    "row 19: `next_sentence_labels` is 2, 0 .* or 1": bad("next_sentence_labels", 19, 0, 2),
+    "row 5: `input_mask` .*0 at 0": bad("input_mask", 5, 0, 0),
+    "row 5: `input_mask` holds 2 at 0, only 0 and 1 are allowed": bad("input_mask", 5, 0, 2),
+    "row 3: `masked_lm_weights` is not 1..1 0..0": hole,
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_files_are_refused(tmp_path: Path, message: str) -> None:
+    sequences = [
+        {**sequence, "input_mask": [1] * 11, "input_ids": [7] * 11, "segment_ids": [0] * 11}
+        for sequence in sequences_for_hdf5(20, 11, 3, seed=5)
+    ]
+    for sequence in sequences:
+        sequence.update(masked_lm_ids=[5, 0, 0], masked_lm_positions=[1, 0, 0])
+    columns = columns_of(sequences)
+    WRONG[message](columns)
+    path = write_columns(tmp_path / "records" / "rows.hdf5", columns, types={})
+    with pytest.raises(InputError, match=message) as error:
+        histogram(path.parent, tmp_path / "histogram.json", reporter=QUIET)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "histogram.json").exists()
+
+
+def test_files_of_other_sizes_are_refused(tmp_path: Path) -> None:
+    write_hdf5(tmp_path / "records" / "a.hdf5", sequences_for_hdf5(20, 11, 3, seed=5))
+    write_hdf5(tmp_path / "records" / "b.hdf5", sequences_for_hdf5(20, 12, 3, seed=5))
+    with pytest.raises(InputError, match=r"b.hdf5: row 0: feature `input_ids` has 12 values, 11 are needed"):
+        histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=QUIET)
+
+
+@pytest.mark.parametrize("part", [0.05, 0.5, 0.9, 0.999])
+def test_a_file_cut_short_is_refused(tmp_path: Path, part: float) -> None:
+    path = write_hdf5(tmp_path / "records" / "a.hdf5", sequences_for_hdf5(200, 29, 5, seed=5))
+    path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
+    done = run_command("histogram", path.parent, "--out", tmp_path / "histogram.json")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "a.hdf5: cannot be read as HDF5" in done.stderr
+    assert not (tmp_path / "histogram.json").exists()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_damaged_file_is_one_line_or_changes_what_is_read(tmp_path: Path, seed: int) -> None:
+    path = write_hdf5(tmp_path / "records" / "a.hdf5", sequences_for_hdf5(100, 29, 5, seed=5))
+    content = bytearray(path.read_bytes())
+    rng = np.random.default_rng(seed)
+    for position in rng.integers(len(content) // 2, len(content), 20):  # chunks of values; not the structure of the file
+        content[position] ^= int(rng.integers(1, 256))
+    path.write_bytes(content)
+    done = run_command("histogram", path.parent, "--out", tmp_path / "histogram.json")
+    assert done.returncode in (0, 2)
+    assert (tmp_path / "histogram.json").exists() is (done.returncode == 0)
+    assert "Traceback" not in done.stderr
+
+
+def test_names_and_contents_must_agree(tmp_path: Path) -> None:
+    sequences = sequences_for_hdf5(5, 11, 3, seed=5)
+    write_hdf5(tmp_path / "rows.bin", sequences)
+    write_tfrecord(tmp_path / "rows.hdf5", sequences)
+    (tmp_path / "empty.h5").write_bytes(b"")
+    for name, message in {
+        "rows.bin": r"is an HDF5 file; HDF5 files, and no others, end in .hdf5 or .h5",
+        "rows.hdf5": "does not begin as HDF5 does; .*make the file again, or rename it",
+        "empty.h5": "the file is empty; remove it, or make it again",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            histogram(tmp_path / name, tmp_path / "histogram.json", reporter=QUIET)
+    path = write_columns(tmp_path / "none.h5", {name: values[:0] for name, values in columns_of(sequences).items()})
+    with pytest.raises(InputError, match=r"none.h5: holds no record; remove it, or make it again"):
+        histogram(path, tmp_path / "histogram.json", reporter=QUIET)
+
+
+def test_a_folder_of_both_formats_is_refused(tmp_path: Path) -> None:
+    sequences = sequences_for_hdf5(5, 11, 3, seed=5)
+    write_hdf5(tmp_path / "records" / "a.hdf5", sequences)
+    write_tfrecord(tmp_path / "records" / "b.tfrecord", sequences)
+    with pytest.raises(InputError, match=r"holds both HDF5 files \(a.hdf5\) and others \(b.tfrecord\).*by a pattern"):
+        histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=QUIET)
+    assert histogram(tmp_path / "records" / "*.hdf5", tmp_path / "h.json", reporter=QUIET).content.sequences == 5
+
+
+def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_hdf5(tmp_path / "rows.hdf5", sequences_for_hdf5(5, 11, 3, seed=5))
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    done = run_command("histogram", path, "--out", tmp_path / "histogram.json")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "HDF5 files need h5py" in done.stderr
+    assert "[hdf5]" in done.stderr

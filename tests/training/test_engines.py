@@ -1,0 +1,258 @@
+"""One run, two engines: stopped, killed, resumed by itself or by the other, in one process and in two."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("torch", exc_type=ImportError)
+
+from gaudi_bert.common.errors import InputError, StoppedError
+from gaudi_bert.engines import choose
+from gaudi_bert.engines.choose import choose_engine
+from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
+from gaudi_bert.training.evaluate import evaluate
+from gaudi_bert.training.train import train
+from tests.builders import training_data as data
+from tests.builders.agree import agree, identical
+from tests.builders.reporters import QUIET, Listener, StopAfter
+from tests.training.conftest import settings
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+BY_PYTORCH = {"engine": "pytorch", "threads": 1, "log_every_updates": 1}
+
+
+def last_weights(out: Path) -> dict:
+    stored = read_checkpoint(find_checkpoint(out))
+    assert stored.update == 20
+    assert "pytorch" not in json.dumps(dict(stored.settings)), "the checkpoint names a framework"
+    return {**stored.variables, **{f"moment {name}": value for name, value in stored.first_moments.items()}}
+
+
+@pytest.fixture(scope="module")
+def by_pytorch(packed: Path, held_out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pytorch") / "train"
+    train(settings(**BY_PYTORCH), packed, held_out, out, reporter=QUIET)
+    return out
+
+
+def test_a_stopped_run_keeps_its_engine_and_ends_with_the_same_bits(packed, held_out, by_pytorch, tmp_path) -> None:
+    out, listener = tmp_path / "train", Listener()
+    with pytest.raises(StoppedError):
+        train(settings(**BY_PYTORCH), packed, held_out, out, reporter=StopAfter(9))
+    train(settings(threads=1, log_every_updates=1), packed, held_out, out, reporter=listener)
+    assert listener.text.splitlines()[0] == "train: engine pytorch: the run began with it"
+    assert yaml.safe_load((out / "settings.yaml").read_text())["training"]["engine"] == "pytorch"
+    identical(last_weights(out), last_weights(by_pytorch))
+
+
+def test_each_engine_resumes_and_evaluates_what_the_other_left(packed, held_out, whole_run, by_pytorch, tmp_path) -> None:
+    pytest.importorskip("tensorflow", exc_type=ImportError)
+    out = tmp_path / "train"
+    with pytest.raises(StoppedError):
+        train(settings(**BY_PYTORCH), packed, held_out, out, reporter=StopAfter(9))
+    train(settings(engine="tensorflow"), packed, held_out, out, reporter=QUIET)
+    moved = read_checkpoint(find_checkpoint(out)).variables
+    for name, value in read_checkpoint(find_checkpoint(whole_run)).variables.items():
+        agree(moved[name], value, 0.02, scale=1.0)  # their dropout differs
+    for run in (whole_run, by_pytorch):
+        one, other = (
+            evaluate(held_out, run, reporter=QUIET, engine=engine).content.as_json() for engine in ("tensorflow", "pytorch")
+        )
+        for name, value in one.items():
+            if isinstance(value, float):
+                agree(other[name], value, 1e-5, scale=1.0)
+
+
+def test_a_step_is_compiled_once(packed, held_out, tmp_path) -> None:
+    """50 updates with an evaluation between: one graph each, without a break, and none compiled twice."""
+    from torch._dynamo.utils import counters
+
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile needs g++ on a CPU")
+    counters.clear()
+    changes = {"updates": 50, "evaluate_every_updates": 25, "log_every_updates": 50, "compile": True, "engine": "pytorch"}
+    train(settings(**changes), packed, held_out, tmp_path / "train", reporter=QUIET)
+    # One graph of training and one of evaluation, and no more for 48 updates and a second evaluation.
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+
+
+# --- the choice
+
+
+@pytest.mark.parametrize(
+    ("requested", "is_bert", "stored", "installed", "expected", "reason"),
+    [
+        ("auto", True, None, ("tensorflow", "pytorch"), "tensorflow", "TensorFlow is installed, and the model is a BERT"),
+        ("auto", False, None, ("tensorflow", "pytorch"), "pytorch", "the model is not a BERT"),
+        ("auto", True, None, ("pytorch",), "pytorch", "TensorFlow is not installed"),
+        ("auto", True, "pytorch", ("tensorflow", "pytorch"), "pytorch", "the run began with it"),
+        ("tensorflow", True, "pytorch", ("tensorflow",), "tensorflow", "training.engine says so"),
+    ],
+)
+def test_which_engine_and_why(monkeypatch, requested, is_bert, stored, installed, expected, reason) -> None:
+    monkeypatch.setattr(choose, "is_installed", lambda name: name in installed)
+    chosen = choose_engine(requested, is_bert=is_bert, stored=stored)
+    assert chosen == (expected, reason)
+    assert chosen.line() == f"engine {expected}: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("requested", "is_bert", "installed", "message"),
+    [
+        ("auto", True, (), "PyTorch is not installed; run: .*pytorch"),
+        ("auto", False, ("tensorflow",), "PyTorch is not installed, and the model is not a BERT; run: "),
+        ("pytorch", True, ("tensorflow",), "training.engine = pytorch: PyTorch is not installed; run: .*or set it to tens"),
+        ("tensorflow", True, ("pytorch",), "training.engine = tensorflow: TensorFlow"),
+        ("tensorflow", False, ("tensorflow",), "training.engine = tensorflow: TensorFlow runs BERT only here"),
+    ],
+)
+def test_an_engine_that_cannot_run_is_one_line(monkeypatch, requested, is_bert, installed, message) -> None:
+    monkeypatch.setattr(choose, "is_installed", lambda name: name in installed)
+    with pytest.raises(InputError, match=message) as caught:
+        choose_engine(requested, is_bert=is_bert)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("device", "message"), [("cuda", "PyTorch sees no GPU here"), ("hpu", "habana_frameworks is not")])
+def test_a_device_that_is_not_there_is_one_line(packed, tmp_path, device: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"training.device = {device}: .*{message}.*set training.device = cpu"):
+        train(settings(engine="pytorch", device=device), packed, None, tmp_path / "train", reporter=QUIET)
+
+
+@pytest.mark.parametrize(("engine", "other"), [("tensorflow", "torch"), ("pytorch", "tensorflow")])
+def test_one_engine_never_loads_the_other(engine: str, other: str) -> None:
+    program = f"""
+import sys
+from gaudi_bert.engines.choose import load_engine
+import gaudi_bert.training.train, gaudi_bert.tasks.finetune
+assert not {{"torch", "tensorflow"}} & set(sys.modules), "no engine was asked for"
+load_engine({engine!r})
+assert {other!r} not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# --- two processes: by torchrun and by mpirun, killed and resumed, and one that is lost
+
+SHORT = {
+    "updates": 12, "save_every_updates": 4, "global_batch_sequences": 16, "micro_batch_packs": 2, "warmup_updates": 3,
+    "log_every_updates": 4, "evaluate_every_updates": 6, "threads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("records")
+    data.write_packed(folder / "train", data.make_packs(29))
+    data.write_packed(folder / "evaluation", data.make_packs(19, seed=8))
+    return folder
+
+
+def train_command(records: Path, out: Path, **changes: object) -> list[str]:
+    words = ["-m", "gaudi_bert", "train", "--data", records / "train", "--evaluation-data", records / "evaluation"]
+    words += ["--out", out, "--engine", "pytorch"]
+    values = {f"training.{key}": value for key, value in {**SHORT, **changes}.items()}
+    values |= {f"model.{key}": value for key, value in data.MODEL.items()}
+    return [*map(str, words), *(word for key, value in values.items() for word in ("--set", f"{key}={value}"))]
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def by_two(records: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("two") / "train"
+    done = finished([*TORCHRUN, *train_command(records, out)])
+    assert "by 2 processes" in done.stdout
+    return out
+
+
+def checkpoint_bytes(out: Path) -> bytes:
+    return (out / "checkpoints" / "update-00000012.safetensors").read_bytes()
+
+
+def test_two_processes_are_one_big_batch(records, by_two, tmp_path) -> None:
+    """Without dropout they would be the same to rounding; with it each process draws its own masks."""
+    finished([sys.executable, *train_command(records, tmp_path / "train")])
+    one, two = (read_checkpoint(find_checkpoint(out)) for out in (tmp_path / "train", by_two))
+    for name, value in one.variables.items():
+        agree(two.variables[name], value, 0.02, scale=1.0)
+    assert one.progress["sequences"] == two.progress["sequences"]
+
+
+def test_two_processes_that_were_killed_end_with_the_same_bits(records, by_two, tmp_path) -> None:
+    command, out = [*TORCHRUN, *train_command(records, tmp_path / "train")], tmp_path / "train"
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT, start_new_session=True
+    )
+    while not (out / "checkpoints" / "update-00000004.safetensors").exists() and process.poll() is None:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    finished(command)
+    assert checkpoint_bytes(out) == checkpoint_bytes(by_two)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="MPI MISSING: install Open MPI to test mpirun")
+def test_mpirun_leaves_what_torchrun_leaves_and_evaluates(records, by_two, tmp_path) -> None:
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
+    finished([*mpirun, *train_command(records, tmp_path / "train")])
+    assert checkpoint_bytes(tmp_path / "train") == checkpoint_bytes(by_two)
+    words = ["-m", "gaudi_bert", "evaluate", "--engine", "pytorch", "--json"]
+    evaluated = finished([*mpirun, *words, "--data", str(records / "evaluation"), "--checkpoint", str(by_two)])
+    alone = finished([sys.executable, *words, "--data", str(records / "evaluation"), "--checkpoint", str(by_two)])
+    one, two = json.loads(alone.stdout), json.loads(evaluated.stdout)
+    agree(two["loss"], one["loss"], 1e-6)
+    assert two["sequences"] == one["sequences"]
+
+
+def test_a_lost_process_is_named_and_ends_the_other(records, tmp_path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, *train_command(records, tmp_path / "train", updates=100_000, save_every_updates=100_000)]
+    ranks = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**ENVIRONMENT, "RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        )
+        for rank in "01"
+    ]
+    try:
+        while not (tmp_path / "train" / "metrics.jsonl").exists() and ranks[0].poll() is None:
+            time.sleep(0.01)
+        time.sleep(1)
+        ranks[1].kill()
+        said = ranks[0].communicate(timeout=60)[0]
+        assert ranks[0].returncode == 1
+        assert "rank 1" in said.splitlines()[-1]
+        assert "Traceback" not in said
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()

@@ -1,0 +1,251 @@
+"""Two real Horovod processes on this machine: the same figures as one process, one end for all, whoever fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from gaudi_bert.artefacts.training import FineTuning
+from gaudi_bert.cli.results import to_json
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint, write_checkpoint
+from gaudi_bert.training.evaluate import evaluate
+from gaudi_bert.training.train import train
+from tests.builders import training_data as data
+from tests.builders import training_updates as work
+from tests.builders import two_finetunes as finetunes
+from tests.builders import two_processes as script
+from tests.builders.agree import agree, identical
+from tests.builders.effort import long_form
+from tests.builders.reporters import QUIET
+
+pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "OMP_NUM_THREADS": "1",
+    "HOROVOD_CYCLE_TIME": "5",  # milliseconds between two looks for sums, each of which costs time of the processor
+}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("records")
+    data.write_packed(folder / "train", data.make_packs(29))
+    data.write_packed(folder / "three", data.make_packs(29), shards=3)
+    data.write_packed(folder / "evaluation", data.make_packs(19, seed=8))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """Rows of tasks, and a model to fine-tune."""
+    return finetunes.write_files(tmp_path_factory.mktemp("rows") / "files")
+
+
+@pytest.fixture(scope="module")
+def results(records, files, tmp_path_factory) -> Path:
+    """What two processes left (see `builders/two_processes.py`)."""
+    out = tmp_path_factory.mktemp("two")
+    command = ["horovodrun", "--gloo", "-np", "2", sys.executable, "-m", "tests.builders.two_processes", records, files, out]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False)
+    (out / "output").write_text(f"{done.stdout}{done.stderr}\nexit code {done.returncode}")
+    assert (out / "rank-0.json").exists(), (out / "output").read_text()
+    return out
+
+
+@pytest.fixture(scope="module")
+def ranks(results) -> list[dict]:
+    return [json.loads((results / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+def read(path: Path, what: str) -> dict[str, np.ndarray]:
+    with np.load(path) as file:
+        return {name.removeprefix(f"{what} "): file[name] for name in file.files if name.startswith(f"{what} ")}
+
+
+def test_sums_and_broadcasts_are_the_same_in_both(ranks) -> None:
+    assert [(each["rank"], each["size"], each["local_size"]) for each in ranks] == [(0, 2, 2), (1, 2, 2)]
+    for each in ranks:
+        assert each["sum"] == [2.0, 1.0]
+        assert each["any"] == [True, False]
+    assert ranks[0]["bits"] == ranks[1]["bits"]
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("case", [case for case in script.CASES if case != "local"])
+def test_two_processes_are_one_big_batch(results, case) -> None:
+    """The parameters after five updates, however the packs are shared out."""
+    arguments = {**script.CASES[case], "micro_batches": 1}
+    one, _ = work.run_updates(Communicator(), **arguments)
+    start = {name: variable.numpy() for name, variable in work.make_model().variables_by_name.items()}
+    two = read(results / f"{case}.npz", "parameter")
+    assert work.largest_difference(two, one) <= 1e-6
+    assert work.largest_difference(start, one) > 1e-3
+
+
+@long_form
+def test_the_predecessors_normalization_is_another_gradient(results) -> None:
+    """`local`: the mean of the micro-batches' own means."""
+    one, _ = work.run_updates(Communicator(), 1)
+    assert work.largest_difference(read(results / "local.npz", "parameter"), one) > 1e-5
+
+
+@long_form
+def test_unpacked_in_two_processes_is_packed_in_one_gradient_for_gradient(results) -> None:
+    _, packed = work.run_updates(Communicator(), 1, updates=1)
+    unpacked = read(results / "unpacked.npz", "gradient")
+    for name, gradient in packed.items():
+        allowed = 1e-8 if name.endswith("/key/bias") else 1e-5 * np.linalg.norm(gradient)
+        assert np.linalg.norm(unpacked[name] - gradient) <= allowed, name
+
+
+def test_a_taken_port_is_one_line_in_both(ranks) -> None:
+    for each in ranks:
+        assert each["port"]["code"] == 2
+        assert "training.watch_port = " in each["port"]["text"]
+        assert "rank 0 cannot listen there (Address already in use); choose another port" in each["port"]["text"]
+
+
+def test_a_signal_to_one_process_stops_both_with_one_checkpoint(ranks, results) -> None:
+    for each in ranks:
+        assert "stopped on request after update 7 of 1000000" in each["stopped"]
+    files = checkpoint_files(results / "stopped" / "checkpoints")
+    assert [file.name for file in files] == ["update-00000007.safetensors"]
+    assert read_checkpoint(files[0]).progress["processes"] == 2
+
+
+def test_one_process_goes_on_from_two(records, results, tmp_path, capsys) -> None:
+    stopped = results / "stopped"
+    rare = {"log_every_updates": 1_000_000, "save_every_updates": 1_000_000}
+    long_run = script.settings(updates=1_000_000, threads=None, **rare)
+    saved = json.loads((stopped / "settings.json").read_text())
+    saved["settings"]["training"]["updates"] = 9
+    (stopped / "settings.json").write_text(json.dumps(saved))
+    short = long_run.model_copy(update={"training": long_run.training.model_copy(update={"updates": 9})})
+    summary = train(short, records / "train", None, stopped, reporter=Reporter(), resume=True)
+    assert (summary.content.updates, summary.content.processes) == (9, 1)
+    said = capsys.readouterr().err
+    assert "resuming after update 7" in said
+    assert "read in another order" not in said
+
+
+def test_an_evaluation_by_two_is_the_evaluation_by_one(ranks, records, results, tmp_path) -> None:
+    file = checkpoint_files(results / "trained" / "checkpoints")[-1]
+    stored = read_checkpoint(file)
+    stored.settings["training"]["threads"] = None  # this process has its threads
+    alone = to_json(evaluate(records / "evaluation", write_checkpoint(tmp_path, stored), reporter=QUIET))
+    together = ranks[0]["evaluated"]
+    identical(ranks[1]["evaluated"], together)
+    agree(together, alone, 1e-9, scale=1.0)
+
+
+def test_two_processes_share_three_shards_and_the_target_stops_the_run_for_both(ranks, results) -> None:
+    assert ranks[0]["trained"]["reached_target"]
+    assert ranks[0]["trained"]["updates"] < 12
+    assert ranks[0]["trained"]["processes"] == 2
+    identical(ranks[1]["trained"], ranks[0]["trained"])
+    update = ranks[0]["trained"]["updates"]
+    assert [file.name for file in checkpoint_files(results / "trained" / "checkpoints")] == [
+        f"update-{update:08d}.safetensors"
+    ]
+
+
+def test_a_process_that_sleeps_in_its_step_is_named_and_ends_the_run(results) -> None:
+    output = (results / "output").read_text()
+    assert "asleep" in output
+    assert not output.endswith("exit code 0")
+    for rank in (0, 1):
+        assert f"error: rank {rank} aborts: rank 1 (" in output
+    # Two micro-batches make an update: it sleeps in the second one of update 2.
+    assert re.search(r"update 2: no sign of work for 1\d s, and the other processes wait for it", output)
+    assert not (results / "asleep" / "training.json").exists()
+
+
+# --- fine-tuning and its evaluation
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("task", finetunes.RUNS)
+def test_the_weights_after_five_updates_are_those_of_one_process(task, files, results, tmp_path) -> None:
+    finetunes.fine_tuned(files, task, tmp_path / "one")
+    one, two = tmp_path / "one", results / "tasks" / task
+    alone, together = FineTuning.read(one / "metrics.json"), FineTuning.read(two / "metrics.json")
+    packs = alone.packs * alone.epochs
+    assert (alone.updates, together.updates) == (5, 5)
+    assert packs % 6 != 0, "the last update must be ragged"
+    assert (alone.sequences, alone.packs, alone.evaluated_rows) == (
+        together.sequences,
+        together.packs,
+        together.evaluated_rows,
+    )
+    weights, others = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
+    assert weights.keys() == others.keys()
+    assert max(float(np.abs(value - others[name]).max()) for name, value in weights.items()) <= 1e-6
+    start = load_file(files / "bert" / "model.safetensors")
+    moved = [np.abs(value - weights[f"bert.{name}"]).max() for name, value in start.items() if f"bert.{name}" in weights]
+    assert max(moved) > 1e-3
+    lines = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (one, two)]
+    for ours, theirs in zip(*lines, strict=True):
+        for name in ("kind", "update", "sequences", "tokens", "evaluated_rows", "evaluated_sequences"):
+            assert ours.get(name) == theirs.get(name)
+        for name in ("loss", "gradient_norm"):
+            agree(ours.get(name, 0), theirs.get(name, 0), 1e-5, scale=1.0)
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("rows", finetunes.EVALUATED_ROWS)
+def test_an_evaluation_by_two_is_that_by_one(rows, files, results) -> None:
+    """One row is one batch: the second process has nothing to do and gives nothing."""
+    model = results / "tasks" / finetunes.EVALUATED_TASK
+    alone = finetunes.as_json(finetunes.evaluated(model, files / f"evaluation-{rows}.jsonl", Communicator()))
+    both = [json.loads((results / "tasks" / f"evaluations-{rank}.json").read_text())[str(rows)] for rank in range(2)]
+    identical(both[1], both[0])
+    assert both[0]["rows"] == alone["rows"] == rows
+    agree(both[0]["logits"], alone["logits"], 1e-6)
+    agree(both[0]["figures"], alone["figures"], 1e-6)
+
+
+class OneOfMany(Communicator):
+    """Any process of any number, one after the other; it keeps what it gives to the sums."""
+
+    def become(self, rank: int, size: int) -> list[np.ndarray]:
+        given: list[np.ndarray] = []
+        for name, value in (("rank", rank), ("size", size), ("given", given)):
+            object.__setattr__(self, name, value)
+        return given
+
+    def sum_array(self, values: Any) -> np.ndarray:
+        self.given.append(np.array(values, np.float64))
+        return self.given[-1]
+
+
+def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(files, results) -> None:
+    model, path, one = results / "tasks" / finetunes.EVALUATED_TASK, files / "evaluation-19.jsonl", OneOfMany()
+    evaluator = finetunes.evaluator(model, path, one)
+    whole = one.become(0, 1)
+    expected = evaluator.run()
+    for size in (3, 7):
+        shares = []
+        for rank in range(size):
+            shares.append(one.become(rank, size))
+            evaluator.run()
+        sums, logits = (sum(share[number] for share in shares) for number in range(2))
+        agree(sums, whole[0], 1e-9)
+        agree(logits, expected.logits)
+        shared = sum((share[1] != 0).any(axis=1).astype(int) for share in shares)
+        assert shared.max() == 1, "a token that two processes answered"
+        assert any(not share[1].any() for share in shares) == (size > 5)
