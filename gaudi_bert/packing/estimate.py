@@ -12,8 +12,7 @@ from gaudi_bert.common.progress import measured
 from gaudi_bert.packing.algorithms import ALGORITHMS, depth_of, solve
 from gaudi_bert.packing.heuristics import count_greedy_packs, count_sorted_tokens
 from gaudi_bert.packing.histogram import Histogram, rescaled
-from gaudi_bert.packing.mixture import packs_of
-from gaudi_bert.packing.result import Solved, Work
+from gaudi_bert.packing.mixture import Solved, Work, packs_of
 
 SEPARATORS = {"greedy+1": 1, "greedy+2": 2}
 ESTIMATE_ALGORITHMS = (*ALGORITHMS, *SEPARATORS, "sort")

@@ -16,8 +16,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray, random_words
 from gaudi_bert.common.compiled import kernel
-from gaudi_bert.packing.mixture import Mixture, flatten_packs, mixture_of_packs
-from gaudi_bert.packing.result import Work
+from gaudi_bert.packing.mixture import Mixture, Work, flatten_packs, mixture_of_packs
 
 STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 """It is given up when rounds over so many sequences together saved no pack, but not before so many rounds."""

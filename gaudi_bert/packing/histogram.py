@@ -78,7 +78,7 @@ def _whole_numbers(values: Any, name: str) -> IntArray:
     """`values` as a new int64 array without fractions, negative numbers or what does not fit; entry 0 is length 1."""
     if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
         raise InputError(f"{name} must be a list of whole numbers, one for each length")
-    refuse_masked(values, name)
+    _refuse_masked(values, name)
     array = np.asarray(values) if hasattr(values, "__array__") else np.fromiter(values, object)
     if array.ndim != 1:
         raise InputError(f"{name} must be a list of whole numbers, one for each length")
@@ -94,7 +94,7 @@ def _shown_at(values: AnyArray, index: int) -> str:
     return shown(value.item() if isinstance(value, np.generic) else value)
 
 
-def refuse_masked(values: Any, name: str) -> None:
+def _refuse_masked(values: Any, name: str) -> None:
     """Refuse a masked array that masks something: numpy forgets the mask where it converts the array."""
     masked = np.asarray(values.mask) if isinstance(values, np.ma.MaskedArray) else np.zeros(1, np.bool_)
     if masked.any():
@@ -183,7 +183,7 @@ def histogram_of(lengths: AnyArray, max_sequence_length: int) -> Histogram:
 
 def _as_array(lengths: Any, longest: int) -> AnyArray:
     """`lengths` as an array of whatever type they have."""
-    refuse_masked(lengths, "lengths")
+    _refuse_masked(lengths, "lengths")
     if hasattr(lengths, "__array__"):
         array = np.asarray(lengths)
         if array.dtype.kind != "O":

@@ -16,9 +16,19 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
 from gaudi_bert.packing.long_packs import BINS, MOST_DEALT, MOST_LENGTHS, NEAR, deal_into_slots, pack_thinned, split_counts
-from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, coverage, packs_of, trim_to_exact
+from gaudi_bert.packing.mixture import (
+    NNLS_WORK,
+    Leftovers,
+    Mixture,
+    Solved,
+    Strategy,
+    Work,
+    add_packs,
+    coverage,
+    packs_of,
+    trim_to_exact,
+)
 from gaudi_bert.packing.nnls_solver import LONGEST_WHOLE, solve_nnls, useful_depth
-from gaudi_bert.packing.result import NNLS_WORK, Leftovers, Solved, Work
 
 # --- NNLSHP, non-negative least squares histogram-packing (paper 3.1.2 and F.4), one shot
 

@@ -21,7 +21,7 @@ from gaudi_bert.common.errors import ArgumentError, InputError, shown
 from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.packing.algorithms import pack_histogram as pack_counts
 from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram, checked_lengths, histogram_of, rescaled, whole_number
-from gaudi_bert.packing.result import Packing
+from gaudi_bert.packing.mixture import Packing
 
 DEFAULT_SEED = 12345
 

@@ -32,7 +32,7 @@ from gaudi_bert.packing.estimate import (
 )
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.histogram import Histogram, histogram_of, rescaled
-from gaudi_bert.packing.result import estimate_limit
+from gaudi_bert.packing.mixture import estimate_limit
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.rows.reading import read_rows, windows
 from gaudi_bert.rows.tokenizer import open_tokenizer

@@ -26,7 +26,7 @@ from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.groups import form_groups, too_large_files
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.result import Packing
+from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.tables.parts import TablePart, list_parts
 from gaudi_bert.tables.rows import GroupPart, GroupRows, RowSequences, cut_rows, read_rows
 from gaudi_bert.tables.sources import TableColumns, check_same_columns, check_storable, columns_of, table_files

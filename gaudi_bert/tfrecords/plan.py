@@ -43,7 +43,7 @@ from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.groups import form_groups, group_histogram, too_large_files
 from gaudi_bert.packing.masked_budget import budget_costs, least_masked_slots, smaller_budgets
-from gaudi_bert.packing.result import Packing
+from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.tfrecords.histogram import CountedRecords, read_histograms
 from gaudi_bert.tfrecords.scanning.scan import worker_count
 

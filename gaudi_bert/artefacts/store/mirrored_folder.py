@@ -216,14 +216,14 @@ def last_change(path: Path) -> float:
 
 
 @contextmanager
-def read_ahead(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[ReadAhead]:
+def read_ahead(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[_ReadAhead]:
     """Files of one folder to be read batch by batch, and once; a store's are fetched `ahead` batches before their turn.
 
     A batch is one file, or several.
     """
     mirror = next((_mirrored_folder_of(path) for batch in batches for path in _paths(batch)), None)
     if mirror is None:
-        yield ReadAhead()
+        yield _ReadAhead()
         return
     with ThreadPoolExecutor(mirror.objects.settings.connections, thread_name_prefix="read-ahead") as pool:
         try:
@@ -239,7 +239,7 @@ def _paths(batch: _Batch) -> Sequence[Path]:
     return [batch] if isinstance(batch, Path) else batch
 
 
-class ReadAhead:
+class _ReadAhead:
     """Batches of files, each of them there while it is used; here those that are there anyway."""
 
     @contextmanager
@@ -248,7 +248,7 @@ class ReadAhead:
         yield
 
 
-class _FetchAhead(ReadAhead):
+class _FetchAhead(_ReadAhead):
     """Batches of files of a store, which are removed here when they have been used."""
 
     def __init__(self, mirror: _Mirrored, batches: Sequence[_Batch], ahead: int, pool: ThreadPoolExecutor) -> None:

@@ -129,7 +129,7 @@ def passing_errors(scheme: str) -> tuple[type[Exception], ...]:
     return errors
 
 
-def no_credentials(error: BaseException) -> bool:
+def _no_credentials(error: BaseException) -> bool:
     """Whether the store's library has no credentials to sign requests with."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
@@ -141,7 +141,7 @@ def no_credentials(error: BaseException) -> bool:
 _READ_BYTES = 1 << 20
 
 
-def is_s3(url: str) -> bool:
+def _is_s3(url: str) -> bool:
     """Whether a URL is one of S3, or of a server that speaks like it."""
     return EXTRAS.get(scheme_of(url)) == "s3"
 
@@ -176,7 +176,7 @@ async def _copy(body: Any, handle: BinaryIO) -> None:
         body.close()
 
 
-def status_of(error: BaseException) -> int | None:
+def _status_of(error: BaseException) -> int | None:
     """The status of the answer behind an error; None where none is known."""
     answer = getattr(error.__cause__, "response", None) or {}
     status: int | None = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -253,7 +253,7 @@ class Objects:
             temporary.unlink(missing_ok=True)
 
     def _fetch_whole(self, filesystem: Any, url: str, temporary: Path, before: ObjectInfo) -> None:
-        if is_s3(url) and before.version:
+        if _is_s3(url) and before.version:
             self._fetch_version(filesystem, url, temporary, before)
         else:
             filesystem.get_file(url, str(temporary))
@@ -270,14 +270,14 @@ class Objects:
             try:
                 append_object(filesystem, url, handle, before.version)
             except OSError as error:
-                if status_of(error) == 412:
+                if _status_of(error) == 412:
                     _refuse_another(url, before, _info(look_at(filesystem, url)))
                 raise
 
     def put(self, path: Path, url: str | Path) -> None:
         """Copy the local file `path` to the object `url`, atomically."""
         url = url_of(url)
-        options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if is_s3(url) else {}
+        options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if _is_s3(url) else {}
         self._make(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
 
     def write(self, url: str | Path, data: bytes) -> None:
@@ -353,7 +353,7 @@ class Objects:
             raise FailedError(
                 f"{url}: cannot {action}: {_reason(error)}; free space for scratch, or use another folder (store.scratch)"
             ) from error
-        if no_credentials(error):
+        if _no_credentials(error):
             raise FailedError(
                 f"{url}: cannot {action}: no credentials; give them as the store's own tools take them "
                 "(s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws)"
@@ -369,7 +369,7 @@ class Objects:
 
 
 def _look(filesystem: Any, url: str) -> dict[str, Any]:
-    entry: dict[str, Any] = look_at(filesystem, url) if is_s3(url) else filesystem.info(url)
+    entry: dict[str, Any] = look_at(filesystem, url) if _is_s3(url) else filesystem.info(url)
     return entry
 
 

@@ -25,12 +25,18 @@ from gaudi_bert.common.arrays import FloatArray, Int32Array, IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.certificate import LONGEST_EXACT
-from gaudi_bert.packing.exact.listed import LONGEST_TABLE, ListedPricer, list_strategies
 from gaudi_bert.packing.heuristics import OpenPacks, pack_longest_first
 from gaudi_bert.packing.long_packs import MANY_LENGTHS
-from gaudi_bert.packing.mixture import Strategy
-from gaudi_bert.packing.pricing import close_over, completion_values, power_chain, unwind
-from gaudi_bert.packing.result import Work
+from gaudi_bert.packing.mixture import Strategy, Work
+from gaudi_bert.packing.pricing import (
+    LONGEST_TABLE,
+    ListedPricer,
+    close_over,
+    completion_values,
+    list_strategies,
+    power_chain,
+    unwind,
+)
 
 OPERATIONS_PER_ITERATION = 20
 """Of the simplex, for each row and column."""

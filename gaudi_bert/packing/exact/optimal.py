@@ -43,10 +43,9 @@ from gaudi_bert.packing.long_packs import (
     pack_thinned,
     split_counts,
 )
-from gaudi_bert.packing.mixture import Mixture, fill_slots, packs_of, sorted_mixture
+from gaudi_bert.packing.mixture import OPTIMAL_WORK, Mixture, Solved, Work, fill_slots, packs_of, sorted_mixture
 from gaudi_bert.packing.nnls import loop_weights, pack_by_nnls
 from gaudi_bert.packing.nnls_solver import LONGEST_WHOLE, solve_nnls, useful_depth
-from gaudi_bert.packing.result import OPTIMAL_WORK, Solved, Work
 
 NNLS_ROUNDS = 1.5
 """Rounds for each length that the NNLS may take. Where exact fills exist it needs fewer, and elsewhere it does not help."""

@@ -17,8 +17,7 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.exact.linear_program import LinearProgram, generate_columns
-from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs
-from gaudi_bert.packing.result import Work
+from gaudi_bert.packing.mixture import Mixture, Strategy, Work, add_packs
 
 WHOLE = 1e-6
 """A usage this close below a whole number is treated as it."""
