@@ -29,9 +29,7 @@ class PreparedFile(Artefact):
 class PreparedSection(Figures):
     """What some of the text became, in one section or in a complete split.
 
-    Attributes:
-        unknown_tokens: tokens of the text that the vocabulary lacks.
-        random_next: sequences whose second part does not follow the first.
+    The vocabulary lacks `unknown_tokens` of it; `random_next` sequences have a second part that does not follow the first.
     """
 
     remedy = _REMEDY
@@ -113,8 +111,6 @@ class TokenisedPart(Artefact):
 
     Attributes:
         texts: that were read; `empty_texts` of them give no row, because they hold nothing but space.
-        rows: of the table.
-        tokens: of these rows, special tokens included.
         too_long: the texts that give more tokens than a row may have; `dropped_tokens` are those of the texts alone.
     """
 

@@ -35,12 +35,7 @@ Manifest = TypeVar("Manifest", GroupManifest, TableGroupManifest)
 
 @dataclass(frozen=True)
 class GroupedOutput(Generic[Group, Summary]):
-    """One such folder.
-
-    Args:
-        final: the file that is written last.
-        summary_path: path of the summary of a group.
-    """
+    """One such folder, whose file `final` is written last."""
 
     folder: Path
     final: Path
@@ -146,12 +141,7 @@ class GroupedOutput(Generic[Group, Summary]):
 
 @dataclass(frozen=True)
 class PackedOutput(GroupedOutput[int, Manifest]):
-    """A packed folder: groups of shards.
-
-    Args:
-        source_sha256: identity of the source of its manifests.
-        command: that writes groups, for errors.
-    """
+    """A packed folder: groups of shards, whose manifests know the identity of their source; `command` writes groups."""
 
     source_sha256: str
     command: str

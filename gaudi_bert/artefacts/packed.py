@@ -154,9 +154,7 @@ class GroupManifest(Artefact):
     """group-GGGGG.json: one group of a packed folder, written after its shards.
 
     Attributes:
-        plan_sha256: the plan by which it was written.
         counts: sequences of each length; the first entry is length 1.
-        inputs: the files of the group.
         index_crc32c: of `group-GGGGG.index`, which holds the size of every record.
     """
 
@@ -190,12 +188,7 @@ def of_counts(counts: Sequence[int]) -> dict[str, Any]:
 
 
 class TableGroupManifest(Artefact):
-    """One group of a folder of packed tables.
-
-    Attributes:
-        signature_sha256: of its settings and inputs.
-        counts: sequences of each length; the first entry is length 1.
-    """
+    """One group of a folder of packed tables; the first of `counts` is that of length 1."""
 
     remedy = "remove it and pack the table again"
 
@@ -312,11 +305,7 @@ class _Verified(Figures):
 
 
 class Verification(_Verified):
-    """The verification of packed TFRecords.
-
-    Attributes:
-        fingerprint: of all sequences, whatever their order: 16 hexadecimal digits.
-    """
+    """The verification of packed TFRecords; the fingerprint is of all sequences, whatever their order."""
 
     sequences: Count
     tokens: Count

@@ -129,10 +129,7 @@ GROUPS_OF_A_PART = 64
 class PlanPart(Artefact):
     """plan-KKKKK.json: groups that follow each other, and what the totals need of them.
 
-    Attributes:
-        signature_sha256: of its settings and histograms.
-        depth: most sequences of a pack.
-        masked_slots_needed, smaller_masked_slots: as in the totals, of these groups; by their own fullest pack.
+    The masked slots are as in the totals, of these groups; the smaller ones by their own fullest pack.
     """
 
     remedy = "make the plan again"

@@ -57,12 +57,9 @@ def complete_parts(histogram: Path, names: Iterable[str]) -> list[Path]:
 
 
 class InputFile(Artefact):
-    """An input file, as histogram, plan, manifests and metadata know it, without its folder.
+    """An input file, as histogram, plan, manifests and metadata know it: by its name, its bytes and CRC-32C on disk.
 
-    Attributes:
-        name: relative to RECORDS.
-        bytes, crc32c: of the file on disk.
-        sequences: as the histogram counted them; 0, and omitted, in manifests and metadata.
+    `sequences` is as the histogram counted them; 0, and omitted, in manifests and metadata.
     """
 
     name: str

@@ -17,12 +17,7 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True)
 class StageOutput(Generic[Content]):
-    """The result of a stage.
-
-    Attributes:
-        seconds: that this run took, where they are measured.
-        skipped: the artefact was finished already.
-    """
+    """The result of a stage, the seconds that it took where they are measured, and whether it was finished already."""
 
     content: Content
     seconds: float | None = None

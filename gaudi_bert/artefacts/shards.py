@@ -31,12 +31,7 @@ class Shard(Artefact):
 
 
 class GroupShards(Artefact):
-    """The shards of a group in their order, and what its manifest is known by.
-
-    Attributes:
-        packs, bytes: of each shard.
-        manifest_crc32c: of the manifest's bytes, which say the CRC of every shard.
-    """
+    """The shards of a group in their order, and the CRC-32C of its manifest, whose bytes state the CRC of every shard."""
 
     packs: tuple[Count, ...] = Field(min_length=1)
     bytes: tuple[Count, ...]
@@ -199,9 +194,7 @@ def write_index(path: Path, sizes: Sequence[SizeArray]) -> int:
 def read_starts(path: Path, first: int, packs: int, shard_bytes: int) -> IntArray | None:
     """Where the records of one shard begin, int64 [packs + 1], the last is its end; None where no index tells it.
 
-    Args:
-        first: packs of the group's earlier shards.
-        packs, shard_bytes: of the shard.
+    `first` counts the packs of the group's earlier shards.
     """
     try:
         with open_file(path) as handle:

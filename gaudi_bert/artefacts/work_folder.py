@@ -48,15 +48,9 @@ class SplitPaths:
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """The work folder of one pipeline.
+    """The work folder of one pipeline, `work/<pipeline name>`.
 
-    Args:
-        root: `work/<pipeline name>`.
-        records: unpacked examples that exist already, one folder a split; None where `prepare` makes them.
-        evaluation_records: the same for the evaluation split.
-        has_evaluation: whether there is an evaluation split at all.
-        pretrains, finetunes, predicts: which stages the pipeline has.
-        store: how it is reached, where `root` is the URL of an object store.
+    `records` are unpacked examples that exist already, one folder a split; None where `prepare` makes them.
     """
 
     root: Path

@@ -67,12 +67,7 @@ class PackedFeature(Feature):
 
 @dataclass(frozen=True)
 class PackingFigures:
-    """How well some sequences are packed: five figures that are counted or proven; the others follow from them.
-
-    Attributes:
-        slots: of all packs.
-        lower_bound: packs that no packing can do without, proven.
-    """
+    """How well some sequences are packed: five figures that are counted or proven; the others follow from them."""
 
     sequences: int
     packs: int

@@ -35,12 +35,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """How this process was started.
-
-    Attributes:
-        rank: its number, from 0.
-        size: how many were started together.
-    """
+    """How this process was started: its number, from 0, and how many were started together."""
 
     launcher: str
     rank: int
@@ -120,11 +115,7 @@ _JOB_INDEX = "JOB_COMPLETION_INDEX"
 
 
 def parse_part(text: str, environment: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """`K/N`, `auto` or `auto/N` as (K, N), with 0 <= K < N.
-
-    Args:
-        environment: variables; by default this process's.
-    """
+    """`K/N`, `auto` or `auto/N` as (K, N), with 0 <= K < N; the variables are by default those of this process."""
     variables = os.environ if environment is None else environment
     if text == "auto":
         return _slurm_part(variables)

@@ -131,12 +131,7 @@ class Task:
 
 
 class Reporter:
-    """Where a stage reports what it does; several threads may.
-
-    Args:
-        stream: where the lines go; standard error by default.
-        quiet: say nothing at all (for `--json` and for tests).
-    """
+    """Where a stage reports what it does (standard error by default), or nothing at all; several threads may."""
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self._stream = stream

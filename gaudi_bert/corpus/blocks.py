@@ -196,13 +196,7 @@ def _part_name(part: int, parts: int) -> str:
 def write_section(
     section: Section, examples: Iterable[BlockExamples], folder: Path, parts: int, seed: int
 ) -> _WrittenSection:
-    """Write the output files of `section` into `folder`; each appears atomically.
-
-    Args:
-        examples: of its blocks, in their order.
-        folder: `train/` or `evaluation/`.
-        parts: how many files the split has.
-    """
+    """Write the files of `section` into `folder`, that of its split, which has `parts` files; each appears atomically."""
     counts = ExampleCounts()
     names = [_part_name(part, parts) for part in section.parts]
     dealt = np.zeros((len(names), 2), dtype=np.int64)

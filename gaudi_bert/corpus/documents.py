@@ -49,11 +49,9 @@ _TITLE = re.compile(r'\btitle="([^"]*)"')
 
 @dataclass(frozen=True)
 class Source:
-    """One input: a text file, or a text that Python carries (`path` is None).
+    """One input: a text file, or a text that Python carries (`path` is None, its size 0).
 
-    Args:
-        name: relative name, the same on every machine, or a key of `BUILT_IN_TEXTS`.
-        size_bytes: as it is stored on the disk, compressed or not; 0 for a built-in text.
+    Its name is relative, the same on every machine, or a key of `BUILT_IN_TEXTS`; the size is that on the disk.
     """
 
     name: str

@@ -66,11 +66,7 @@ class ExampleCounts:
 
 @dataclass(frozen=True)
 class BlockExamples:
-    """The records of one block, framed, one after the other.
-
-    Args:
-        lengths: int64 [records], bytes of each.
-    """
+    """The records of one block, framed, one after the other, and the bytes of each, int64 [records]."""
 
     frames: bytes
     lengths: IntArray

@@ -83,13 +83,9 @@ def prepare(
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> StageOutput[PreparedExamples] | PreparedShard:
-    """Make the examples.
+    """Make the examples; relative paths in `settings` start at `pipeline_folder`.
 
-    Args:
-        pipeline_folder: where relative paths in `settings` start.
-
-    Returns:
-        The content of examples.json and whether there was nothing to do; or the sections that other shards prepare.
+    The result is the content of examples.json and whether there was nothing to do; or the sections of other shards.
     """
     if settings.text is None:
         raise InputError(f"prepare.text: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")

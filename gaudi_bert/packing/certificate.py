@@ -89,11 +89,7 @@ def total_worth(prices: IntArray, counts: IntArray) -> int:
 
 
 def check_certificate(certificate: Certificate, counts: IntArray) -> int:
-    """Recompute the bound from prices, histogram and depth alone, in exact integers.
-
-    Args:
-        counts: int64 [L], sequences of length 1 .. L.
-    """
+    """Recompute the bound from prices, histogram (int64 [L], from length 1) and depth alone, in exact integers."""
     most = _best_pack_worth(certificate.prices, certificate.depth)
     worth = total_worth(certificate.prices, counts)
     bound = -(-worth // most) if most else 0

@@ -153,12 +153,7 @@ def whole_number(value: Any, name: str, least: int, most: int | None = None) -> 
 
 
 def checked_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
-    """The lengths as uint16 or int32 [sequences], whichever holds the longest.
-
-    Args:
-        lengths: anything one-dimensional that holds whole numbers: an array, a list, a column, an iterable.
-        max_sequence_length: tokens in a pack, which no length may exceed.
-    """
+    """The lengths as uint16 or int32 [sequences], whichever holds the longest; given as anything that holds numbers."""
     longest = whole_number(max_sequence_length, "max_sequence_length", 1, MOST_SLOTS)
     values = _as_array(lengths, longest)
     if values.ndim != 1:

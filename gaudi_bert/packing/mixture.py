@@ -59,10 +59,7 @@ def check_mixture(
 ) -> None:
     """Check all that makes a mixture a packing of `histogram`, in exact integers; what fails is a defect of the algorithm.
 
-    Args:
-        mixture: what an algorithm returned.
-        histogram: what it had to pack.
-        masked_slots: most masked positions per pack, compared with the largest number seen at each length; None: no limit.
+    `masked_slots` is compared with the most masked positions seen at each length; None: no limit.
     """
     for strategy, count in mixture.items():
         problem = None
@@ -94,8 +91,6 @@ def trim_to_exact(mixture: Mapping[Strategy, int], counts: IntArray, *, whole_pa
     Whole packs are given up first (fewer packs), then single slots, in the order of the strategies.
 
     Args:
-        mixture: at least as many slots as sequences at every length.
-        counts: int64 [L], sequences of length 1 .. L.
         whole_packs: False gives up single slots only, so that the number of packs is that of the published algorithms.
     """
     surplus = coverage(mixture, len(counts)) - counts
@@ -262,9 +257,7 @@ class Packing(PackingFigures):
 
     Attributes:
         depth: most sequences per pack that was allowed.
-        algorithm: as requested.
         algorithm_used: what returned the mixture, where `algorithm` chooses between several.
-        mixture: strategies and how often each is used.
         certificate: integer prices that prove the bound.
         masked_slots: most masked positions per pack (Q), or None if unknown.
         masked_slots_needed: what the fullest strategy needs of them.
@@ -331,12 +324,7 @@ may do what a plan may, so that it equals the plan."""
 
 
 class Work:
-    """The remaining operations.
-
-    Args:
-        operations: how many; infinite for no limit.
-        whole: of which this is a share: what is spent here is spent there too.
-    """
+    """The remaining operations (infinite for no limit); what is spent of a share is spent of all too."""
 
     def __init__(self, operations: float = float("inf"), whole: Work | None = None) -> None:
         self.remaining = operations

@@ -65,10 +65,6 @@ def complete_by_complements(mixture: Mixture, counts: IntArray, depth: int) -> M
 
     The complement of such a pack stands for padding, unless a sequence of that length lacks a slot as well. A sequence of
     full length, for which the published listing looks up a strategy with a length of 0, is a pack alone.
-
-    Args:
-        mixture: strategies with too many slots for some lengths and too few for others.
-        counts: int64 [L].
     """
     result = dict(mixture)
     lacking = np.maximum(counts - coverage(mixture, len(counts)), 0)
@@ -98,11 +94,9 @@ SMALL_GAIN = 1e-6
 
 
 class ExtendedProblem:
-    """The objective of equation 23 with the best r put in, as a function of the residual b - A x.
+    """The objective of equation 23 with the best r put in, as a function of the residual b - A x, where b are the counts.
 
-    Args:
-        counts: int64 [L] (b).
-        shortage_weight: v, the cost of a sequence that is not packed, relative to a token of padding.
+    `shortage_weight` is v, the cost of a sequence that is not packed, relative to a token of padding.
     """
 
     def __init__(self, counts: IntArray, shortage_weight: float = SHORTAGE_WEIGHT) -> None:
@@ -253,14 +247,10 @@ def iterative_nnls(
     enough: int | None = None,
     work: Work | None = None,
 ) -> Mixture:
-    """Pack by the published loop; the mixture covers `counts` exactly.
+    """Pack by the published loop; the mixture covers the counts, int64 [L], exactly.
 
-    Args:
-        counts: int64 [L].
-        depth: most sequences per pack.
-        leftovers: how the last sequences are packed.
-        enough: "best-fit" only: packs that the caller has already; the loop ends where it cannot get below them.
-        work: what all rounds may do; None for `NNLS_WORK`.
+    With "best-fit", the loop ends where it cannot get below `enough` packs, which the caller has already; `work` is for all
+    rounds, by default `NNLS_WORK`.
     """
     if leftovers not in ("best-fit", "complement"):
         raise InputError(f"leftovers is {leftovers!r}; it must be 'best-fit' or 'complement'")

@@ -86,12 +86,7 @@ class _PackList:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Packs(_PackList, PackingFigures):
-    """All packs of `pack_lengths`, and how good they are.
-
-    Attributes:
-        max_sequence_length: slots of a pack.
-        algorithm: the one that was used.
-    """
+    """All packs of `pack_lengths`, and how good they are."""
 
     max_sequence_length: int
     algorithm: str
@@ -120,8 +115,6 @@ class _PackedHistogram(PackingFigures):
     Attributes:
         strategies: sorted tuples of lengths that share a pack.
         counts: int64 [strategies], how many packs there are of each; read-only.
-        max_sequence_length: slots of a pack.
-        algorithm: the one that was used.
     """
 
     strategies: tuple[tuple[int, ...], ...]

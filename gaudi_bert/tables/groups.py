@@ -42,13 +42,9 @@ _INDEX_ROW_BYTES = 32
 
 @dataclass(frozen=True)
 class GroupedTable:
-    """A table that is ready to be read.
+    """A table that is ready to be read: its files in the order of their names, and the parts of each group.
 
-    Attributes:
-        files: in the order of their names.
-        file_rows: rows of each file.
-        read_columns: what is read: for an index, only what gives the lengths.
-        groups: the parts of each group.
+    `read_columns` are what is read: for an index, only what gives the lengths.
     """
 
     files: Sequence[Path]

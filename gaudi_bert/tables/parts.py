@@ -84,13 +84,9 @@ def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes:
 
 
 def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, threads: bool = True) -> Iterator[Any]:
-    """The rows of these parts of one file, as a pyarrow Table each.
+    """The rows of these parts of one file, in order, as a pyarrow Table each, with these columns in this order.
 
-    Args:
-        parts: of one file, in order.
-        columns: their names; the tables hold them in this order.
-        schema: that of the table, which lines of JSON must follow.
-        threads: several threads may decode.
+    Lines of JSON must follow `schema`, that of the table; with `threads`, several decode.
     """
     if not parts:
         return

@@ -221,13 +221,7 @@ class RowSequences(NamedTuple):
 
 
 def cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> tuple[RowSequences, TooLongRows]:
-    """The sequences of rows of these lengths, and what the policy did.
-
-    Args:
-        lengths: int32 [rows], from 1.
-        max_sequence_length: L.
-        policy: what becomes of rows longer than L; under "error" there must be none.
-    """
+    """The sequences of rows of these lengths, and what the policy did; under "error" none may be too long."""
     rows = np.arange(lengths.size)
     too_long = lengths > max_sequence_length
     affected = int(np.count_nonzero(too_long))

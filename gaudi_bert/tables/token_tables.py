@@ -58,11 +58,7 @@ CachedBatch = tuple[TablePart, SequenceArrays]
 
 @dataclass(frozen=True)
 class _TableSizes:
-    """What a set of tables holds at most: the sizes that its examples need.
-
-    Attributes:
-        cached: all batches of those tables, from the first on, that fit into `_MOST_CACHED_BYTES`.
-    """
+    """What a set of tables holds at most, which its examples need, and the first batches, as many as fit into memory."""
 
     rows: int
     tokens: int

@@ -30,11 +30,9 @@ from gaudi_bert.tfrecords.scanning.scan import map_in_threads
 
 @dataclass(frozen=True)
 class Writer:
-    """What writes the packs of one folder.
+    """What writes the packs of one folder: of a shard to a file that is not there, complete or not at all.
 
-    Attributes:
-        write: writes the packs of a shard to a file that is not there, complete or not at all.
-        sibling: the content of `OUT_metadata.json`; None for a format without one.
+    `sibling` is the content of `OUT_metadata.json`; None for a format without one.
     """
 
     write: Callable[[Path, Path], None]

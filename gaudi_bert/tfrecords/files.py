@@ -26,11 +26,7 @@ from gaudi_bert.tfrecords.wire.hdf5 import HDF5_ENDINGS
 
 
 def list_record_files(records: str | Path) -> dict[Path, int]:
-    """The files of RECORDS, sorted by name, and their bytes.
-
-    Args:
-        records: a folder, a file, or a glob pattern.
-    """
+    """The files of RECORDS (a folder, a file, or a glob pattern), sorted by name, and their bytes."""
     location = Path(records)
     with explained_os_errors(location, "read"):
         if location.is_dir():

@@ -49,11 +49,7 @@ def histogram(
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> StageOutput[HistogramFile]:
-    """Check RECORDS and count their sequences.
-
-    Args:
-        vocabulary: a vocab.txt; by default `vocab.txt` next to the folder of RECORDS, if there is one.
-    """
+    """Check RECORDS and count their sequences; the vocabulary is by default `vocab.txt` next to the folder of RECORDS."""
     with open_inputs(records, Objects(store)) as inputs, mirrored(out.parent, store) as folder:
         sizes = inputs.sizes
         if shard is not None:

@@ -66,12 +66,7 @@ def verify_folder(
     reporter: Reporter,
     overwrite: bool,
 ) -> StageOutput[Stored]:
-    """Verify a packed folder, unless that was done and nothing has changed since.
-
-    Args:
-        inputs: the files that were packed, with their bytes.
-        prove: reads both sides and compares their sequences.
-    """
+    """Verify a packed folder, unless that was done and nothing has changed since; `inputs` are files with their bytes."""
     out = kind.path_in(packed)
     seen = hidden_beside(out, "seen")
 
@@ -215,9 +210,7 @@ def check_bound(
 ) -> None:
     """The bound that a file states can be proven, group by group; by a solver where simple sums do not do.
 
-    Args:
-        claimed: fewest packs that the groups need together.
-        groups: gives of each, int64 [L]: what is packed as one, by its length.
+    `claimed` packs are those that the groups need together; a group, int64 [L], is what is packed as one, by its length.
     """
     proven = sum(simple_certificate(counts, depth).bound for counts in groups())
     if claimed <= min(proven, packs):

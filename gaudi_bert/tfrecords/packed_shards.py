@@ -337,8 +337,7 @@ class PackEncoder:
     def encode(self, first: int, last: int, out: ByteArray, record_sizes: SizeArray) -> tuple[EncodeStatus, int, int]:
         """Write packs `first` .. `last` - 1 to `out` as far as it has room: (status, next pack, bytes written).
 
-        Args:
-            record_sizes: uint32 [last - first], the bytes of each record that was written.
+        `record_sizes`, uint32 [last - first], gets the bytes of each record that was written.
         """
         measured = _Measured(np.zeros(len(PackedFeature), np.int64), np.empty(2 * self._layout.slots + 8, np.uint8))
         status, pack, size = _encode(self._group, self._assignment, first, last, self._layout, measured, out, record_sizes)

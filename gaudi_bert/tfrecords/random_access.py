@@ -46,11 +46,7 @@ _READ_AHEAD_BYTES = 128 * 1024
 
 
 class FileCache(Protocol):
-    """Local copies of files.
-
-    Attributes:
-        threads: how many are fetched at once.
-    """
+    """Local copies of files; so many threads fetch at once."""
 
     threads: int
 
@@ -79,11 +75,8 @@ class _Prepared:
 class RecordFiles(ShardFiles["_Prepared"]):
     """Files of records with the same features, the shards of a `StreamReader`.
 
-    Args:
-        paths: the files, numbered in this order.
-        counts: records of each file; None where unknown.
-        starts_of: where the records of a file begin, by an index, or None; None without any index.
-        cache: brings the files here; None where they are here.
+    `counts` are the records of each file, None where unknown; `starts_of` gives where the records of a file begin, by an
+    index, or None; `cache` brings the files here, None where they are here.
     """
 
     def __init__(
@@ -283,8 +276,7 @@ def _walk(path: Path, content: ByteArray, count: int | None) -> IntArray:
 def _walk_frames(buffer: ByteArray, starts: IntArray) -> tuple[int, int, int]:
     """Go from frame to frame and note where each starts, as far as `starts` has room.
 
-    Returns:
-        GOOD, or why it stopped; how many records there are before; the position of the frame at which it stopped.
+    GOOD, or why it stopped; how many records there are before; the position of the frame at which it stopped.
     """
     base, position, records = address_of(buffer), 0, 0
     while position < buffer.size:

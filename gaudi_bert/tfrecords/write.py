@@ -57,8 +57,7 @@ def write(
 ) -> StageOutput[Metadata]:
     """Write the packed records of a plan.
 
-    Args:
-        finish: write no group, but check that all are there (see `write_shard`) and write metadata.json.
+    With `finish`, no group is written: it is checked that all are there (see `write_shard`), and metadata.json is written.
     """
     started = time.monotonic()
     _check_apart(records, out)
@@ -87,8 +86,7 @@ def write_shard(
 ) -> StageOutput[Metadata] | GroupsResult:
     """Write the groups K, K + N, ... of a plan, for `shard` (K, N); `write` with `finish` afterwards, once.
 
-    Returns:
-        The totals of these groups, or of the complete folder where it was finished already.
+    The result has the totals of these groups, or of the complete folder where it was finished already.
     """
     _check_apart(records, out)
     with local_copy(plan, store) as path, mirrored(out, store) as folder:
@@ -294,15 +292,7 @@ def read_group(
     workers: int | None,
     progress: Callable[[int], None],
 ) -> IndexedSequences:
-    """Read the files of a group, index them, and keep their real values in `buffer`.
-
-    Args:
-        paths: of the files, in the order of the buffer.
-        files: what the plan states of each.
-        buffer: uint8, at least `buffer_bytes(paths)`.
-        workers: threads, each with one file at a time; None for all cores.
-        progress: called with the bytes that were read.
-    """
+    """Read the files of a group, index them, and keep their real values in `buffer`, of at least `buffer_bytes(paths)`."""
     group = empty_index(buffer, sum(file.sequences for file in files))
     tasks, start, row = [], 0, 0
     for path, file in zip(paths, files, strict=True):

@@ -106,7 +106,7 @@ def _options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
     return options
 
 
-def passing_errors(scheme: str) -> tuple[type[Exception], ...]:
+def _passing_errors(scheme: str) -> tuple[type[Exception], ...]:
     """The errors after which the same request may succeed: those of the operating system and of the store's library."""
     errors: tuple[type[Exception], ...] = (OSError, TimeoutError, EOFError, ValueError)
     if EXTRAS.get(scheme) == "s3":
@@ -230,13 +230,7 @@ class Objects:
             raise _missing(url) from error
 
     def fetch(self, url: str | Path, path: Path, known: ObjectInfo | None = None) -> None:
-        """Copy an object to the local file `path`, atomically.
-
-        Args:
-            url: the object.
-            path: where it goes.
-            known: what the store reported of it earlier; it must still hold.
-        """
+        """Copy an object to the local file `path`, atomically; it must still be as the store reported it (`known`)."""
         url = url_of(url)
         before = known or self.info(url)
         if before is None:
@@ -292,11 +286,9 @@ class Objects:
             raise InputError(f"{url}: cannot put: no such bucket; create it, or check the URL") from error
 
     def list(self, url: str | Path, *, only_here: bool = False) -> dict[str, ObjectInfo]:
-        """All objects below `url`, by their names relative to it, sorted; none where there is nothing.
+        """All objects below `url`, a bucket or a prefix without a slash at its end, by their names relative to it, sorted.
 
-        Args:
-            url: a bucket, or a prefix without a slash at its end.
-            only_here: leave out those whose names have a slash.
+        `only_here` leaves out those whose names have a slash.
         """
         url = url_of(url)
         verb = "ls" if only_here else "find"
@@ -324,7 +316,7 @@ class Objects:
     def _attempt(self, action: str, url: str, request: Callable[[Any], Answer]) -> Answer:
         """The answer to a request, repeated while a failure may be temporary."""
         scheme, settings = scheme_of(url), self.settings
-        filesystem, passing = self._filesystem(scheme), passing_errors(scheme)
+        filesystem, passing = self._filesystem(scheme), _passing_errors(scheme)
         pause, attempt = settings.first_pause_seconds, 0
         while True:
             attempt += 1

@@ -36,13 +36,7 @@ STEP_WORK = 2**33
 
 
 def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certificate:
-    """The best certificate that can be had quickly.
-
-    Args:
-        counts: int64 [L], sequences of length 1 .. L.
-        depth: most sequences in a pack, from 1; L or more means no limit.
-        work: what the proof may do; None for `BOUND_WORK`.
-    """
+    """The best certificate that can be had quickly, of counts int64 [L]; with at most `work`, by default `BOUND_WORK`."""
     work = Work(BOUND_WORK) if work is None else work
     best = simple_certificate(counts, depth)
     if depth == 1 or not counts.any():

@@ -186,12 +186,7 @@ UNWINDING_WORK = 4e9
 
 
 class TablePricer:
-    """Best strategies for given prices of the lengths that occur, from tables over all tokens of a pack.
-
-    Args:
-        lengths: int64 [rows], the lengths that occur, ascending.
-        max_length: tokens in a pack (L).
-    """
+    """Best strategies for given prices of the lengths that occur (ascending), from tables over all tokens of a pack."""
 
     def __init__(self, lengths: IntArray, max_length: int, depth: int, work: Work) -> None:
         self.work = work
@@ -358,12 +353,7 @@ def generate_columns(
 
 
 class LinearProgram:
-    """The program of a histogram with at least one sequence: lengths, known strategies, pricing, and the relaxation so far.
-
-    Args:
-        counts: int64 [L], sequences of length 1 .. L.
-        work: what its solution may do; None for no limit.
-    """
+    """The program of a histogram, int64 [L], with at least one sequence: strategies, pricing, and the relaxation so far."""
 
     def __init__(self, counts: IntArray, depth: int, work: Work | None = None) -> None:
         self.work = Work() if work is None else work

@@ -84,8 +84,6 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
 
     Args:
         linear_program: with its relaxation; the demand of its master is afterwards what the last dive did not cover.
-        target: number of packs that would be optimal.
-        settings: step sizes and effort.
 
     Returns:
         The packs (slots may hold shorter sequences, see `fill_slots`) and the sequences that they do not hold:
@@ -199,8 +197,6 @@ def search_packs(
         lengths: int64 [types], ascending.
         counts: int64 [types], sequences of each.
         prices: float64 [types], such that no pack of at most `depth` sequences is worth more than 1.
-        max_length: tokens in a pack.
-        packs: packs to be used at most.
         max_nodes: branches of each attempt at most.
         work: what the search may do in all.
     """

@@ -404,17 +404,9 @@ def scan_packed(
     position_varints: ByteArray,
     scanned: ScannedPacks,
 ) -> tuple[int, int]:
-    """Check and hash the packs in buffer[position:filled].
+    """Check and hash the packs in buffer[position:filled], and append the results to `scanned`.
 
-    Args:
-        buffer, position, filled: as in `scan_unpacked`.
-        sizes: what every pack must have.
-        table: as in `locate_features`.
-        position_varints: from `position_table`.
-        scanned: the results are appended.
-
-    Returns:
-        Why it stopped, and the position of the record at which it stopped.
+    Why it stopped, and the position of the record at which it stopped.
     """
     base, varints = address_of(buffer), address_of(position_varints)
     done, starts = scanned.done, scanned.starts

@@ -53,11 +53,7 @@ _MOST_GROWTH = 4
 
 
 class _RecordFormat(Protocol):
-    """What a scan does with the records of one file.
-
-    Attributes:
-        records: how many of the file were taken so far.
-    """
+    """What a scan does with the records of one file, of which `records` were taken so far."""
 
     records: int
 
@@ -81,11 +77,7 @@ def scan_buffer() -> ByteArray:
 
 
 class UnpackedFormat:
-    """Indexes unpacked records, in constant memory: the rows are those of the last piece, and point into its buffer.
-
-    Args:
-        index: filled from the front; its buffer is the one that is scanned.
-    """
+    """Indexes unpacked records, in constant memory: the rows are those of the last piece, and point into its buffer."""
 
     def __init__(self, schema: UnpackedSchema, index: IndexedSequences) -> None:
         self.schema, self.index = schema, index
@@ -115,10 +107,7 @@ class UnpackedFormat:
 class CompactedFormat(UnpackedFormat):
     """Indexes a complete file, and copies the real values of its sequences to an arena, where they stay (a group).
 
-    Args:
-        index: with a row for each record of the file; its buffer is the one that is scanned.
-        arena: uint8, does not overlap that buffer; offsets are positions in it.
-        start, end: the part of the arena that this file may fill.
+    The arena, uint8, does not overlap the buffer; offsets are positions in it. This file may fill `start` to `end`.
     """
 
     def __init__(self, schema: UnpackedSchema, index: IndexedSequences, arena: ByteArray, start: int, end: int) -> None:
@@ -142,12 +131,7 @@ class CompactedFormat(UnpackedFormat):
 
 
 class RecordScan:
-    """One pass over one file.
-
-    Args:
-        buffer: uint8, from `scan_buffer` (a smaller one will do for a file that fits into it); the one that `records` reads.
-        progress: called with the bytes of the file that were read.
-    """
+    """One pass over one file; the buffer, uint8, is the one that `records` reads (see `scan_buffer`)."""
 
     def __init__(
         self,
