@@ -28,8 +28,7 @@ def estimate(
     ] = None,
     algorithms: Annotated[str, typer.Option(help="Algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
     max_sequence_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Slots per pack; default: as in SOURCE.", show_default=False),
+        int | None, typer.Option(min=1, help="Slots per pack; default: as in SOURCE.", show_default=False)
     ] = None,
     input_column: arguments.InputColumn = None,
     picture: _Picture = None,

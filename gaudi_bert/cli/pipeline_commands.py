@@ -140,13 +140,7 @@ def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None)
 
 
 def _show_dry_run(
-    settings: PipelineSettings,
-    stages: Sequence[str],
-    folder: WorkFolder,
-    pipeline: Path,
-    on: str,
-    verbose: bool,
-    json: bool,
+    settings: PipelineSettings, stages: Sequence[str], folder: WorkFolder, pipeline: Path, on: str, verbose: bool, json: bool
 ) -> None:
     import yaml
 

@@ -221,12 +221,7 @@ def write_section(
 
 
 def _deal(
-    buffer: Sequence[BlockExamples],
-    handles: Sequence[BinaryIO],
-    dealt: IntArray,
-    seed: int,
-    section: Section,
-    flush: int,
+    buffer: Sequence[BlockExamples], handles: Sequence[BinaryIO], dealt: IntArray, seed: int, section: Section, flush: int
 ) -> None:
     """Deal the examples of `buffer`; `dealt` [files, 2] counts the examples and bytes that each file has."""
     if not buffer:

@@ -122,10 +122,7 @@ def _examples_of_duplicate(
         }
     )
     counts = ExampleCounts(
-        sequences=len(pairs),
-        tokens=int(lengths.sum()),
-        random_next=int(pairs.labels.sum()),
-        masked=int(masked.counts.sum()),
+        sequences=len(pairs), tokens=int(lengths.sum()), random_next=int(pairs.labels.sum()), masked=int(masked.counts.sum())
     )
     return frames, frame_lengths, counts
 

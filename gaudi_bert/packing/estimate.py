@@ -69,12 +69,7 @@ class LengthEstimate:
 
 
 def estimate_packing(
-    histogram: Histogram,
-    algorithm: str,
-    depth: int | str,
-    lower_bound: int | None,
-    seed: int = 0,
-    work: Work | None = None,
+    histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, seed: int = 0, work: Work | None = None
 ) -> Estimate:
     """Pack by one algorithm and say how good it is; the bound proven at this depth is raised where it proves more."""
     length, most = histogram.max_sequence_length, depth_of(depth, histogram.max_sequence_length)

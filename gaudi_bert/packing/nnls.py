@@ -241,11 +241,7 @@ def pack_by_nnls(counts: IntArray, depth: int, leftovers: Leftovers = "best-fit"
 
 
 def iterative_nnls(
-    counts: IntArray,
-    depth: int,
-    leftovers: Leftovers = "best-fit",
-    enough: int | None = None,
-    work: Work | None = None,
+    counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", enough: int | None = None, work: Work | None = None
 ) -> Mixture:
     """Pack by the published loop; the mixture covers the counts, int64 [L], exactly.
 

@@ -127,12 +127,7 @@ class _PackedHistogram(PackingFigures):
 
 
 def pack_lengths(
-    lengths: Any,
-    max_sequence_length: int,
-    *,
-    depth: int | str = "max",
-    algorithm: str = "optimal",
-    seed: int = DEFAULT_SEED,
+    lengths: Any, max_sequence_length: int, *, depth: int | str = "max", algorithm: str = "optimal", seed: int = DEFAULT_SEED
 ) -> Packs:
     """Pack sequences of these lengths into rows of one length, every sequence into exactly one.
 

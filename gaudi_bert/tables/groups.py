@@ -76,10 +76,7 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
 
 
 def _form_groups(
-    parts: Sequence[Sequence[TablePart]],
-    file_rows: Sequence[int],
-    settings: TableSettings,
-    reporter: Reporter,
+    parts: Sequence[Sequence[TablePart]], file_rows: Sequence[int], settings: TableSettings, reporter: Reporter
 ) -> list[list[GroupPart]]:
     first_rows = np.cumsum(file_rows) - file_rows
     listed = [GroupPart(part, first) for of_file, first in zip(parts, first_rows.tolist(), strict=True) for part in of_file]

@@ -146,11 +146,7 @@ def _prove_group(
 
 
 def _members(
-    stored: StoredPacks,
-    rows: GroupRows,
-    sequences: RowSequences,
-    settings: TableSettings,
-    positions: IntArray,
+    stored: StoredPacks, rows: GroupRows, sequences: RowSequences, settings: TableSettings, positions: IntArray
 ) -> IntArray:
     """Which sequences of the group these packs hold; each must be new."""
     of_row = np.searchsorted(rows.numbers, stored.indices)

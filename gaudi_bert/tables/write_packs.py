@@ -211,13 +211,7 @@ class PackSequences(NamedTuple):
 
 @borrowing_kernel
 def _gather(
-    packs: PackSequences,
-    first: int,
-    last: int,
-    addresses: IntArray,
-    padding: ByteArray,
-    value_bytes: int,
-    out: ByteArray,
+    packs: PackSequences, first: int, last: int, addresses: IntArray, padding: ByteArray, value_bytes: int, out: ByteArray
 ) -> None:
     """Fill `out` with the values of one column in the packs `first` .. `last` - 1.
 

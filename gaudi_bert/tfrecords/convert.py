@@ -55,13 +55,7 @@ class PackFormat:
 
 
 def convert(
-    packed: Path,
-    out: Path,
-    form: PackFormat,
-    *,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
+    packed: Path, out: Path, form: PackFormat, *, reporter: Reporter, overwrite: bool = False, workers: int | None = None
 ) -> StageOutput[Conversion]:
     """Write the packs of the finished folder `packed` into the folder `out`, in another format."""
     started = time.monotonic()

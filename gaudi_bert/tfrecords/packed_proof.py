@@ -27,15 +27,7 @@ from gaudi_bert.artefacts.packed import Metadata, TableMetadata, TableVerificati
 from gaudi_bert.artefacts.references import InputFile, manifest_path
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import Shard, index_path
-from gaudi_bert.artefacts.store.mirrored_folder import (
-    fetch,
-    is_mirrored,
-    last_change,
-    names_in,
-    release,
-    remove,
-    shown,
-)
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, last_change, names_in, release, remove, shown
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError

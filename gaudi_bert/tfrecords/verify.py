@@ -265,10 +265,7 @@ def _check_none_is_missing(packed: Path, known: Sequence[InputFile], paths: Sequ
 
 
 def _read_files(
-    files: Sequence[Path],
-    read: Callable[..., Pieces],
-    take: Callable[[int, SequenceSums], Entry],
-    workers: int | None,
+    files: Sequence[Path], read: Callable[..., Pieces], take: Callable[[int, SequenceSums], Entry], workers: int | None
 ) -> list[Entry]:
     """What `take` makes of each file and its sums, one at a time; a store's files are fetched shortly before."""
     lock = threading.Lock()
@@ -335,10 +332,7 @@ def _classes_to_search(unpacked: IntArray, repacked: IntArray) -> tuple[BoolArra
 
 
 def _collect(
-    items: Sequence[Any],
-    open_pieces: Callable[[Any, ByteArray], Pieces],
-    classes: BoolArray,
-    workers: int | None,
+    items: Sequence[Any], open_pieces: Callable[[Any, ByteArray], Pieces], classes: BoolArray, workers: int | None
 ) -> IntArray:
     """int64 [sequences, 4]: hash, number of the file, number of the record, number of the sequence in it (from 1)."""
 

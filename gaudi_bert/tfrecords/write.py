@@ -170,13 +170,7 @@ def _write_pending(
 
 
 def _write_group(
-    out: Path,
-    plan: WritablePlan,
-    number: int,
-    paths: Sequence[Path],
-    buffer: ByteArray,
-    task: Task,
-    workers: int | None,
+    out: Path, plan: WritablePlan, number: int, paths: Sequence[Path], buffer: ByteArray, task: Task, workers: int | None
 ) -> GroupManifest:
     """Read, pack and write one group; half of its bytes count as progress when read, half when packed."""
     planned, files = plan.group(number), plan.group_files(number)

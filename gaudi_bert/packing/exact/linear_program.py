@@ -403,10 +403,6 @@ class LinearProgram:
         iterations.
         """
         self.relaxation = generate_columns(
-            self.master,
-            self.pricer,
-            self.demand.astype(np.float64),
-            self.relaxation,
-            max_iterations=max_iterations,
+            self.master, self.pricer, self.demand.astype(np.float64), self.relaxation, max_iterations=max_iterations
         )
         return self.relaxation

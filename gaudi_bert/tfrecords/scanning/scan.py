@@ -134,11 +134,7 @@ class RecordScan:
     """One pass over one file; the buffer, uint8, is the one that `records` reads (see `scan_buffer`)."""
 
     def __init__(
-        self,
-        path: Path,
-        records: _RecordFormat,
-        buffer: ByteArray,
-        progress: Callable[[int], None] | None = None,
+        self, path: Path, records: _RecordFormat, buffer: ByteArray, progress: Callable[[int], None] | None = None
     ) -> None:
         self.path, self.records, self.buffer = path, records, buffer
         self._progress = progress
