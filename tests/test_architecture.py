@@ -131,7 +131,7 @@ STOREYS = {
     ),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (
-        *("rows", "token_tables", "write_packs", "groups", "packed_parquet", "compare"),
+        *("rows", "write_packs", "groups", "packed_parquet"),
         *("verify", "pack", "import_tables", "tokenize"),
     ),
     "training": (

@@ -199,6 +199,8 @@ def _all_rows(result: Mapping[str, Any]) -> list[str]:
         f" {'strategies':>10} {'time':>9} {'memory':>9}"
     ]
     for row in result["rows"]:
+        seconds = row["seconds"]
+        time = f"{1000 * seconds:.1f} ms" if seconds < 1 else human_seconds(seconds)
         above = "-" if row["gap"] is None else f"{row['gap']:,}"
         strategies = "-" if row["strategies_used"] is None else f"{row['strategies_used']:,}"
         memory = "-" if row["memory_bytes"] is None else human_bytes(row["memory_bytes"])
@@ -206,10 +208,6 @@ def _all_rows(result: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{row['algorithm']:<10} {row['depth']!s:>5} {row['packs']:>13,} {above:>12}"
             f" {100 * row['efficiency']:>9.3f} % {row['packing_factor']:>7.4f} {strategies:>10}"
-            f" {_short_time(row['seconds']):>9} {memory:>9}{note}"
+            f" {time:>9} {memory:>9}{note}"
         )
     return lines
-
-
-def _short_time(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms" if seconds < 1 else human_seconds(seconds)

@@ -148,9 +148,6 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Print one finished line."""
-        self._print(text)
-
-    def _print(self, text: str) -> None:
         if self.quiet:
             return
         with self._lock:
@@ -161,7 +158,7 @@ class Reporter:
     def show(self, text: str) -> None:
         """Print a passing line: on a terminal it is overwritten by the next one."""
         if not self.live:
-            self._print(text)
+            self.say(text)
             return
         with self._lock:
             self._clear()

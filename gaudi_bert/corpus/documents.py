@@ -151,7 +151,10 @@ def detect_format(source: Source) -> TextFormat:
     name: FormatName = "plain text"
     for line in _read_lines(source.path, gzipped):
         if line.text:
-            name = _format_of_line(line.text, source.path)
+            if line.text.startswith("<doc "):
+                name = "WikiExtractor"
+            elif is_json_line(line.text.encode("utf-8"), source.path):
+                name = "JSON lines"
             break
     sample: list[list[str]] = []
     lines = 0
@@ -161,12 +164,6 @@ def detect_format(source: Source) -> TextFormat:
         if lines >= _SAMPLE_LINES:
             break
     return TextFormat(name, gzipped, detect_layout(sample))
-
-
-def _format_of_line(text: str, path: Path) -> FormatName:
-    if text.startswith("<doc "):
-        return "WikiExtractor"
-    return "JSON lines" if is_json_line(text.encode("utf-8"), path) else "plain text"
 
 
 def is_json_line(line: bytes, path: Path) -> bool:

@@ -103,7 +103,8 @@ def estimate(
     """
     requested = [parse_depth(depth) for depth in depths]
     names = [_known_algorithm(name.strip()) for name in algorithms]
-    _check_picture(picture)
+    if picture is not None and picture.suffix.lower() not in PICTURE_ENDINGS:
+        raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
     histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
     factors = [row.packing_factor for row in rows if row.algorithm != "sort"]
@@ -132,12 +133,6 @@ def parse_depth(depth: str | int) -> str | int:
     if not text.isdigit() or int(text) < 1:
         raise InputError(f"depth {text!r}: write integers from 1, or `max`, separated by commas")
     return int(text)
-
-
-def _check_picture(picture: Path | None) -> None:
-    """Reject a picture that could not be written in the end."""
-    if picture is not None and picture.suffix.lower() not in PICTURE_ENDINGS:
-        raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
 
 
 def _known_algorithm(name: str) -> str:
@@ -224,7 +219,8 @@ def histogram_of_source(
     """How many sequences of each length a histogram, a shipped one's name, a table or records have, in packs of so many
     slots (of a table, by default its longest row)."""
     if is_table(source):
-        lengths = _lengths_of_table(source, input_column)
+        with local_copy(source) as table:
+            lengths = table_lengths(table_files(table), input_column).astype(np.int64)
         return histogram_of(lengths, max_sequence_length or int(lengths.max(initial=1)))
     shipped = _find_shipped_histogram(source)
     if shipped is not None or Path(source).suffix == ".json":
@@ -236,12 +232,6 @@ def histogram_of_source(
             count_records(source, counted, shard=None, reporter=reporter)
             histogram = read_histograms([counted]).histogram
     return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
-
-
-def _lengths_of_table(source: str | Path, input_column: str) -> IntArray:
-    """Tokens of each row of a table, int64 [rows], in its order."""
-    with local_copy(source) as table:
-        return table_lengths(table_files(table), input_column).astype(np.int64)
 
 
 def shipped_histograms() -> dict[str, Path]:

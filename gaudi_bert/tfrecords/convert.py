@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
-from gaudi_bert.artefacts.conversion import Conversion, PackFormatName, conversion_path
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import Conversion, Metadata, PackFormatName, conversion_path
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.objects import in_store, url_of
 from gaudi_bert.common.arrays import ByteArray

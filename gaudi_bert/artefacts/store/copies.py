@@ -39,7 +39,8 @@ def fetch_below(path: Path) -> None:
         fetch(path)
         if path.is_file():
             return
-    names = [name for name in names_in(folder) if _matches(name, pattern)]
+    matched = pattern.replace("**/", "*")  # what is fetched too much (`*` also passes a slash here) is ignored by the reader
+    names = [name for name in names_in(folder) if not pattern or fnmatch.fnmatchcase(name, matched)]
     if not names:
         raise InputError(f"{shown(path)}: no objects there, or no such bucket; check the URL")
     fetch(*(folder / name for name in names))
@@ -83,11 +84,6 @@ def _split_pattern(path: Path) -> tuple[Path, str]:
         if _MAGIC.search(part):
             return path.parents[len(parts) - number - 1], "/".join(parts[number:])
     return path, ""
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """Whether a name is meant; what is fetched too much (`*` also passes a slash here) is ignored by the reader."""
-    return not pattern or fnmatch.fnmatchcase(name, pattern.replace("**/", "*"))
 
 
 def exists(path: Path, store: StoreSettings | None = None) -> bool:
