@@ -76,7 +76,7 @@ def _estimate_task(
     if model is None:
         raise InputError("--task needs --model DIR, a folder with the tokenizer")
     if not all(length.strip().isdigit() and int(length) >= 3 for length in row_lengths.split(",")):
-        raise InputError(f"--row-lengths {row_lengths}: write whole numbers from 3, with commas between")
+        raise InputError(f"--row-lengths {row_lengths}: write integers from 3, with commas between")
     result = estimate_task(
         source,
         model,

@@ -153,5 +153,5 @@ def _number(text: str, variables: Mapping[str, str], name: str, where: str) -> i
     if value is None:
         raise InputError(f"--shard {text}: {name} is not set, so this is not part of {where}; write K/N")
     if re.fullmatch(r"\d{1,9}", value, re.ASCII) is None:
-        raise InputError(f"--shard {text}: {name} is {value!r}, not a whole number; write K/N")
+        raise InputError(f"--shard {text}: {name} is {value!r}, not an integer; write K/N")
     return int(value)

@@ -36,10 +36,10 @@ def _parse_quantity(value: object) -> object:
 
 
 def _parse_depth(value: object) -> object:
-    """A whole number in its range, as it is or as text, or `max`; anything else is refused with one message."""
+    """An integer in its range, as it is or as text, or `max`; anything else is refused with one message."""
     number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
     if number != "max" and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_DEPTH):
-        raise ValueError(f"must be a whole number from 1 to {MOST_DEPTH:,}, or `max` for no limit")
+        raise ValueError(f"must be an integer from 1 to {MOST_DEPTH:,}, or `max` for no limit")
     return number
 
 

@@ -57,7 +57,7 @@ def depth_of(depth: int | str, max_sequence_length: int) -> int:
     if depth == "max":
         return max_sequence_length
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise InputError(f"depth is {depth!r}; it must be a whole number from 1, or `max`")
+        raise InputError(f"depth is {depth!r}; it must be an integer from 1, or `max`")
     return min(depth, max_sequence_length)
 
 

@@ -170,9 +170,9 @@ def _worth_at_any_depth(prices: IntArray, best: IntArray, rises: IntArray) -> in
     return int(best[-1])
 
 
-def _combine(left: IntArray, right: IntArray) -> IntArray:
-    """result[t] = max over a of left[a] + right[t - a]."""
-    result: IntArray = left + right[0]
-    for part in range(1, len(left)):
-        np.maximum(result[part:], left[: len(left) - part] + right[part], out=result[part:])
+def _combine(one: IntArray, other: IntArray) -> IntArray:
+    """result[t] = max over a of one[a] + other[t - a]."""
+    result: IntArray = one + other[0]
+    for part in range(1, len(one)):
+        np.maximum(result[part:], one[: len(one) - part] + other[part], out=result[part:])
     return result

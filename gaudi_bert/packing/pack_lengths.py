@@ -57,7 +57,7 @@ class _PackList:
         try:
             index = range(len(self))[pack]
         except IndexError:
-            raise IndexError(f"there is no pack {pack}: there are {len(self):,}, from 0") from None
+            raise IndexError(f"no pack {pack}: there are {len(self):,}, from 0") from None
         return self.indices[self.offsets[index] : self.offsets[index + 1]]
 
     def _some(self, chosen: slice) -> _PackList:
@@ -132,7 +132,7 @@ def pack_lengths(
     """Pack sequences of these lengths into rows of one length, every sequence into exactly one.
 
     Args:
-        lengths: whole numbers from 1 to `max_sequence_length`, one per sequence: an array, a list, any iterable; of none,
+        lengths: integers from 1 to `max_sequence_length`, one per sequence: an array, a list, any iterable; of none,
             the result is empty.
         max_sequence_length: slots of a pack, in tokens.
         depth: most sequences per pack, or "max" for no limit.
@@ -166,7 +166,7 @@ def pack_histogram(
     """Pack a histogram of lengths; the cost depends on the longest row, not on how many sequences there are.
 
     Args:
-        counts: whole numbers from 0: how many sequences there are of length 1, 2, ...
+        counts: integers from 0: how many sequences there are of length 1, 2, ...
         max_sequence_length: slots of a pack, in tokens; by default as many as `counts` has entries.
         depth: most sequences per pack, or "max" for no limit.
         algorithm: as `pack_lengths`.

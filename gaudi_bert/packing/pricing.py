@@ -52,8 +52,7 @@ def power_chain(max_items: int, max_total: int) -> IntArray:
 
     def build(power: int) -> int:
         if power not in row_of_power:
-            left, right = build((power + 1) // 2), build(power // 2)
-            products.append((left, right))
+            products.append((build((power + 1) // 2), build(power // 2)))
             row_of_power[power] = len(products)
         return row_of_power[power]
 
@@ -69,9 +68,9 @@ def _raise(result: Worths, value: float, values: Worths) -> None:
 
 
 @kernel
-def _raise_by_four(result: Worths, left: Worths, one: Worths, two: Worths, three: Worths, four: Worths) -> None:
-    """result = max(result, left[0] + one, left[1] + two, left[2] + three, left[3] + four), elementwise."""
-    first, second, third, fourth = left[0], left[1], left[2], left[3]
+def _raise_by_four(result: Worths, gains: Worths, one: Worths, two: Worths, three: Worths, four: Worths) -> None:
+    """result = max(result, gains[0] + one, gains[1] + two, gains[2] + three, gains[3] + four), elementwise."""
+    first, second, third, fourth = gains[0], gains[1], gains[2], gains[3]
     for position in range(result.size):
         best = max(result[position], first + one[position])
         best = max(best, second + two[position])
@@ -179,14 +178,14 @@ compiled_completion_values = kernel(completion_values)
 
 
 LARGEST_EXACT = 2.0**53
-"""Whole numbers below this are exact as floating point numbers."""
+"""Integers below this are exact as floating point numbers."""
 
 
 def best_worth(prices: Worths, depth: int) -> int | float:
     """The most that at most `depth` sequences of together at most L tokens are worth, for prices [L] of lengths
     1 .. L, in their dtype.
 
-    The prices must not fall with length. Whole numbers are added as floating point numbers, whose kernels are needed anyhow:
+    The prices must not fall with length. Integers are added as floating point numbers, whose kernels are needed anyhow:
     no sum is larger than the result, so where that is exact, all of them were.
     """
     worth = _last_completion(prices.astype(np.float64), depth)
@@ -204,10 +203,10 @@ def _last_completion(prices: Worths, depth: int) -> int | float:
 
 
 @kernel
-def _find_split(left: Worths, right: Worths, total: int, value: float) -> int:
-    """The smallest part at which left[part] + right[total - part] attains `value`."""
+def _find_split(one: Worths, other: Worths, total: int, value: float) -> int:
+    """The smallest part at which one[part] + other[total - part] attains `value`."""
     for part in range(total + 1):
-        if left[part] + right[total - part] >= value:
+        if one[part] + other[total - part] >= value:
             return part
     return total
 

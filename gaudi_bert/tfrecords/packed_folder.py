@@ -220,7 +220,7 @@ def _count(sibling: Path, content: Any, key: str, default: int | None = None) ->
     value = content.get(key, default) if isinstance(content, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_COUNT or value % 1:
         raise InputError(
-            f"{sibling}: `{key}` is {shown(value)}, it must be a whole number; this is not the predecessor's metadata"
+            f"{sibling}: `{key}` is {shown(value)}, it must be an integer; this is not the predecessor's metadata"
         )
     return int(value)
 

@@ -93,13 +93,13 @@ def test_sizes_in_bytes(text: str, count: int) -> None:
         ("pakcing.depth=4", "unknown key `pakcing`; did you mean `packing`?"),
         ("packing.algorithm=nnl", "ffd or none; did you mean nnls?"),
         ("training.device=gpu", "--set training.device=gpu: must be auto, cpu or hpu"),
-        ("packing.depth=0", "--set packing.depth=0: must be a whole number from 1"),
-        ("packing.depth={a: 1}", "--set packing.depth={a: 1}: must be a whole number"),
+        ("packing.depth=0", "--set packing.depth=0: must be an integer from 1"),
+        ("packing.depth={a: 1}", "--set packing.depth={a: 1}: must be an integer"),
         ("packing=3", "--set packing=3: must hold `key: value` pairs"),
         ("packing.group_bytes=1XB", "kB, MB, GB, KiB, MiB or GiB"),
         ("model.hidden_size=7", "choose a number of heads that divides it"),
         ("training.learning_rate=-1", "must be a number, > 0"),
-        ("resources.workers=many", "must be a whole number, >= 1 and <= 1,024"),
+        ("resources.workers=many", "must be an integer, >= 1 and <= 1,024"),
         ("kubernetes.failure_policy=7", "must be true or false or `auto`"),
         ("prepare.text={a: 1}", "must be text or a list"),
         ("resources.environment={1A: x}", "`resources.environment.1A`: must be the name of a variable"),
@@ -214,7 +214,7 @@ def setting(settings: PipelineSettings, key: str) -> object:
 
 def test_limits_and_choices_are_shown() -> None:
     rows = {line.split("`")[1]: line for line in settings_page() if line.startswith("| `")}
-    assert "whole number, >= 1 and <= 1,024 | `1` |" in rows["resources.workers"]
+    assert "integer, >= 1 and <= 1,024 | `1` |" in rows["resources.workers"]
     assert "`job`" in rows["kubernetes.training"]
     assert "`max`" in rows["packing.depth"]
     assert "`2Gi`" in rows["resources.data.memory_limit"]

@@ -112,7 +112,7 @@ def test_masked_slots() -> None:
 
 
 def test_bad_depths_and_algorithms_are_refused() -> None:
-    with pytest.raises(InputError, match="it must be a whole number from 1, or `max`"):
+    with pytest.raises(InputError, match="it must be an integer from 1, or `max`"):
         pack_histogram(published("squad-384"), "lpfhp", 0)
     with pytest.raises(InputError, match="algorithm `nnsl` is unknown; did you mean `nnls"):
         pack_histogram(published("squad-384"), "nnsl")

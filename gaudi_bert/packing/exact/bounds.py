@@ -88,7 +88,7 @@ def _per_length(linear_program: LinearProgram, prices: IntArray) -> IntArray:
 def prove(counts: IntArray, prices: IntArray, depth: int) -> Certificate:
     """What integer prices [L] that never fall with length prove for packs of at most `depth` sequences.
 
-    Prices that are too large for whole numbers, or for long packs too many, are rounded down: they prove nearly as much.
+    Prices that are too large for integers, or for long packs too many, are rounded down: they prove nearly as much.
     """
     length = len(counts)
     if length > LONGEST_EXACT:

@@ -296,7 +296,7 @@ class Relaxation:
 
     @property
     def closed(self) -> bool:
-        """Whether no whole number is between bound and objective, allowing for rounding errors."""
+        """Whether no integer is between bound and objective, allowing for rounding errors."""
         small = max(1e-6, 1e-13 * self.objective)
         return bool(self.objective - self.bound < small or np.ceil(self.bound - small) >= np.ceil(self.objective - small))
 

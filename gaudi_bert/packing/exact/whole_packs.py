@@ -20,7 +20,7 @@ from gaudi_bert.packing.exact.linear_program import LinearProgram, generate_colu
 from gaudi_bert.packing.mixture import Mixture, Strategy, Work, add_packs
 
 WHOLE = 1e-6
-"""A usage this close below a whole number is treated as it."""
+"""A usage this close below an integer is treated as it."""
 
 SMALLEST_SHARE = 0.01
 """A step that loses the target is taken back and tried again with a third of the share, down to this."""
