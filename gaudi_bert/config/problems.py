@@ -133,7 +133,7 @@ def first_problem(
     field, message = field_at(settings, key.split(".")), plain_message(problem)
     is_one_of_several = sum(other == key for other, _ in problems) > 1
     if field is not None and (is_one_of_several or problem["type"].partition("_")[0] in _BY_FIELD):
-        message = "must be " + re.sub(r"\b(integer|number|list)\b", r"a \1", allowed_values(field))
+        message = "must be " + re.sub(r"\b(?=number\b|list\b)", "a ", allowed_values(field)).replace("integer", "an integer")
     if key in ("", typed_key) or f"{key}." in message:  # a rule between keys names them itself
         return f"{where}: {message}{more}"
     is_rule = problem["type"] == "missing" or (problem["type"] == "value_error" and isinstance(problem["input"], Mapping))
