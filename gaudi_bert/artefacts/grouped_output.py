@@ -19,7 +19,7 @@ from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finish
 from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, TableGroupManifest
 from gaudi_bert.artefacts.results import GroupsResult
 from gaudi_bert.artefacts.shards import index_bytes, index_path
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock, read_file
@@ -59,7 +59,7 @@ class GroupedOutput(Generic[Group, Summary]):
             with exclusive_lock(settings_path(self.artefact, self.final), str(self.artefact), wait=True):
                 finished = begin_artefact(self.artefact, self.final, self.signature, overwrite)
         if finished:
-            self.reporter.say(f"{shown(self.artefact)}: already there, nothing to do")
+            self.reporter.say(f"{shown_path(self.artefact)}: already there, nothing to do")
         return finished
 
     @contextmanager
@@ -100,7 +100,7 @@ class GroupedOutput(Generic[Group, Summary]):
         """Those of `groups` that are still to be written."""
         whole = {group for group, _ in self.each_whole(groups)}
         if whole:
-            self.reporter.say(f"{shown(self.artefact)}: {len(whole)} of {len(groups)} {self.unit}s are there already")
+            self.reporter.say(f"{shown_path(self.artefact)}: {len(whole)} of {len(groups)} {self.unit}s are there already")
         return [group for group in groups if group not in whole]
 
     def all_whole(self, groups: Sequence[Group], command: str) -> Iterator[tuple[Group, Summary]]:

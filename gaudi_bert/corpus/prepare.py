@@ -26,7 +26,7 @@ from gaudi_bert.artefacts.examples import PreparedExamples, PreparedSection, Pre
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
 from gaudi_bert.artefacts.results import PreparedShard, StageOutput
 from gaudi_bert.artefacts.store.copies import local_copies
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, release, remove, shown
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, release, remove, shown_path
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME, section_path
 from gaudi_bert.common.arrays import BoolArray
 from gaudi_bert.common.errors import InputError
@@ -241,7 +241,7 @@ def _finish(
     missing = [section for section in corpus.sections if section not in whole]
     if missing:
         output.reporter.say(
-            f"{shown(output.folder)}: {len(missing)} of {len(corpus.sections)} sections remain for other shards"
+            f"{shown_path(output.folder)}: {len(missing)} of {len(corpus.sections)} sections remain for other shards"
         )
         return PreparedShard(tuple(f"{section.split} {section.number}" for section in missing))
     splits = {split: [whole[section] for section in whole if section.split == split] for split in corpus.blocks}

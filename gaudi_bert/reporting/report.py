@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gaudi_bert.artefacts.results import ReportResult
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, shown
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, shown_path
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.files import write_text
@@ -42,7 +42,7 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> ReportResult
         page = render_page(inputs)
         path = WorkFolder.existing(folder).report
         write_text(path, page)
-        name = shown(path)
+        name = shown_path(path)
     figures = {card.name: f"{card.figure} ({card.note})" for card in summary_cards(inputs)}
     return ReportResult(name, len(page.encode("utf-8")), figures)
 

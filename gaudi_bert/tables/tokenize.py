@@ -29,7 +29,7 @@ from gaudi_bert.artefacts.grouped_output import GroupedOutput
 from gaudi_bert.artefacts.references import NOTES_NAME, TooLongRows, VocabularyInfo
 from gaudi_bert.artefacts.results import StageOutput, TokenisedShard
 from gaudi_bert.artefacts.store.copies import local_copies
-from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, mirrored, release, shown
+from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, mirrored, release, shown_path
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, check_name
@@ -164,12 +164,12 @@ def _finish(
     whole = output.whole(parts)
     missing = len(parts) - len(whole)
     if missing:
-        output.reporter.say(f"{shown(output.folder)}: {missing} of {len(parts)} parts remain for other shards")
+        output.reporter.say(f"{shown_path(output.folder)}: {missing} of {len(parts)} parts remain for other shards")
         return TokenisedShard(parts=len(parts), missing_parts=missing)
     files = tuple(whole[part] for part in parts)
     settings = encoder.settings
     if not any(file.rows for file in files):
-        raise InputError(f"{shown(output.folder)}: no text gives a row; give some that are not empty, nor all too long")
+        raise InputError(f"{shown_path(output.folder)}: no text gives a row; give some that are not empty, nor all too long")
     content = TokenisedTexts(
         tool_version=__version__,
         tokenizer=VocabularyInfo(size=tokenizer.vocabulary_size, sha256=tokenizer.sha256),

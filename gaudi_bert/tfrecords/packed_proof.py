@@ -27,7 +27,7 @@ from gaudi_bert.artefacts.packed import Metadata, TableMetadata, TableVerificati
 from gaudi_bert.artefacts.references import InputFile, manifest_path
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import Shard, index_path
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, last_change, names_in, release, remove, shown
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, last_change, names_in, release, remove, shown_path
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
@@ -70,7 +70,7 @@ def verify_folder(
     files = {path.name: size for path, size in inputs.items()}
     signature = Signature("verify", {}, {"metadata_sha256": sha256, "files": files})
     if not overwrite and is_finished(out, out, signature) and _is_of_these(out, seen, identity, sources()):
-        reporter.say(f"{shown(packed)}: already verified, nothing to do")
+        reporter.say(f"{shown_path(packed)}: already verified, nothing to do")
         return StageOutput(kind.read_of(out, metadata), skipped=True)
     is_writable = is_mirrored(packed) or os.access(packed, os.W_OK)
     if is_writable:
@@ -78,7 +78,7 @@ def verify_folder(
         remove(out, settings_path(out))
         begin_artefact(out, out, signature)
     else:
-        reporter.say(f"note: {shown(packed)} is read-only, so the verification cannot be stored there")
+        reporter.say(f"note: {shown_path(packed)} is read-only, so the verification cannot be stored there")
     proof = prove()
     _check_files(packed, metadata, proof)
     if is_writable:

@@ -138,7 +138,7 @@ def is_mirrored(path: Path) -> bool:
     return _mirrored_folder_of(path) is not None
 
 
-def shown(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """How messages name a local path: by its URL, where it has one."""
     mirror = _mirrored_folder_of(path)
     return str(path) if mirror is None else mirror.url_of(path)
