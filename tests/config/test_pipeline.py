@@ -147,7 +147,7 @@ def test_settings_survive_yaml() -> None:
 
 @pytest.mark.parametrize("value", ["0", "1025", "true", "3.5", "-1", "'3 '", "minimum", "[3]", "0x" + "f" * 6000])
 def test_a_depth_that_is_none_is_refused_in_one_piece(value: str) -> None:
-    with pytest.raises(InputError, match=r"--set packing\.depth=.*: must be a ") as caught:
+    with pytest.raises(InputError, match=r"--set packing\.depth=.*: must be an integer ") as caught:
         load_pipeline(None, [f"packing.depth={value}"])
     assert "more)" not in str(caught.value)
     assert len(str(caught.value)) < 500
@@ -160,7 +160,7 @@ def test_depths_within_the_limits() -> None:
 
 def test_true_is_not_a_number() -> None:
     for key in ("packing.seed", "training.updates", "training.learning_rate", "packing.masked_slots"):
-        with pytest.raises(InputError, match=rf"--set {key}=true: must be a "):
+        with pytest.raises(InputError, match=rf"--set {key}=true: must be an? "):
             load_pipeline(None, [f"{key}=true"])
     assert load_pipeline(None, ["prepare.whole_word_masking=true"]).prepare.whole_word_masking
 
