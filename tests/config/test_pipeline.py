@@ -92,7 +92,7 @@ def test_sizes_in_bytes(text: str, count: int) -> None:
         ("packing.dept=4", "--set packing.dept=4: unknown key `packing.dept`; did you mean `packing.depth`?"),
         ("pakcing.depth=4", "unknown key `pakcing`; did you mean `packing`?"),
         ("packing.algorithm=nnl", "ffd or none; did you mean nnls?"),
-        ("training.device=gpu", "--set training.device=gpu: must be auto, cpu or hpu"),
+        ("training.device=gpu", "--set training.device=gpu: must be auto, cpu, cuda or hpu"),
         ("packing.depth=0", "--set packing.depth=0: must be an integer from 1"),
         ("packing.depth={a: 1}", "--set packing.depth={a: 1}: must be an integer"),
         ("packing=3", "--set packing=3: must hold `key: value` pairs"),
@@ -225,7 +225,7 @@ def test_limits_and_choices_are_shown() -> None:
 
 def test_what_is_free_is_no_part_of_a_run() -> None:
     both = {"device", "threads", "keep_checkpoints", "log_every_updates", "save_every_updates"}
-    both |= {"fusion_bytes", "stall_seconds", "watch_port", "metrics_port"}
+    both |= {"fusion_bytes", "stall_seconds", "watch_port", "metrics_port", "engine", "compile"}
     assert free_settings(FineTuneSettings) == both
     assert free_settings(TrainingSettings) == both | {"evaluate_every_updates", "evaluate_packs", "measure_speedup"}
 

@@ -202,13 +202,13 @@ def test_what_we_write_is_read_as_the_predecessors(fresh_case: PackingCase, tmp_
     assert theirs.shard_table.packs.sum() == ours.packs
 
 
-def test_the_keys_are_those_that_its_trainer_knows(case: PackingCase, tmp_path: Path) -> None:
-    path = as_predecessor(case, tmp_path / "training")
+def test_the_keys_are_those_that_its_trainer_knows(fresh_case: PackingCase, tmp_path: Path) -> None:
+    path = as_predecessor(fresh_case, tmp_path / "training")
     content = json.loads(path.read_text())
-    metadata = read_metadata(case.packed)
+    metadata = read_metadata(fresh_case.packed)
     assert content["avg_seq_per_sample"] == metadata.sequences / metadata.packs
     assert content["new_number_of_samples"] == metadata.packs
-    assert content["original_number_of_samples"] == len(case.sequences)
+    assert content["original_number_of_samples"] == len(fresh_case.sequences)
     assert content["packing_efficiency"] == metadata.tokens / (metadata.packs * metadata.max_sequence_length)
     agree(content["compression_ratio"], 1 - metadata.packs / metadata.sequences)
     assert content["sequences_dropped"] == 0
