@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.algorithms import depth_of, solve
 from gaudi_bert.packing.exact.bounds import prove_bound
-from gaudi_bert.packing.mixture import packs_of
-from gaudi_bert.packing.result import NNLS_WORK, OPTIMAL_WORK, Work
+from gaudi_bert.packing.mixture import NNLS_WORK, OPTIMAL_WORK, Work, packs_of
 from tests.builders.histograms import bimodal, lognormal, perfect_triplets, scattered, uniform
 
 DEPTHS = (3, 8, "max")

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from measuring import show, show_processor
 
-from gaudi_bert.artefacts.shard_index import index_path, write_index
+from gaudi_bert.artefacts.shards import index_path, write_index
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.pack import pack

@@ -25,7 +25,16 @@ SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "da
 
 # What a clock, the version or the order of threads decides.
 CHANGING_KEYS = ("seconds", "per_second", "speed", "tool_version", "metadata_sha256", "memory_bytes", "time", "cpu")
-CHANGING_FILES = ("tensorboard", "tensorflow.log", "engine.log", "report.html", "metrics.jsonl", ".lock", "events.out")
+CHANGING_FILES = (
+    "tensorboard",
+    "tensorflow.log",
+    "engine.log",
+    "report.html",
+    "metrics.jsonl",
+    ".lock",
+    ".seen",
+    "events.out",
+)
 
 DEMO = ["--set", "training.updates=24", "--set", "prepare.duplicates=2", "--set", "training.measure_speedup=false"]
 TASK = ["--set", "finetune.epochs=1"]

@@ -74,8 +74,7 @@ def make_groups(folder: Path) -> dict[str, Any]:
     from gaudi_bert.artefacts.packed import GroupManifest, of_counts
     from gaudi_bert.artefacts.plan import WritablePlan
     from gaudi_bert.artefacts.references import InputFile, manifest_path
-    from gaudi_bert.artefacts.shard_index import index_bytes, index_path
-    from gaudi_bert.artefacts.shards import Shard, shard_bounds
+    from gaudi_bert.artefacts.shards import Shard, index_bytes, index_path, shard_bounds
 
     plan, out = WritablePlan.read(folder / "plan.json"), folder / "packed"
     out.mkdir(exist_ok=True)

@@ -131,7 +131,7 @@ STOREYS = {
     ),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (
-        *("rows", "token_tables", "write_packs", "groups", "packed_parquet", "compare"),
+        *("rows", "write_packs", "groups", "packed_parquet"),
         *("verify", "pack", "import_tables", "tokenize"),
     ),
     "training": (
@@ -160,7 +160,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "habana_frameworks": (set(), {"engines"}),
     "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/model_folder"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
-    "jinja2": (set(), {"reporting/page"}),
+    "jinja2": (set(), {"reporting/report"}),
     "h5py": (set(), {"tfrecords/wire/hdf5"}),
     "pyarrow": (set(), {"common/arrow", "tables", "rows"}),
     **dict.fromkeys(
@@ -286,7 +286,7 @@ def test_no_function_swallows_everything_or_asserts_on_input() -> None:
 OPENERS = {"open", "read_text", "read_bytes"}
 # Who opens files otherwise, and why: files of this installation and of the system, and what only grows or is locked.
 OTHERWISE = {
-    "common/files.py", "common/compiled.py", "common/installation.py", "common/progress.py",
+    "common/files.py", "common/compiled.py", "common/errors.py", "common/progress.py",
     "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/doctor/host.py", "runners/stop_ranks.py",
     "runners/kubernetes/kustomize.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
     "training/event_file.py", "training/metrics.py",

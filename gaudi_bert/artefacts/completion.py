@@ -82,16 +82,10 @@ def is_finished(artefact: Path, final: Path, signature: Signature) -> bool:
 
 
 def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite: bool = False) -> bool:
-    """Prepare to create `artefact`; whether it is already finished.
+    """Prepare to create `artefact`, whose file `final` is written last (the artefact itself when it is one file).
 
-    Args:
-        artefact: the file or folder that the stage makes.
-        final: the file of it that is written last (the artefact itself when it is one file).
-        overwrite: remove the result of other settings, and whatever is there without settings.
-
-    Returns:
-        True when the finished artefact of the same signature is there; False when there is work to do (the settings file
-        has then been written). What is not ours, or has another signature, is refused without `overwrite`.
+    True when the finished artefact of the same signature is there; False when there is work to do (the settings file has
+    then been written). What is not ours, or has another signature, is refused without `overwrite`, and removed with it.
     """
     check_name(artefact)
     settings = settings_path(artefact, final)
@@ -146,28 +140,13 @@ def _parts_of(artefact: Path) -> list[Path]:
 
 
 # Settings that have an option of their own, by which users know them; all others are keys.
-OPTIONS = frozenset(
-    [
-        "algorithm",
-        "columns",
-        "depth",
-        "duplicates",
-        "evaluation_fraction",
-        "group_bytes",
-        "index_only",
-        "leftovers",
-        "masked_slots",
-        "max_predictions",
-        "max_sequence_length",
-        "pooling",
-        "seed",
-        "to",
-        "too_long",
-        "train_vocab",
-        "vocab",
-        "whole_word_masking",
-    ]
-)
+# fmt: off
+OPTIONS = frozenset([
+    "algorithm", "columns", "depth", "duplicates", "evaluation_fraction", "group_bytes", "index_only", "leftovers",
+    "masked_slots", "max_predictions", "max_sequence_length", "pooling", "seed", "to", "too_long", "train_vocab", "vocab",
+    "whole_word_masking",
+])
+# fmt: on
 
 
 def _other_settings(stored: Any, requested: Any) -> str | None:

@@ -1,19 +1,21 @@
-"""examples.json: what a folder of examples holds, from text (`prepare`) or from tables (`import`).
+"""What a folder made from text or tables holds: examples.json of `prepare` and `import`, tokens.json of `tokenize`.
 
 It is written last, so a folder that has it is complete. Until then, each finished part of the work has a small file:
-`sections/<split>-NNNNN.json` of `prepare`, `<table>.json` of `import`.
+`sections/<split>-NNNNN.json` of `prepare`, `<table>.json` of `import`, `tokens-KKKKK-of-NNNNN.json` of `tokenize`.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import ClassVar, Literal
 
-from gaudi_bert.artefacts.base import Artefact, Count, Figures, Positive
-from gaudi_bert.artefacts.references import VocabularyInfo
+from gaudi_bert.artefacts.base import Artefact, Count, Figures, Length, Positive
+from gaudi_bert.artefacts.references import NOTES_NAME, TooLongRows, VocabularyInfo
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
 
-REMEDY = "prepare the examples again"
-IMPORT_REMEDY = "import the tables again with --overwrite"
+_REMEDY = "prepare the examples again"
+_IMPORT_REMEDY = "import the tables again with --overwrite"
+_TOKENISE_REMEDY = "tokenise the texts again with --overwrite"
 
 
 class PreparedFile(Artefact):
@@ -27,12 +29,10 @@ class PreparedFile(Artefact):
 class PreparedSection(Figures):
     """What some of the text became, in one section or in a complete split.
 
-    Attributes:
-        unknown_tokens: tokens of the text that the vocabulary lacks.
-        random_next: sequences whose second part does not follow the first.
+    The vocabulary lacks `unknown_tokens` of it; `random_next` sequences have a second part that does not follow the first.
     """
 
-    remedy = REMEDY
+    remedy = _REMEDY
 
     text_documents: Count
     text_sentences: Count
@@ -63,7 +63,7 @@ class PreparedExamples(Figures):
     """examples.json of `prepare`."""
 
     file_name = EXAMPLES_NAME
-    remedy = REMEDY
+    remedy = _REMEDY
 
     format_version: Literal[1] = 1
     vocabulary: PreparedVocabulary
@@ -74,7 +74,7 @@ class PreparedExamples(Figures):
 class ImportedTable(Artefact):
     """The file next to one imported table: how many sequences became records."""
 
-    remedy = IMPORT_REMEDY
+    remedy = _IMPORT_REMEDY
 
     sequences: Count
 
@@ -93,6 +93,68 @@ class ImportedExamples(ImportedSoFar):
     """examples.json of `import`."""
 
     file_name = EXAMPLES_NAME
-    remedy = IMPORT_REMEDY
+    remedy = _IMPORT_REMEDY
 
     files: Positive
+
+
+# --- tokenised texts
+
+
+def tokens_path(folder: Path, part: int, parts: int) -> Path:
+    """The table of a part."""
+    return folder / f"tokens-{part:05d}-of-{parts:05d}.parquet"
+
+
+class TokenisedPart(Artefact):
+    """What one part of the texts became.
+
+    Attributes:
+        texts: that were read; `empty_texts` of them give no row, because they hold nothing but space.
+        too_long: the texts that give more tokens than a row may have; `dropped_tokens` are those of the texts alone.
+    """
+
+    remedy = _TOKENISE_REMEDY
+
+    name: str
+    bytes: Count
+    texts: Count
+    empty_texts: Count
+    rows: Count
+    tokens: Count
+    too_long: TooLongRows
+
+
+class TextInput(Artefact):
+    """A source of text, by its name, its size and the CRC-32 of its bytes."""
+
+    name: str
+    bytes: Count
+    crc32: str
+
+
+class TokenisedTexts(Figures):
+    """tokens.json."""
+
+    file_name = f"{NOTES_NAME}/tokens.json"
+    remedy = _TOKENISE_REMEDY
+    line_per_entry: ClassVar[tuple[str, ...]] = ("inputs", "files")
+
+    format_version: Literal[1] = 1
+    tool_version: str
+    tokenizer: VocabularyInfo
+    max_sequence_length: Length
+    special_tokens: bool
+    text_column: str
+    columns: tuple[str, ...]
+    texts: Count
+    empty_texts: Count
+    rows: Count
+    tokens: Count
+    too_long: TooLongRows
+    inputs: tuple[TextInput, ...]
+    files: tuple[TokenisedPart, ...]
+
+    def summary(self) -> dict[str, object]:
+        """Without the lists of files."""
+        return {name: value for name, value in self.as_json().items() if name not in self.line_per_entry}

@@ -18,8 +18,8 @@ from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, TableGroupManifest
 from gaudi_bert.artefacts.results import GroupsResult
-from gaudi_bert.artefacts.shard_index import index_bytes, index_path
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown
+from gaudi_bert.artefacts.shards import index_bytes, index_path
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock, read_file
@@ -35,12 +35,7 @@ Manifest = TypeVar("Manifest", GroupManifest, TableGroupManifest)
 
 @dataclass(frozen=True)
 class GroupedOutput(Generic[Group, Summary]):
-    """One such folder.
-
-    Args:
-        final: the file that is written last.
-        summary_path: path of the summary of a group.
-    """
+    """One such folder, whose file `final` is written last."""
 
     folder: Path
     final: Path
@@ -64,7 +59,7 @@ class GroupedOutput(Generic[Group, Summary]):
             with exclusive_lock(settings_path(self.artefact, self.final), str(self.artefact), wait=True):
                 finished = begin_artefact(self.artefact, self.final, self.signature, overwrite)
         if finished:
-            self.reporter.say(f"{shown(self.artefact)}: already there, nothing to do")
+            self.reporter.say(f"{shown_path(self.artefact)}: already there, nothing to do")
         return finished
 
     @contextmanager
@@ -105,7 +100,7 @@ class GroupedOutput(Generic[Group, Summary]):
         """Those of `groups` that are still to be written."""
         whole = {group for group, _ in self.each_whole(groups)}
         if whole:
-            self.reporter.say(f"{shown(self.artefact)}: {len(whole)} of {len(groups)} {self.unit}s are there already")
+            self.reporter.say(f"{shown_path(self.artefact)}: {len(whole)} of {len(groups)} {self.unit}s are there already")
         return [group for group in groups if group not in whole]
 
     def all_whole(self, groups: Sequence[Group], command: str) -> Iterator[tuple[Group, Summary]]:
@@ -146,12 +141,7 @@ class GroupedOutput(Generic[Group, Summary]):
 
 @dataclass(frozen=True)
 class PackedOutput(GroupedOutput[int, Manifest]):
-    """A packed folder: groups of shards.
-
-    Args:
-        source_sha256: identity of the source of its manifests.
-        command: that writes groups, for errors.
-    """
+    """A packed folder: groups of shards, whose manifests know the identity of their source; `command` writes groups."""
 
     source_sha256: str
     command: str

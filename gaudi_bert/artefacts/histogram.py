@@ -108,9 +108,7 @@ class CountedFile(InputFile):
 class HistogramFile(Artefact):
     """The content of histogram.json; what only `gaudi-bert histogram` knows is None in others' files.
 
-    Attributes:
-        max_predictions: most masked positions of one sequence.
-        counts: sequences of each length; the first entry is length 1.
+    The first of `counts` is that of sequences of length 1; `max_predictions` is the most masked positions of one sequence.
     """
 
     model_config = ConfigDict(extra="ignore")

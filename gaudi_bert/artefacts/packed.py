@@ -1,4 +1,4 @@
-"""The files of a packed folder: metadata.json and a manifest per group; of TFRecords and of tables.
+"""The files of a packed folder: metadata.json, a manifest per group and verification.json; of TFRecords and of tables.
 
 metadata.json is written last, so a folder that has it is complete; the trainer takes every size from it. It holds
 totals, and arrays for each group. A manifest is written after the shards of its group.
@@ -13,35 +13,37 @@ import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 from typing_extensions import Self
 
-from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Length, Positive, Sha256, Share
-from gaudi_bert.artefacts.references import METADATA_NAME, NOTES_NAME, InputFile, InputTable, VocabularyInfo
+from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, Positive, Sha256, Share
+from gaudi_bert.artefacts.completion import first_difference
+from gaudi_bert.artefacts.references import (
+    METADATA_NAME,
+    NOTES_NAME,
+    VERIFICATION_NAME,
+    InputFile,
+    InputTable,
+    TooLongRows,
+    VocabularyInfo,
+)
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.figures import PackingFigures
+from gaudi_bert.common.features import PackingFigures
+from gaudi_bert.config.values import matching
+
+_Factor = Annotated[float, Field(ge=1)]
 
 
-class _PackedTotals(Artefact):
-    """What the metadata of every packed folder hold: the fields of `PackingFigures.stored`, in the order of the file."""
-
-    sequences: Positive
-    packs: Positive
-    tokens: Positive
-    padding_tokens: Count
-    efficiency: Share
-    packing_factor: float = Field(ge=1)
-    lower_bound: Count
-    gap: int
+class _PackedMetadata(Artefact):
+    """What the metadata of every packed folder can do; each kind has its fields in the order of its file."""
 
     if TYPE_CHECKING:
         groups: tuple[GroupShards, ...]
-        """A field of each subclass, at its own position in the file."""
     shard_ending: ClassVar[str]
     """Of the files of the shards."""
 
@@ -85,22 +87,8 @@ class PackedSums:
         return {"format_version": 2, **figures.stored(), "groups": groups, "histogram": tuple(self._counts.tolist())}
 
 
-class _MetadataHead(Artefact):
-    """The first keys of metadata.json."""
-
-    format_version: Literal[2]
-    tool_version: str
-    max_sequence_length: Length
-    max_predictions: Length
-    masked_slots: Length
-    depth: Length
-    seed: int
-    algorithm: str
-    vocabulary: VocabularyInfo | None
-
-
-class Metadata(_PackedTotals, _MetadataHead):
-    """metadata.json: the contract between `write` and the trainer. Pydantic puts the fields of the last base first.
+class Metadata(_PackedMetadata):
+    """metadata.json: the contract between `write` and the trainer.
 
     Attributes:
         masked_slots: most masked positions of a pack (Q).
@@ -119,6 +107,23 @@ class Metadata(_PackedTotals, _MetadataHead):
     )
     """Keys that are those of the plan."""
 
+    format_version: Literal[2]
+    tool_version: str
+    max_sequence_length: Length
+    max_predictions: Length
+    masked_slots: Length
+    depth: Length
+    seed: int
+    algorithm: str
+    vocabulary: VocabularyInfo | None
+    sequences: Positive
+    packs: Positive
+    tokens: Positive
+    padding_tokens: Count
+    efficiency: Share
+    packing_factor: _Factor
+    lower_bound: Count
+    gap: int
     shard_multiple: Length
     input_files: Count
     groups: tuple[GroupShards, ...]
@@ -140,18 +145,16 @@ class Metadata(_PackedTotals, _MetadataHead):
 
     def summary(self) -> dict[str, Any]:
         """The totals, without the list of every shard."""
-        totals = {name: getattr(self, name) for name in _PackedTotals.model_fields}
-        settings = {name: getattr(self, name) for name in ("algorithm", "depth", "masked_slots")}
-        return {**totals, **settings, "shards": len(self.shard_table), "bytes": int(self.shard_table.bytes.sum())}
+        figures = ("sequences", "packs", "tokens", "padding_tokens", "efficiency", "packing_factor", "lower_bound", "gap")
+        shown = {name: getattr(self, name) for name in (*figures, "algorithm", "depth", "masked_slots")}
+        return {**shown, "shards": len(self.shard_table), "bytes": int(self.shard_table.bytes.sum())}
 
 
 class GroupManifest(Artefact):
     """group-GGGGG.json: one group of a packed folder, written after its shards.
 
     Attributes:
-        plan_sha256: the plan by which it was written.
         counts: sequences of each length; the first entry is length 1.
-        inputs: the files of the group.
         index_crc32c: of `group-GGGGG.index`, which holds the size of every record.
     """
 
@@ -184,33 +187,8 @@ def of_counts(counts: Sequence[int]) -> dict[str, Any]:
 # --- packed tables
 
 
-TooLong = Literal["error", "truncate", "split", "drop"]
-
-
-class TooLongRows(Artefact):
-    """What became of rows longer than a pack.
-
-    Attributes:
-        policy: what becomes of them: refused, cut to their first tokens, cut into pieces, or dropped.
-        dropped_rows: how many of them are in no pack.
-        dropped_tokens: tokens that are in no pack.
-        added_sequences: sequences beyond one per row, from splitting.
-    """
-
-    policy: TooLong
-    rows: Count
-    dropped_rows: Count
-    dropped_tokens: Count
-    added_sequences: Count
-
-
 class TableGroupManifest(Artefact):
-    """One group of a folder of packed tables.
-
-    Attributes:
-        signature_sha256: of its settings and inputs.
-        counts: sequences of each length; the first entry is length 1.
-    """
+    """One group of a folder of packed tables; the first of `counts` is that of length 1."""
 
     remedy = "remove it and pack the table again"
 
@@ -235,25 +213,7 @@ class TableGroupManifest(Artefact):
         return self.signature_sha256
 
 
-class _TableMetadataHead(Artefact):
-    """The first keys of the metadata.json of packed tables."""
-
-    format_version: Literal[2]
-    format: Literal["table"]
-    tool_version: str
-    max_sequence_length: Length
-    depth: Length | None
-    deepest_pack: Positive
-    seed: int
-    algorithm: str
-    algorithms_used: tuple[str, ...]
-    index_only: bool
-    aligned_columns: dict[str, str]
-    scalar_columns: dict[str, str]
-    rows: Positive
-
-
-class TableMetadata(_PackedTotals, _TableMetadataHead):
+class TableMetadata(_PackedMetadata):
     """metadata.json of a folder of packed tables; written last.
 
     Attributes:
@@ -269,6 +229,27 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
     omits_defaults = True
     shard_ending = ".parquet"
 
+    format_version: Literal[2]
+    format: Literal["table"]
+    tool_version: str
+    max_sequence_length: Length
+    depth: Length | None
+    deepest_pack: Positive
+    seed: int
+    algorithm: str
+    algorithms_used: tuple[str, ...]
+    index_only: bool
+    aligned_columns: dict[str, str]
+    scalar_columns: dict[str, str]
+    rows: Positive
+    sequences: Positive
+    packs: Positive
+    tokens: Positive
+    padding_tokens: Count
+    efficiency: Share
+    packing_factor: _Factor
+    lower_bound: Count
+    gap: int
     too_long: TooLongRows
     shard_multiple: Length
     group_sequences: Positive
@@ -295,3 +276,107 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
         """All but the long lists."""
         content = {name: value for name, value in self.as_json().items() if name not in ("inputs", "histogram")}
         return {**content, "groups": len(self.groups), "shards": len(self.shard_table)}
+
+
+# --- verification.json: the result of `verify`
+
+
+class _Verified(Figures):
+    """verification.json: the result of `verify`. It is stored in the verified folder, and only where the proof succeeded."""
+
+    file_name = VERIFICATION_NAME
+    remedy = "remove it and verify again"
+    only_read: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def read_of(cls, path: Path, metadata: Any) -> Self:
+        """The verification of a folder with this metadata, which a false one does not go with."""
+        stored = cls.read(path)
+        only_read = {key: getattr(stored, key) for key in cls.only_read}
+        difference = first_difference(stored.as_json(), cls.of(metadata, **only_read).as_json(), "by metadata.json")
+        if difference is not None:
+            raise InputError(f"{cls.path_in(path)}: {difference}; {cls.remedy}")
+        return stored
+
+    @classmethod
+    def of(cls, *args: Any, **only_read: Any) -> Self:
+        """The verification of a folder with this metadata; `only_read` are the keys that only reading the data tells."""
+        raise NotImplementedError
+
+
+class Verification(_Verified):
+    """The verification of packed TFRecords; the fingerprint is of all sequences, whatever their order."""
+
+    sequences: Count
+    tokens: Count
+    packs: Count
+    shards: Count
+    input_files: Count
+    fingerprint: Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
+
+    only_read = ("fingerprint",)
+
+    @classmethod
+    def of(cls, metadata: Metadata, fingerprint: str) -> Self:
+        """The verification of a folder with this metadata; only reading its data tells the fingerprint."""
+        return cls(
+            sequences=metadata.sequences,
+            tokens=metadata.tokens,
+            packs=metadata.packs,
+            shards=len(metadata.shard_table),
+            input_files=metadata.input_files,
+            fingerprint=fingerprint,
+        )
+
+
+class TableVerification(_Verified):
+    """The verification of packed tables."""
+
+    file_name = f"{NOTES_NAME}/{VERIFICATION_NAME}"
+
+    format: Literal["table"]
+    rows: Count
+    sequences: Count
+    tokens: Count
+    packs: Count
+    shards: Count
+    groups: Count
+    columns: tuple[str, ...]
+    index_only: bool
+    too_long: TooLongRows
+
+    @classmethod
+    def of(cls, metadata: TableMetadata) -> Self:
+        """The verification of a folder with this metadata: all of it follows."""
+        copied = ("format", "rows", "sequences", "tokens", "packs", "index_only", "too_long")
+        columns = () if metadata.index_only else (*metadata.aligned_columns, *metadata.scalar_columns)
+        counts: dict[str, Any] = {"groups": len(metadata.groups), "shards": len(metadata.shard_table)}
+        return cls(**{key: getattr(metadata, key) for key in copied}, **counts, columns=columns)
+
+
+# --- conversion.json: all packs of a folder are there in another format, in the folder `OUT` next to `OUT-conversion/`.
+#
+# Other trainers read every file of a folder, so nothing else is in that folder.
+
+PackFormatName = Literal["hdf5", "parquet", "predecessor"]
+
+
+class Conversion(Artefact):
+    """conversion.json, written last.
+
+    Attributes:
+        format: what `--to` named.
+        files: how many were written; shards without packs have none.
+    """
+
+    remedy = "convert the packs again"
+
+    format: PackFormatName
+    files: Count
+    packs: Count
+    sequences: Count
+
+
+def conversion_path(out: Path) -> Path:
+    """Where the conversion.json of the folder `out` is stored."""
+    return out.with_name(f"{out.name}-conversion") / "conversion.json"

@@ -21,7 +21,7 @@ from gaudi_bert.artefacts.base import Artefact, Count, Length, Positive, Sha256,
 from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
 from gaudi_bert.artefacts.store.mirrored_folder import fetch
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.figures import PackingFigures
+from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.common.files import read_file
 
 LARGEST_SHARD_MULTIPLE = 4096
@@ -129,10 +129,7 @@ GROUPS_OF_A_PART = 64
 class PlanPart(Artefact):
     """plan-KKKKK.json: groups that follow each other, and what the totals need of them.
 
-    Attributes:
-        signature_sha256: of its settings and histograms.
-        depth: most sequences of a pack.
-        masked_slots_needed, smaller_masked_slots: as in the totals, of these groups; by their own fullest pack.
+    The masked slots are as in the totals, of these groups; the smaller ones by their own fullest pack.
     """
 
     remedy = "make the plan again"

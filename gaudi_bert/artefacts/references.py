@@ -1,4 +1,4 @@
-"""What several artefacts refer to: files by their names, input files, the vocabulary.
+"""What several artefacts refer to: files by their names, input files, rows that are too long, the vocabulary.
 
 Apart from `packed.py` and `histogram.py`, which need numpy: `run` starts without it.
 """
@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Positive
 from gaudi_bert.common.errors import InputError
@@ -56,12 +57,9 @@ def complete_parts(histogram: Path, names: Iterable[str]) -> list[Path]:
 
 
 class InputFile(Artefact):
-    """An input file, as histogram, plan, manifests and metadata know it, without its folder.
+    """An input file, as histogram, plan, manifests and metadata know it: by its name, its bytes and CRC-32C on disk.
 
-    Attributes:
-        name: relative to RECORDS.
-        bytes, crc32c: of the file on disk.
-        sequences: as the histogram counted them; 0, and omitted, in manifests and metadata.
+    `sequences` is as the histogram counted them; 0, and omitted, in manifests and metadata.
     """
 
     name: str
@@ -79,6 +77,26 @@ class InputTable(InputFile):
     """A table file and its number of rows; rows are numbered through all files in the order of their names."""
 
     rows: Count
+
+
+TooLong = Literal["error", "truncate", "split", "drop"]
+
+
+class TooLongRows(Artefact):
+    """What became of rows longer than a pack.
+
+    Attributes:
+        policy: what becomes of them: refused, cut to their first tokens, cut into pieces, or dropped.
+        dropped_rows: how many of them are in no pack.
+        dropped_tokens: tokens that are in no pack.
+        added_sequences: sequences beyond one per row, from splitting.
+    """
+
+    policy: TooLong
+    rows: Count
+    dropped_rows: Count
+    dropped_tokens: Count
+    added_sequences: Count
 
 
 class VocabularyInfo(Artefact):

@@ -9,21 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:  # they need numpy, and `run` starts without it
-    from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+    from gaudi_bert.artefacts.packed import Metadata, TableMetadata, TableVerification, Verification
     from gaudi_bert.artefacts.plan import PlanTotals
-    from gaudi_bert.artefacts.verification import TableVerification, Verification
 
 Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
 class StageOutput(Generic[Content]):
-    """The result of a stage.
-
-    Attributes:
-        seconds: that this run took, where they are measured.
-        skipped: the artefact was finished already.
-    """
+    """The result of a stage, the seconds that it took where they are measured, and whether it was finished already."""
 
     content: Content
     seconds: float | None = None

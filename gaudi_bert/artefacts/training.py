@@ -99,12 +99,7 @@ class WordFigures(Figures):
 
 
 class WordEvaluation(WordFigures):
-    """The same of held-out data.
-
-    Attributes:
-        unigram_baseline: accuracy of always answering the most frequent of these words.
-        words: that were predicted.
-    """
+    """The same of held-out data; the baseline is the accuracy of always answering the most frequent of these words."""
 
     unigram_baseline: Share
     sequences: Count
@@ -116,14 +111,7 @@ class WordEvaluation(WordFigures):
 
 
 class TableTraining(Figures):
-    """training.json of a run on a packed table.
-
-    Attributes:
-        task: masked or causal language modelling.
-        model: the type of the model.
-        training: figures of the last updates; None where the run had nothing to do.
-        evaluation: the last evaluation, if there was one.
-    """
+    """training.json of a run on a packed table; `training` has the figures of the last updates."""
 
     file_name = TRAINING_NAME
     remedy = "train again"
@@ -166,11 +154,7 @@ class EvaluationResult(EvaluationFigures, _EvaluatedCheckpoint):
 
 
 class MetricsLine(LossFigures):
-    """A line of metrics.jsonl: a report of the last updates, or an evaluation.
-
-    Attributes:
-        sequences: since the beginning of the run.
-    """
+    """A line of metrics.jsonl: a report of the last updates, or an evaluation; sequences are since the run began."""
 
     remedy = "train again"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.references import METADATA_NAME, VERIFICATION_NAME, manifest_path
-from gaudi_bert.artefacts.store.location import path_below
+from gaudi_bert.artefacts.store.objects import path_below
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 
@@ -48,15 +48,9 @@ class SplitPaths:
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """The work folder of one pipeline.
+    """The work folder of one pipeline, `work/<pipeline name>`.
 
-    Args:
-        root: `work/<pipeline name>`.
-        records: unpacked examples that exist already, one folder a split; None where `prepare` makes them.
-        evaluation_records: the same for the evaluation split.
-        has_evaluation: whether there is an evaluation split at all.
-        pretrains, finetunes, predicts: which stages the pipeline has.
-        store: how it is reached, where `root` is the URL of an object store.
+    `records` are unpacked examples that exist already, one folder a split; None where `prepare` makes them.
     """
 
     root: Path

@@ -18,10 +18,7 @@ if TYPE_CHECKING:  # `--help` needs neither
     from gaudi_bert.runners.kubernetes.client import Cluster
 
 k8s = typer.Typer(
-    cls=help.Commands,
-    name="k8s",
-    help="Look after a pipeline on a Kubernetes cluster.",
-    rich_markup_mode=None,
+    cls=help.Commands, name="k8s", help="Look after a pipeline on a Kubernetes cluster.", rich_markup_mode=None
 )
 
 

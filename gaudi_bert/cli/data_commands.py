@@ -77,8 +77,7 @@ def tokenize(
     out: Annotated[Path, typer.Option(help="The folder for tables of tokens.", show_default=False)],
     max_sequence_length: Annotated[int, typer.Option(help="Most tokens of a row.", show_default=False)],
     too_long: Annotated[
-        str | None,
-        typer.Option(help="Longer texts: split (default), truncate, drop or error.", show_default=False),
+        str | None, typer.Option(help="Longer texts: split (default), truncate, drop or error.", show_default=False)
     ] = None,
     no_special_tokens: Annotated[
         bool, typer.Option("--no-special-tokens", help="Leave out the tokens that the tokenizer adds to each row.")
@@ -253,8 +252,7 @@ def pack(
         int | None, typer.Option(min=1, metavar="L", help="Tables: slots per pack.", show_default=False)
     ] = None,
     too_long: Annotated[
-        str | None,
-        typer.Option(help="Tables: what to do with longer rows: error, truncate, split or drop."),
+        str | None, typer.Option(help="Tables: what to do with longer rows: error, truncate, split or drop.")
     ] = None,
     input_column: arguments.InputColumn = None,
     index_only: Annotated[

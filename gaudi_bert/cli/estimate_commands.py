@@ -28,8 +28,7 @@ def estimate(
     ] = None,
     algorithms: Annotated[str, typer.Option(help="Algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
     max_sequence_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Slots per pack; default: as in SOURCE.", show_default=False),
+        int | None, typer.Option(min=1, help="Slots per pack; default: as in SOURCE.", show_default=False)
     ] = None,
     input_column: arguments.InputColumn = None,
     picture: _Picture = None,
@@ -77,7 +76,7 @@ def _estimate_task(
     if model is None:
         raise InputError("--task needs --model DIR, a folder with the tokenizer")
     if not all(length.strip().isdigit() and int(length) >= 3 for length in row_lengths.split(",")):
-        raise InputError(f"--row-lengths {row_lengths}: write whole numbers from 3, with commas between")
+        raise InputError(f"--row-lengths {row_lengths}: write integers from 3, with commas between")
     result = estimate_task(
         source,
         model,
@@ -200,6 +199,8 @@ def _all_rows(result: Mapping[str, Any]) -> list[str]:
         f" {'strategies':>10} {'time':>9} {'memory':>9}"
     ]
     for row in result["rows"]:
+        seconds = row["seconds"]
+        time = f"{1000 * seconds:.1f} ms" if seconds < 1 else human_seconds(seconds)
         above = "-" if row["gap"] is None else f"{row['gap']:,}"
         strategies = "-" if row["strategies_used"] is None else f"{row['strategies_used']:,}"
         memory = "-" if row["memory_bytes"] is None else human_bytes(row["memory_bytes"])
@@ -207,10 +208,6 @@ def _all_rows(result: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{row['algorithm']:<10} {row['depth']!s:>5} {row['packs']:>13,} {above:>12}"
             f" {100 * row['efficiency']:>9.3f} % {row['packing_factor']:>7.4f} {strategies:>10}"
-            f" {_short_time(row['seconds']):>9} {memory:>9}{note}"
+            f" {time:>9} {memory:>9}{note}"
         )
     return lines
-
-
-def _short_time(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms" if seconds < 1 else human_seconds(seconds)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.removed import refuse_removed
+from gaudi_bert.common.errors import InputError, refuse_removed
 
 if TYPE_CHECKING:
     from gaudi_bert.config.values import Settings
@@ -26,7 +25,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _BOLD, _CYAN, _RED, _PLAIN = "\033[1m", "\033[36m", "\033[31m", "\033[0m"
 
 
-def has_colours(stream: Any) -> bool:
+def _has_colours(stream: Any) -> bool:
     """Whether a stream is a terminal that wants colours (https://no-color.org)."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
@@ -50,7 +49,7 @@ def explained(error: Any) -> InputError:
 
 def error_prefix() -> str:
     """What an error line begins with."""
-    return f"{_RED}error:{_PLAIN} " if has_colours(sys.stderr) else "error: "
+    return f"{_RED}error:{_PLAIN} " if _has_colours(sys.stderr) else "error: "
 
 
 class Command(TyperCommand):
@@ -130,7 +129,7 @@ def _summary(command: Any) -> str:
 
 def _coloured(text: str) -> str:
     """Headings in bold, and what is to be typed in colour, where the help goes to a terminal."""
-    if not has_colours(sys.stdout):
+    if not _has_colours(sys.stdout):
         return text
     text = re.sub(r"^(\w.*:)$", rf"{_BOLD}\1{_PLAIN}", text, flags=re.MULTILINE)
     return re.sub(

@@ -20,9 +20,16 @@ import typer
 
 from gaudi_bert import __version__
 from gaudi_bert.cli import cluster_commands, data_commands, estimate_commands, help, model_commands, pipeline_commands
-from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError, shortened
+from gaudi_bert.common.errors import (
+    FailedError,
+    GaudiBertError,
+    InputError,
+    StoppedError,
+    has_tensorflow,
+    install_command,
+    shortened,
+)
 from gaudi_bert.common.files import BAD_PATH
-from gaudi_bert.common.installation import has_tensorflow, install_command
 from gaudi_bert.common.launch import handled_signals
 
 # In the order of `--help`, by purpose.

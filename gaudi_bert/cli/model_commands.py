@@ -86,12 +86,7 @@ def evaluate(
 
     settings = arguments.pipeline_settings(None, None, {"training.engine": ("--engine", engine)})
     result = evaluate.evaluate(
-        data=data,
-        checkpoint=checkpoint,
-        unpacked=unpacked,
-        out=out,
-        engine=settings.training.engine,
-        reporter=Reporter(),
+        data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, engine=settings.training.engine, reporter=Reporter()
     )
     output.print_shared_result(result, json, output.describe_evaluation)
 

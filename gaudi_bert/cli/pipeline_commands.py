@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gaudi_bert.artefacts.store.location import shown_location
+from gaudi_bert.artefacts.store.objects import shown_location
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import find_launch, is_first_process
@@ -140,13 +140,7 @@ def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None)
 
 
 def _show_dry_run(
-    settings: PipelineSettings,
-    stages: Sequence[str],
-    folder: WorkFolder,
-    pipeline: Path,
-    on: str,
-    verbose: bool,
-    json: bool,
+    settings: PipelineSettings, stages: Sequence[str], folder: WorkFolder, pipeline: Path, on: str, verbose: bool, json: bool
 ) -> None:
     import yaml
 

@@ -69,7 +69,7 @@ def mixed_words(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArra
 def whole_number(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
     """`value` as an int; refused, by `name`, where it is something else (a truth value too) or out of range."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{name} = {shown(value)}: a whole number is needed")
+        raise InputError(f"{name} = {shown(value)}: an integer is needed")
     number = int(value)
     if least is not None and most is not None and not least <= number <= most:
         raise InputError(f"{name} = {shown(number)}: {least} to {most} is allowed")

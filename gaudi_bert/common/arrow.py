@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.errors import InputError, install_command, shortened
 from gaudi_bert.common.files import regular
-from gaudi_bert.common.installation import install_command
 
 
 def require_pyarrow() -> Any:

@@ -47,9 +47,6 @@ def deal_sequences(
     Args:
         lengths: integers [sequences], from 1.
         strategies: pairs (lengths of a pack, how many such packs).
-        seed: of both orders.
-        group: number of the group, so that groups differ.
-        kind: int32 or int64, of the members.
     """
     sizes = np.array([len(strategy) for strategy, _ in strategies], dtype=np.int64)
     counts = np.array([count for _, count in strategies], dtype=np.int64)

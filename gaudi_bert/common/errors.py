@@ -1,4 +1,4 @@
-"""The errors a user can meet, each with the exit code that the command line gives it.
+"""The errors a user can meet, each with the exit code that the command line gives it; and remedies that many of them name.
 
 A message is one line that names the wrong value, what is allowed, and the remedy. Anything that is not one of these
 is a defect of ours and keeps its traceback.
@@ -6,7 +6,12 @@ is a defect of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import json
 import reprlib
+import shlex
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 _LONGEST_MESSAGE = 1000
 
@@ -62,3 +67,59 @@ class _ShortRepr(reprlib.Repr):
 def shown(value: object) -> str:
     """`value` in Python's notation, for an error: short, and soon written, whatever it is."""
     return shortened(_ShortRepr().repr(value))
+
+
+# --- the remedy for what earlier versions had: commands, options and parameters
+
+_PACK_FIRST = "pack the records first, with `gaudi-bert pack RECORDS --out PACKED`, and give PACKED"
+_INSTEAD = {
+    "compare": "`gaudi-bert estimate SOURCE` prints our packs and the proven minimum, docs/compare.md those of other tools",
+    "write --parquet": "write the packs first, then `gaudi-bert convert PACKED --to parquet --out DIR`",
+    "write --predecessor-metadata": "write the packs first, then `gaudi-bert convert PACKED --to predecessor --out DIR`",
+    "train --on-the-fly": _PACK_FIRST,
+    "pack --keep-together": "join the rows that belong together into one row before packing",
+    "PackedDataset(plan=)": _PACK_FIRST,
+}
+
+
+def refuse_removed(name: str) -> None:
+    """Refuse `name` (`COMMAND`, `COMMAND --option` or `Class(parameter=)`) if it was removed; any other passes."""
+    if name in _INSTEAD:
+        raise InputError(f"{name} was removed: {_INSTEAD[name]}")
+
+
+# --- the remedy for a library that is missing: how an extra of this package is installed
+#
+# The package is on no index yet, so that this names the clone, as "Install" in docs/start.md does: change both once it is
+# published.
+
+_TENSORFLOW_PYTHONS = ((3, 10), (3, 11))
+
+
+def install_command(extra: str) -> str:
+    """The command that installs what an extra needs, for the Python that runs."""
+    python, package = shlex.quote(sys.executable), _package(extra)
+    if extra == "pytorch":  # on a machine without a GPU, uv takes PyTorch's build for CPUs; pip takes 3 GB, that for GPUs
+        return f"{python} -m pip install uv && {python} -m uv pip install --torch-backend auto {package}"
+    if extra == "tensorflow" and not has_tensorflow():
+        return f"python3.11 -m venv env && env/bin/python -m pip install {package}"
+    return f"{python} -m pip install {package}"
+
+
+def has_tensorflow(python: tuple[int, int] = sys.version_info[:2]) -> bool:
+    """Whether there is a TensorFlow 2.15 for a version of Python."""
+    return python in _TENSORFLOW_PYTHONS
+
+
+def _package(extra: str) -> str:
+    """The package and its extra, as pip takes them: from the clone that it was installed from, while that is there."""
+    from importlib.metadata import distributions  # slow to load, and seldom needed
+
+    # In a clone there are two: the metadata of setuptools next to the sources does not know where it was installed from.
+    origins = (each.read_text("direct_url.json") for each in distributions(name="gaudi-bert"))
+    origin = json.loads(next(filter(None, origins), "{}"))
+    clone = Path(unquote(urlsplit(origin.get("url", "")).path))
+    if not (clone / "pyproject.toml").is_file():
+        return shlex.quote(f"./gaudi-bert[{extra}]")
+    package = shlex.quote(f"{clone}[{extra}]")
+    return f"--editable {package}" if origin.get("dir_info", {}).get("editable") else package

@@ -1,12 +1,14 @@
-"""Names that several rooms know: the features of an example, their types and what each counts; and the texts built in.
+"""What several rooms know: the features of an example, their types and what each counts; the figures of a packing; and the
+names of the texts built in.
 
 A feature's number is its position in the order of the names, which is the order of a deterministic serialisation.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 Axis = Literal["tokens", "masked", "sequences"]
 """What the values of a feature are counted by: slots of the row, masked slots, or sequences of the row."""
@@ -58,6 +60,53 @@ class PackedFeature(Feature):
     NEXT_SENTENCE_WEIGHTS = 7
     POSITIONS = 8
     SEGMENT_IDS = 9
+
+
+# --- the figures of a packing
+
+
+@dataclass(frozen=True)
+class PackingFigures:
+    """How well some sequences are packed: five figures that are counted or proven; the others follow from them."""
+
+    sequences: int
+    packs: int
+    tokens: int
+    slots: int
+    lower_bound: int
+
+    @property
+    def padding_tokens(self) -> int:
+        """Slots without a token."""
+        return self.slots - self.tokens
+
+    @property
+    def efficiency(self) -> float:
+        """Real tokens / slots, 0..1; 1 where there is nothing to pack."""
+        return self.tokens / self.slots if self.slots else 1.0
+
+    @property
+    def packing_factor(self) -> float:
+        """Sequences per pack; 1 where there is nothing to pack."""
+        return self.sequences / self.packs if self.packs else 1.0
+
+    @property
+    def gap(self) -> int:
+        """Packs above the proven bound; 0 is proven optimal."""
+        return self.packs - self.lower_bound
+
+    def stored(self) -> dict[str, Any]:
+        """The figures as artefacts store and print them."""
+        return {
+            "sequences": self.sequences,
+            "packs": self.packs,
+            "tokens": self.tokens,
+            "padding_tokens": self.padding_tokens,
+            "efficiency": self.efficiency,
+            "packing_factor": self.packing_factor,
+            "lower_bound": self.lower_bound,
+            "gap": self.gap,
+        }
 
 
 # --- names that stand for data instead of a file: the documentation that every CPython carries

@@ -232,12 +232,8 @@ def read_json(path: Path) -> Any:
 def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
     """Hold a kernel lock on the hidden file `.<name>.lock` next to `path`; it ends with this process, however that ends.
 
-    The file names the process that holds the lock.
-
-    Args:
-        path: what the lock is for.
-        what: how to call it in an error.
-        wait: wait for another holder to end (for moments, not for work) instead of refusing.
+    The file names the process that holds the lock; errors call it `what`. With `wait`, another holder may end first (for
+    moments, not for work), otherwise it is an error.
     """
     lock_path = hidden_beside(Path(path), "lock")
     with explained_os_errors(lock_path, "lock"):

@@ -35,12 +35,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """How this process was started.
-
-    Attributes:
-        rank: its number, from 0.
-        size: how many were started together.
-    """
+    """How this process was started: its number, from 0, and how many were started together."""
 
     launcher: str
     rank: int
@@ -120,11 +115,7 @@ _JOB_INDEX = "JOB_COMPLETION_INDEX"
 
 
 def parse_part(text: str, environment: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """`K/N`, `auto` or `auto/N` as (K, N), with 0 <= K < N.
-
-    Args:
-        environment: variables; by default this process's.
-    """
+    """`K/N`, `auto` or `auto/N` as (K, N), with 0 <= K < N; the variables are by default those of this process."""
     variables = os.environ if environment is None else environment
     if text == "auto":
         return _slurm_part(variables)
@@ -162,5 +153,5 @@ def _number(text: str, variables: Mapping[str, str], name: str, where: str) -> i
     if value is None:
         raise InputError(f"--shard {text}: {name} is not set, so this is not part of {where}; write K/N")
     if re.fullmatch(r"\d{1,9}", value, re.ASCII) is None:
-        raise InputError(f"--shard {text}: {name} is {value!r}, not a whole number; write K/N")
+        raise InputError(f"--shard {text}: {name} is {value!r}, not an integer; write K/N")
     return int(value)

@@ -131,12 +131,7 @@ class Task:
 
 
 class Reporter:
-    """Where a stage reports what it does; several threads may.
-
-    Args:
-        stream: where the lines go; standard error by default.
-        quiet: say nothing at all (for `--json` and for tests).
-    """
+    """Where a stage reports what it does (standard error by default), or nothing at all; several threads may."""
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self._stream = stream
@@ -153,9 +148,6 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Print one finished line."""
-        self._print(text)
-
-    def _print(self, text: str) -> None:
         if self.quiet:
             return
         with self._lock:
@@ -166,7 +158,7 @@ class Reporter:
     def show(self, text: str) -> None:
         """Print a passing line: on a terminal it is overwritten by the next one."""
         if not self.live:
-            self._print(text)
+            self.say(text)
             return
         with self._lock:
             self._clear()

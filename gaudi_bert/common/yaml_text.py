@@ -58,11 +58,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The value of a YAML text.
-
-    Args:
-        source: how to call it in an error.
-    """
+    """The value of a YAML text, which errors call `source`."""
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"{source}: {len(text):,} characters; settings have at most {MOST_CHARACTERS:,}")
     try:

@@ -168,8 +168,7 @@ class KubernetesSettings(Settings):
         ]
         | None
     ) = Field(
-        None,
-        description="s3://bucket/prefix: the work folder is there, and no volume is needed; pods work in their scratch",
+        None, description="s3://bucket/prefix: the work folder is there, and no volume is needed; pods work in their scratch"
     )
     store_secret: KubernetesName | None = Field(
         None, description="a Secret of the namespace with the store's credentials, as environment of the pods"
@@ -234,10 +233,7 @@ class StoreSettings(Settings):
 
     endpoint_url: (
         Annotated[str, matching(r"https?://[^\s@/?#]+/?", "http:// or https:// and a host, without a path")] | None
-    ) = Field(
-        None,
-        description="s3: your own server, e.g. https://minio.example:9000; default: AWS_ENDPOINT_URL, or AWS",
-    )
+    ) = Field(None, description="s3: your own server, e.g. https://minio.example:9000; default: AWS_ENDPOINT_URL, or AWS")
     ca_file: str | None = Field(None, description="s3: the certificates to trust, a PEM file; default: AWS_CA_BUNDLE")
     attempts: int = Field(8, ge=1, le=100, description="how often a request is tried before the command fails")
     first_pause_seconds: float = Field(

@@ -18,12 +18,12 @@ from gaudi_bert.config.values import Settings
 
 # --- what a key may hold
 
-_NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "key: value pairs", tuple: "list"}
+_NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", dict: "key: value pairs", tuple: "list"}
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def allowed_values(field: FieldInfo) -> str:
-    """What a key holds and its limits: `whole number, >= 1 and <= 1,024`."""
+    """What a key holds and its limits: `integer, >= 1 and <= 1,024`."""
     kind = _kind(field.annotation)
     limits = [
         f"{sign} {getattr(limit, name):,}"
@@ -82,7 +82,7 @@ def full_keys(settings: type[Settings], prefix: str = "") -> Iterator[str]:
 # --- what is wrong with a value
 
 _WRONG_TYPES = {
-    "int": "must be a whole number",
+    "int": "must be an integer",
     "float": "must be a number",
     "finite": "must be a finite number",
     "bool": "must be true or false",
@@ -133,7 +133,7 @@ def first_problem(
     field, message = field_at(settings, key.split(".")), plain_message(problem)
     is_one_of_several = sum(other == key for other, _ in problems) > 1
     if field is not None and (is_one_of_several or problem["type"].partition("_")[0] in _BY_FIELD):
-        message = "must be " + re.sub(r"\b(whole number|number|list)\b", r"a \1", allowed_values(field))
+        message = "must be " + re.sub(r"\b(?=number\b|list\b)", "a ", allowed_values(field)).replace("integer", "an integer")
     if key in ("", typed_key) or f"{key}." in message:  # a rule between keys names them itself
         return f"{where}: {message}{more}"
     is_rule = problem["type"] == "missing" or (problem["type"] == "value_error" and isinstance(problem["input"], Mapping))

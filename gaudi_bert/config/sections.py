@@ -238,8 +238,7 @@ class FineTuneSettings(LoopSettings):
     section_name: ClassVar[str] = "finetune"
 
     data: str | None = Field(
-        None,
-        description="stage finetune: labelled rows to learn from, or `python-docstrings`; required for this stage",
+        None, description="stage finetune: labelled rows to learn from, or `python-docstrings`; required for this stage"
     )
     evaluation_data: str | None = Field(
         None, description="stage finetune: held-out rows of the same kind, or `python-docstrings`: the part that is held out"
@@ -280,9 +279,7 @@ class GaudiSettings(Settings):
         None, ge=1, description="HABANA_INITIAL_WORKSPACE_SIZE_MB: device memory set aside for the graph when it starts"
     )
     cluster_size: int | None = Field(
-        None,
-        ge=1,
-        description="TF_PRELIMINARY_CLUSTER_SIZE: operations compiled together; 1000 for BERT-base",
+        None, ge=1, description="TF_PRELIMINARY_CLUSTER_SIZE: operations compiled together; 1000 for BERT-base"
     )
     hccl_memory_MB: int = Field(
         1536, ge=0, description="TF_HCCL_MEMORY_ALLOWANCE_MB: device memory reserved for communication between cards"
@@ -354,8 +351,7 @@ class PredictSettings(Settings):
     """What the fine-tuned model of a pipeline predicts."""
 
     data: str | None = Field(
-        None,
-        description="rows to answer, or `python-docstrings`: its held-out part; required for this stage",
+        None, description="rows to answer, or `python-docstrings`: its held-out part; required for this stage"
     )
     max_sequence_length: int | None = Field(
         None, ge=3, le=8192, description="most tokens per row; default: as the model was trained"

@@ -35,11 +35,11 @@ def _parse_quantity(value: object) -> object:
     return text
 
 
-def parse_depth(value: object) -> object:
-    """A whole number in its range, as it is or as text, or `max`; anything else is refused with one message."""
+def _parse_depth(value: object) -> object:
+    """An integer in its range, as it is or as text, or `max`; anything else is refused with one message."""
     number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
     if number != "max" and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_DEPTH):
-        raise ValueError(f"must be a whole number from 1 to {MOST_DEPTH:,}, or `max` for no limit")
+        raise ValueError(f"must be an integer from 1 to {MOST_DEPTH:,}, or `max` for no limit")
     return number
 
 
@@ -66,7 +66,7 @@ EnvironmentName = Annotated[
 ]
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 MOST_DEPTH = 1024
-Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(parse_depth)]
+Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(_parse_depth)]
 
 
 class _Free:

@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from gaudi_bert.artefacts.examples import PreparedFile, PreparedSection
 from gaudi_bert.common.arrays import BoolArray, IntArray, permutation
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import atomic_file
@@ -171,40 +172,12 @@ def read_blocks(
 # --- the output files of a section
 
 
-@dataclass(frozen=True)
-class _WrittenPart:
-    """An output file."""
-
-    name: str
-    sequences: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class _WrittenSection:
-    """The files of a section, and what was counted of its text."""
-
-    counts: ExampleCounts
-    files: tuple[_WrittenPart, ...]
-
-
-def _part_name(part: int, parts: int) -> str:
-    """The name of an output file."""
-    return f"part-{part:05d}-of-{parts:05d}.tfrecord"
-
-
 def write_section(
     section: Section, examples: Iterable[BlockExamples], folder: Path, parts: int, seed: int
-) -> _WrittenSection:
-    """Write the output files of `section` into `folder`; each appears atomically.
-
-    Args:
-        examples: of its blocks, in their order.
-        folder: `train/` or `evaluation/`.
-        parts: how many files the split has.
-    """
+) -> PreparedSection:
+    """Write the files of `section` into `folder`, that of its split, which has `parts` files; each appears atomically."""
     counts = ExampleCounts()
-    names = [_part_name(part, parts) for part in section.parts]
+    names = [f"part-{part:05d}-of-{parts:05d}.tfrecord" for part in section.parts]
     dealt = np.zeros((len(names), 2), dtype=np.int64)
     with ExitStack() as stack:
         handles = [stack.enter_context(atomic_file(folder / name)) for name in names]
@@ -222,17 +195,13 @@ def write_section(
                 f"prepare.shards = {parts}: the text of {section.split} gives only {dealt[:, 0].sum()} examples for "
                 f"{len(names)} files; ask for fewer shards, or give more text"
             )
-    files = tuple(_WrittenPart(name, int(count), int(size)) for name, (count, size) in zip(names, dealt, strict=True))
-    return _WrittenSection(counts, files)
+    sizes = zip(names, dealt.tolist(), strict=True)
+    files = tuple(PreparedFile(name=name, sequences=count, bytes=size) for name, (count, size) in sizes)
+    return PreparedSection(**asdict(counts), files=files)
 
 
 def _deal(
-    buffer: Sequence[BlockExamples],
-    handles: Sequence[BinaryIO],
-    dealt: IntArray,
-    seed: int,
-    section: Section,
-    flush: int,
+    buffer: Sequence[BlockExamples], handles: Sequence[BinaryIO], dealt: IntArray, seed: int, section: Section, flush: int
 ) -> None:
     """Deal the examples of `buffer`; `dealt` [files, 2] counts the examples and bytes that each file has."""
     if not buffer:

@@ -49,11 +49,9 @@ _TITLE = re.compile(r'\btitle="([^"]*)"')
 
 @dataclass(frozen=True)
 class Source:
-    """One input: a text file, or a text that Python carries (`path` is None).
+    """One input: a text file, or a text that Python carries (`path` is None, its size 0).
 
-    Args:
-        name: relative name, the same on every machine, or a key of `BUILT_IN_TEXTS`.
-        size_bytes: as it is stored on the disk, compressed or not; 0 for a built-in text.
+    Its name is relative, the same on every machine, or a key of `BUILT_IN_TEXTS`; the size is that on the disk.
     """
 
     name: str
@@ -153,7 +151,10 @@ def detect_format(source: Source) -> TextFormat:
     name: FormatName = "plain text"
     for line in _read_lines(source.path, gzipped):
         if line.text:
-            name = _format_of_line(line.text, source.path)
+            if line.text.startswith("<doc "):
+                name = "WikiExtractor"
+            elif is_json_line(line.text.encode("utf-8"), source.path):
+                name = "JSON lines"
             break
     sample: list[list[str]] = []
     lines = 0
@@ -163,12 +164,6 @@ def detect_format(source: Source) -> TextFormat:
         if lines >= _SAMPLE_LINES:
             break
     return TextFormat(name, gzipped, detect_layout(sample))
-
-
-def _format_of_line(text: str, path: Path) -> FormatName:
-    if text.startswith("<doc "):
-        return "WikiExtractor"
-    return "JSON lines" if is_json_line(text.encode("utf-8"), path) else "plain text"
 
 
 def is_json_line(line: bytes, path: Path) -> bool:

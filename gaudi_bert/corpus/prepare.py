@@ -16,17 +16,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, settings_path
-from gaudi_bert.artefacts.examples import PreparedExamples, PreparedFile, PreparedSection, PreparedVocabulary, TextSource
+from gaudi_bert.artefacts.examples import PreparedExamples, PreparedSection, PreparedVocabulary, TextSource
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
 from gaudi_bert.artefacts.results import PreparedShard, StageOutput
 from gaudi_bert.artefacts.store.copies import local_copies
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, release, remove, shown
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, release, remove, shown_path
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME, section_path
 from gaudi_bert.common.arrays import BoolArray
 from gaudi_bert.common.errors import InputError
@@ -83,13 +83,9 @@ def prepare(
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> StageOutput[PreparedExamples] | PreparedShard:
-    """Make the examples.
+    """Make the examples; relative paths in `settings` start at `pipeline_folder`.
 
-    Args:
-        pipeline_folder: where relative paths in `settings` start.
-
-    Returns:
-        The content of examples.json and whether there was nothing to do; or the sections that other shards prepare.
+    The result is the content of examples.json and whether there was nothing to do; or the sections of other shards.
     """
     if settings.text is None:
         raise InputError(f"prepare.text: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
@@ -111,7 +107,8 @@ def _prepare(
 ) -> StageOutput[PreparedExamples] | PreparedShard:
     """Make the examples from text on this machine."""
     sources = find_sources(list(settings.text or ()), pipeline_folder)
-    given = _given_vocabulary(settings, pipeline_folder)
+    vocab = settings.vocab
+    given = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
     fetch(settings_path(out))
     is_new = not settings_path(out).exists()
     output: GroupedOutput[Section, PreparedSection] = GroupedOutput(
@@ -146,12 +143,6 @@ def _prepare(
         for section in missing:
             _make_section(section, corpus, example_settings, output, task, workers)
     return _finish(corpus, vocabulary, given is None, output)
-
-
-def _given_vocabulary(settings: PrepareSettings, pipeline_folder: Path) -> Vocabulary | None:
-    if settings.vocab is None:
-        return None
-    return read_vocabulary(pipeline_folder / Path(settings.vocab).expanduser())
 
 
 def _signature(settings: PrepareSettings, sources: Sequence[Source], given: Vocabulary | None) -> Signature:
@@ -228,8 +219,7 @@ def _make_section(
         examples = _examples(section, corpus, settings, task, workers)
         written = write_section(section, examples, folder, corpus.parts[section.split], settings.seed)
         release(*(folder / file.name for file in written.files))
-        files = tuple(PreparedFile(**asdict(file)) for file in written.files)
-        PreparedSection(**asdict(written.counts), files=files).write(output.summary_path(section))
+        written.write(output.summary_path(section))
 
 
 def _examples(
@@ -251,7 +241,7 @@ def _finish(
     missing = [section for section in corpus.sections if section not in whole]
     if missing:
         output.reporter.say(
-            f"{shown(output.folder)}: {len(missing)} of {len(corpus.sections)} sections remain for other shards"
+            f"{shown_path(output.folder)}: {len(missing)} of {len(corpus.sections)} sections remain for other shards"
         )
         return PreparedShard(tuple(f"{section.split} {section.number}" for section in missing))
     splits = {split: [whole[section] for section in whole if section.split == split] for split in corpus.blocks}

@@ -6,8 +6,7 @@ import importlib
 import importlib.util
 from typing import NamedTuple, cast
 
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.installation import has_tensorflow, install_command
+from gaudi_bert.common.errors import InputError, has_tensorflow, install_command
 from gaudi_bert.common.tensorflow_environment import without_keras
 from gaudi_bert.config.values import Engine as Choice
 from gaudi_bert.config.values import EngineName

@@ -20,9 +20,8 @@ from gaudi_bert.packing.exact.optimal import solve_optimally
 from gaudi_bert.packing.heuristics import pack_first_fit, pack_greedily, pack_longest_first, pack_none, pack_shortest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.masked_budget import choose_masked_slots, fit_to_budget, needed_masked_slots
-from gaudi_bert.packing.mixture import Mixture, packs_of, sorted_mixture
+from gaudi_bert.packing.mixture import Leftovers, Mixture, Packing, Solved, Work, packs_of, sorted_mixture
 from gaudi_bert.packing.nnls import pack_by_nnls, pack_ennlshp, pack_nnlshp
-from gaudi_bert.packing.result import Leftovers, Packing, Solved, Work
 
 
 class _Algorithm(NamedTuple):
@@ -58,7 +57,7 @@ def depth_of(depth: int | str, max_sequence_length: int) -> int:
     if depth == "max":
         return max_sequence_length
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise InputError(f"depth is {depth!r}; it must be a whole number from 1, or `max`")
+        raise InputError(f"depth is {depth!r}; it must be an integer from 1, or `max`")
     return min(depth, max_sequence_length)
 
 

@@ -89,11 +89,7 @@ def total_worth(prices: IntArray, counts: IntArray) -> int:
 
 
 def check_certificate(certificate: Certificate, counts: IntArray) -> int:
-    """Recompute the bound from prices, histogram and depth alone, in exact integers.
-
-    Args:
-        counts: int64 [L], sequences of length 1 .. L.
-    """
+    """Recompute the bound from prices, histogram (int64 [L], from length 1) and depth alone, in exact integers."""
     most = _best_pack_worth(certificate.prices, certificate.depth)
     worth = total_worth(certificate.prices, counts)
     bound = -(-worth // most) if most else 0
@@ -174,9 +170,9 @@ def _worth_at_any_depth(prices: IntArray, best: IntArray, rises: IntArray) -> in
     return int(best[-1])
 
 
-def _combine(left: IntArray, right: IntArray) -> IntArray:
-    """result[t] = max over a of left[a] + right[t - a]."""
-    result: IntArray = left + right[0]
-    for part in range(1, len(left)):
-        np.maximum(result[part:], left[: len(left) - part] + right[part], out=result[part:])
+def _combine(one: IntArray, other: IntArray) -> IntArray:
+    """result[t] = max over a of one[a] + other[t - a]."""
+    result: IntArray = one + other[0]
+    for part in range(1, len(one)):
+        np.maximum(result[part:], one[: len(one) - part] + other[part], out=result[part:])
     return result

@@ -12,8 +12,7 @@ from gaudi_bert.common.progress import measured
 from gaudi_bert.packing.algorithms import ALGORITHMS, depth_of, solve
 from gaudi_bert.packing.heuristics import count_greedy_packs, count_sorted_tokens
 from gaudi_bert.packing.histogram import Histogram, rescaled
-from gaudi_bert.packing.mixture import packs_of
-from gaudi_bert.packing.result import Solved, Work
+from gaudi_bert.packing.mixture import Solved, Work, packs_of
 
 SEPARATORS = {"greedy+1": 1, "greedy+2": 2}
 ESTIMATE_ALGORITHMS = (*ALGORITHMS, *SEPARATORS, "sort")
@@ -70,20 +69,9 @@ class LengthEstimate:
 
 
 def estimate_packing(
-    histogram: Histogram,
-    algorithm: str,
-    depth: int | str,
-    lower_bound: int | None,
-    seed: int = 0,
-    work: Work | None = None,
+    histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, seed: int = 0, work: Work | None = None
 ) -> Estimate:
-    """Pack by one algorithm and say how good it is.
-
-    Args:
-        histogram: the sequences, at least one.
-        lower_bound: what is proven at this depth; raised where the algorithm proves more.
-        work: what the algorithm may do; None for its own limit.
-    """
+    """Pack by one algorithm and say how good it is; the bound proven at this depth is raised where it proves more."""
     length, most = histogram.max_sequence_length, depth_of(depth, histogram.max_sequence_length)
     run = measured(lambda: _pack(histogram, algorithm, most, seed, work))
     slots, solved = run.result
@@ -195,11 +183,7 @@ def unpadding_speed_up(one_device: Gumbel, accelerators: int) -> float:
 def linear_speed_up(histogram: Histogram, accelerators: int) -> float:
     """Expected speed-up of an ideal un-padding on these data, whose time is exactly the tokens of the largest batch.
 
-    The tokens of a device's batch are taken as normally distributed.
-
-    Args:
-        histogram: the sequences, at least one.
-        accelerators: devices that wait for each other.
+    The tokens of a device's batch are taken as normally distributed; `accelerators` devices wait for each other.
     """
     lengths = np.arange(1, histogram.max_sequence_length + 1)
     shares = histogram.counts / histogram.sequences

@@ -36,17 +36,9 @@ File = TypeVar("File", bound=_SizedFile)
 
 
 def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, seed: int) -> list[list[File]]:
-    """Deal files to groups of nearly equal size within the limits.
+    """Deal files, in any order, to groups of nearly equal size within the limits; a group is in the order of the names.
 
     A file that is larger than a limit is a group alone (`too_large_files` names those).
-
-    Args:
-        files: of different names, in any order, on which nothing depends.
-        group_sequences: most sequences a group.
-        group_bytes: most bytes a group.
-
-    Returns:
-        The groups; within a group the files are in the order of their names.
     """
     ordered = sorted(files, key=lambda file: file.name)
     dealt = [ordered[index] for index in permutation(len(ordered), seed, "groups")]

@@ -16,8 +16,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray, random_words
 from gaudi_bert.common.compiled import kernel
-from gaudi_bert.packing.mixture import Mixture, flatten_packs, mixture_of_packs
-from gaudi_bert.packing.result import Work
+from gaudi_bert.packing.mixture import Mixture, Work, flatten_packs, mixture_of_packs
 
 STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 """It is given up when rounds over so many sequences together saved no pack, but not before so many rounds."""
@@ -30,17 +29,7 @@ OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 
 def rematch_halves(mixture: Mixture, max_length: int, depth: int, enough: int, work: Work) -> Mixture:
-    """Pack the sequences of `mixture` in fewer packs, if that succeeds.
-
-    Args:
-        mixture: packs of at most `depth` sequences.
-        max_length: tokens of a pack.
-        enough: packs at which to stop, such as a proven bound.
-        work: what may be done.
-
-    Returns:
-        As many packs or fewer, of the same sequences.
-    """
+    """Pack the sequences of `mixture` in fewer packs, if that succeeds; it stops at `enough` packs, such as a bound."""
     half = depth // 2
     if not mixture or half == 0:
         return dict(mixture)

@@ -40,7 +40,7 @@ class Histogram:
 
     def __post_init__(self) -> None:
         if isinstance(self.max_sequence_length, bool) or not isinstance(self.max_sequence_length, (int, np.integer)):
-            raise InputError(f"max_sequence_length is {shown(self.max_sequence_length)}; it must be a whole number from 1")
+            raise InputError(f"max_sequence_length is {shown(self.max_sequence_length)}; it must be an integer from 1")
         if self.max_sequence_length < 1:
             raise InputError(f"max_sequence_length is {self.max_sequence_length}; it must be at least 1")
         for name in ("counts",) if self.max_masked is None else ("counts", "max_masked"):
@@ -77,14 +77,14 @@ class Histogram:
 def _whole_numbers(values: Any, name: str) -> IntArray:
     """`values` as a new int64 array without fractions, negative numbers or what does not fit; entry 0 is length 1."""
     if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
-        raise InputError(f"{name} must be a list of whole numbers, one for each length")
-    refuse_masked(values, name)
+        raise InputError(f"{name} must be a list of integers, one for each length")
+    _refuse_masked(values, name)
     array = np.asarray(values) if hasattr(values, "__array__") else np.fromiter(values, object)
     if array.ndim != 1:
-        raise InputError(f"{name} must be a list of whole numbers, one for each length")
+        raise InputError(f"{name} must be a list of integers, one for each length")
     wrong = first_not_whole(array, 0, _MOST_INT64) if array.dtype.kind in "iuO" or not array.size else 0
     if wrong >= 0:
-        raise InputError(f"{name} holds {_shown_at(array, wrong)} at length {wrong + 1}; it must be a whole number from 0")
+        raise InputError(f"{name} holds {_shown_at(array, wrong)} at length {wrong + 1}; it must be an integer from 0")
     return array.astype(np.int64)
 
 
@@ -94,7 +94,7 @@ def _shown_at(values: AnyArray, index: int) -> str:
     return shown(value.item() if isinstance(value, np.generic) else value)
 
 
-def refuse_masked(values: Any, name: str) -> None:
+def _refuse_masked(values: Any, name: str) -> None:
     """Refuse a masked array that masks something: numpy forgets the mask where it converts the array."""
     masked = np.asarray(values.mask) if isinstance(values, np.ma.MaskedArray) else np.zeros(1, np.bool_)
     if masked.any():
@@ -106,7 +106,7 @@ def merge_histograms(histograms: Iterable[Histogram]) -> Histogram:
     """The histogram of all the sequences together."""
     parts = list(histograms)
     if not parts:
-        raise InputError("there is no histogram to merge; give at least one")
+        raise InputError("no histogram to merge was given; give at least one")
     lengths = sorted({part.max_sequence_length for part in parts})
     if len(lengths) > 1:
         raise InputError(f"histograms of different max_sequence_length cannot be merged: {', '.join(map(str, lengths))}")
@@ -141,29 +141,24 @@ MOST_SLOTS = 2**24
 
 
 def whole_number(value: Any, name: str, least: int, most: int | None = None) -> int:
-    """`value` as a whole number of `least` .. `most`; an ArgumentError where it is not one."""
+    """`value` as an integer of `least` .. `most`; an ArgumentError where it is not one."""
     try:
         number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         number = None
     if number is None or number < least or (most is not None and number > most):
         limits = f"from {least}" + (f" to {most}" if most is not None else "")
-        raise ArgumentError(f"{name} is {shown(value if number is None else number)}; it must be a whole number {limits}")
+        raise ArgumentError(f"{name} is {shown(value if number is None else number)}; it must be an integer {limits}")
     return number
 
 
 def checked_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
-    """The lengths as uint16 or int32 [sequences], whichever holds the longest.
-
-    Args:
-        lengths: anything one-dimensional that holds whole numbers: an array, a list, a column, an iterable.
-        max_sequence_length: tokens in a pack, which no length may exceed.
-    """
+    """The lengths as uint16 or int32 [sequences], whichever holds the longest; given as anything that holds numbers."""
     longest = whole_number(max_sequence_length, "max_sequence_length", 1, MOST_SLOTS)
     values = _as_array(lengths, longest)
     if values.ndim != 1:
         raise ArgumentError(
-            f"lengths has {values.ndim} dimensions, shape {values.shape}; it must have one, with a whole number per sequence"
+            f"lengths has {values.ndim} dimensions, shape {values.shape}; it must have one, with an integer per sequence"
         )
     if values.size == 0:
         return np.zeros(0, np.uint16 if longest < 2**16 else np.int32)
@@ -183,14 +178,14 @@ def histogram_of(lengths: AnyArray, max_sequence_length: int) -> Histogram:
 
 def _as_array(lengths: Any, longest: int) -> AnyArray:
     """`lengths` as an array of whatever type they have."""
-    refuse_masked(lengths, "lengths")
+    _refuse_masked(lengths, "lengths")
     if hasattr(lengths, "__array__"):
         array = np.asarray(lengths)
         if array.dtype.kind != "O":
             return array
         lengths = array.tolist()
     if isinstance(lengths, (str, bytes, Mapping)) or not isinstance(lengths, Iterable):
-        raise ArgumentError(f"lengths is {shown(lengths)}; it must be a list or an array with a whole number per sequence")
+        raise ArgumentError(f"lengths is {shown(lengths)}; it must be a list or an array with an integer per sequence")
     values = list(lengths)
     for kind in set(map(type, values)):
         if issubclass(kind, bool) or not issubclass(kind, (int, np.integer)):
@@ -224,4 +219,4 @@ def _outside(value: int, index: int, longest: int) -> ArgumentError:
 
 
 def _allowed(longest: int) -> str:
-    return f"a length must be a whole number from 1 to {longest}"
+    return f"a length must be an integer from 1 to {longest}"

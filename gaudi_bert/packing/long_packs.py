@@ -24,8 +24,7 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, IntArray, random_words
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.heuristics import best_fit_into
-from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, fill_slots, flatten_packs, mixture_of_packs
-from gaudi_bert.packing.result import Work
+from gaudi_bert.packing.mixture import Mixture, Strategy, Work, add_packs, fill_slots, flatten_packs, mixture_of_packs
 
 # --- every constant of long packs, and its reason (figures: `benchmarks/packing.py --parts limits`)
 

@@ -45,10 +45,7 @@ def choose_masked_slots(max_predictions: int | None, depth: int, needed: int | N
 def fit_to_budget(mixture: Mapping[Strategy, int], histogram: Histogram, depth: int, masked_slots: int) -> Mixture:
     """Dissolve the strategies over the budget and pack their sequences again within it.
 
-    Args:
-        mixture: a packing of `histogram`.
-        histogram: with `max_masked`; without it there is nothing to hold the budget against, and `mixture` is returned.
-        masked_slots: most masked positions per pack (Q).
+    Without `max_masked` there is nothing to hold the budget against, and `mixture` is returned.
     """
     least = least_masked_slots(histogram)
     if least is None:
@@ -79,12 +76,7 @@ def smaller_budgets(least: int, needed: int) -> list[int]:
 def budget_costs(
     packed: Sequence[tuple[Mapping[Strategy, int], Histogram]], depth: int, budgets: Sequence[int]
 ) -> dict[int, int]:
-    """What smaller budgets would cost: packs in all for each.
-
-    Args:
-        packed: the packing of each group, with its histogram.
-        budgets: none below what one sequence alone may hold.
-    """
+    """What smaller budgets (none below what one sequence alone may hold) would cost: packs in all for each."""
     return {
         budget: sum(packs_of(fit_to_budget(mixture, histogram, depth, budget)) for mixture, histogram in packed)
         for budget in budgets

@@ -1,4 +1,4 @@
-"""Strategies and mixtures: what every packing algorithm returns, and the check that it is a packing at all.
+"""Strategies, mixtures and packings: what every algorithm returns, the check that it is a packing, and a limit of its work.
 
 A strategy is a sorted tuple of lengths that share a pack, e.g. (67, 216, 229); a mixture states how often each strategy is
 used (paper F.3). Mixtures here are exact: every sequence of the histogram has its slot, and there is no slot for a sequence
@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain
+from typing import Literal
 
 import numpy as np
 
 from gaudi_bert.common.arrays import Int32Array, IntArray
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.features import PackingFigures
+from gaudi_bert.packing.certificate import Certificate
 from gaudi_bert.packing.histogram import Histogram
 
 Strategy = tuple[int, ...]
@@ -55,10 +59,7 @@ def check_mixture(
 ) -> None:
     """Check all that makes a mixture a packing of `histogram`, in exact integers; what fails is a defect of the algorithm.
 
-    Args:
-        mixture: what an algorithm returned.
-        histogram: what it had to pack.
-        masked_slots: most masked positions per pack, compared with the largest number seen at each length; None: no limit.
+    `masked_slots` is compared with the most masked positions seen at each length; None: no limit.
     """
     for strategy, count in mixture.items():
         problem = None
@@ -90,8 +91,6 @@ def trim_to_exact(mixture: Mapping[Strategy, int], counts: IntArray, *, whole_pa
     Whole packs are given up first (fewer packs), then single slots, in the order of the strategies.
 
     Args:
-        mixture: at least as many slots as sequences at every length.
-        counts: int64 [L], sequences of length 1 .. L.
         whole_packs: False gives up single slots only, so that the number of packs is that of the published algorithms.
     """
     surplus = coverage(mixture, len(counts)) - counts
@@ -247,3 +246,107 @@ def mixture_of_packs(lengths: Int32Array | IntArray, starts: IntArray) -> Mixtur
             add_packs(mixture, tuple(strategy[strategy.count(0) :]), repeat)
     mixture.pop((), None)
     return mixture
+
+
+# --- a finished packing, checked; and what solvers return
+
+
+@dataclass(frozen=True)
+class Packing(PackingFigures):
+    """How a histogram is packed, and how far from the best possible that is. Checked on creation.
+
+    Attributes:
+        depth: most sequences per pack that was allowed.
+        algorithm_used: what returned the mixture, where `algorithm` chooses between several.
+        certificate: integer prices that prove the bound.
+        masked_slots: most masked positions per pack (Q), or None if unknown.
+        masked_slots_needed: what the fullest strategy needs of them.
+    """
+
+    histogram: Histogram
+    depth: int
+    algorithm: str
+    algorithm_used: str
+    mixture: Mapping[Strategy, int]
+    certificate: Certificate
+    masked_slots: int | None = None
+    masked_slots_needed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_mixture(self.mixture, self.histogram, self.depth, self.masked_slots)
+        if self.packs != packs_of(self.mixture):
+            raise FailedError(f"{self.packs} packs, but the mixture has {packs_of(self.mixture)}; this is a defect")
+        if self.packs < self.lower_bound:
+            raise FailedError(f"{self.packs} packs are fewer than the bound {self.lower_bound}; the bound is wrong")
+
+    @property
+    def depth_used(self) -> int:
+        """Sequences of the deepest strategy."""
+        return max(map(len, self.mixture), default=0)
+
+    @property
+    def token_bound(self) -> int:
+        """Packs that the tokens alone need: the theoretical limit without a limit of depth."""
+        return self.histogram.token_bound
+
+
+Leftovers = Literal["best-fit", "complement"]
+"""How `nnls` packs the sequences that its loop leaves over."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What an algorithm returns: the mixture, the algorithm that was used, and the proof of its bound if it has one."""
+
+    mixture: Mixture
+    algorithm_used: str
+    certificate: Certificate | None = None
+
+
+# --- how much a solver may do, in elementary operations: known beforehand and the same on every machine, unlike seconds
+#
+# Every loop that could take long reports to a `Work` what it does and stops where nothing remains; then it returns what it
+# has, with the bound that is proven by then. An operation is about a nanosecond of one core. The published histograms stay
+# far below every limit, so a limit changes none of their plans.
+
+OPTIMAL_WORK = 30e9
+"""What `optimal` may do."""
+
+NNLS_WORK = 25e9
+"""What all rounds of an NNLS method may do."""
+
+BOUND_WORK = 6e9
+"""What the proof of a bound may do where the algorithm proves none itself."""
+
+ESTIMATE_WORK = ((1024, float("inf")), (4096, 180e9), (2**63, 40e9))
+"""What all rows of an estimate may do together, by the longest packs for which it holds. Up to the first of these each row
+may do what a plan may, so that it equals the plan."""
+
+
+class Work:
+    """The remaining operations (infinite for no limit); what is spent of a share is spent of all too."""
+
+    def __init__(self, operations: float = float("inf"), whole: Work | None = None) -> None:
+        self.remaining = operations
+        self._whole = whole
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing remains."""
+        return self.remaining <= 0
+
+    def spend(self, operations: float) -> None:
+        """Count what was done, or is done next."""
+        self.remaining -= operations
+        if self._whole is not None:
+            self._whole.spend(operations)
+
+    def share(self, part: float) -> Work:
+        """A limit of this part (0..1) of what remains, for one phase."""
+        return Work(max(self.remaining, 0.0) * part, self)
+
+
+def estimate_limit(max_sequence_length: int) -> Work | None:
+    """What all rows of an estimate may do together; None where each has its algorithm's limit."""
+    operations = next(operations for longest, operations in ESTIMATE_WORK if max_sequence_length <= longest)
+    return None if operations == float("inf") else Work(operations)

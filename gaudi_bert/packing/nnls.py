@@ -16,9 +16,19 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
 from gaudi_bert.packing.long_packs import BINS, MOST_DEALT, MOST_LENGTHS, NEAR, deal_into_slots, pack_thinned, split_counts
-from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, coverage, packs_of, trim_to_exact
+from gaudi_bert.packing.mixture import (
+    NNLS_WORK,
+    Leftovers,
+    Mixture,
+    Solved,
+    Strategy,
+    Work,
+    add_packs,
+    coverage,
+    packs_of,
+    trim_to_exact,
+)
 from gaudi_bert.packing.nnls_solver import LONGEST_WHOLE, solve_nnls, useful_depth
-from gaudi_bert.packing.result import NNLS_WORK, Leftovers, Solved, Work
 
 # --- NNLSHP, non-negative least squares histogram-packing (paper 3.1.2 and F.4), one shot
 
@@ -55,10 +65,6 @@ def complete_by_complements(mixture: Mixture, counts: IntArray, depth: int) -> M
 
     The complement of such a pack stands for padding, unless a sequence of that length lacks a slot as well. A sequence of
     full length, for which the published listing looks up a strategy with a length of 0, is a pack alone.
-
-    Args:
-        mixture: strategies with too many slots for some lengths and too few for others.
-        counts: int64 [L].
     """
     result = dict(mixture)
     lacking = np.maximum(counts - coverage(mixture, len(counts)), 0)
@@ -88,11 +94,9 @@ SMALL_GAIN = 1e-6
 
 
 class ExtendedProblem:
-    """The objective of equation 23 with the best r put in, as a function of the residual b - A x.
+    """The objective of equation 23 with the best r put in, as a function of the residual b - A x, where b are the counts.
 
-    Args:
-        counts: int64 [L] (b).
-        shortage_weight: v, the cost of a sequence that is not packed, relative to a token of padding.
+    `shortage_weight` is v, the cost of a sequence that is not packed, relative to a token of padding.
     """
 
     def __init__(self, counts: IntArray, shortage_weight: float = SHORTAGE_WEIGHT) -> None:
@@ -237,20 +241,12 @@ def pack_by_nnls(counts: IntArray, depth: int, leftovers: Leftovers = "best-fit"
 
 
 def iterative_nnls(
-    counts: IntArray,
-    depth: int,
-    leftovers: Leftovers = "best-fit",
-    enough: int | None = None,
-    work: Work | None = None,
+    counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", enough: int | None = None, work: Work | None = None
 ) -> Mixture:
-    """Pack by the published loop; the mixture covers `counts` exactly.
+    """Pack by the published loop; the mixture covers the counts, int64 [L], exactly.
 
-    Args:
-        counts: int64 [L].
-        depth: most sequences per pack.
-        leftovers: how the last sequences are packed.
-        enough: "best-fit" only: packs that the caller has already; the loop ends where it cannot get below them.
-        work: what all rounds may do; None for `NNLS_WORK`.
+    With "best-fit", the loop ends where it cannot get below `enough` packs, which the caller has already; `work` is for all
+    rounds, by default `NNLS_WORK`.
     """
     if leftovers not in ("best-fit", "complement"):
         raise InputError(f"leftovers is {leftovers!r}; it must be 'best-fit' or 'complement'")

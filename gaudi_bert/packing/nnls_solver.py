@@ -25,8 +25,8 @@ import numpy as np
 from gaudi_bert.common.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.mixture import Work
 from gaudi_bert.packing.pricing import MINUS_INFINITY, compiled_completion_values, power_chain, unwind
-from gaudi_bert.packing.result import Work
 
 LONGEST_WHOLE = 4096
 """Packs of more tokens are not solved length by length: the factor has that many rows and columns."""

@@ -18,10 +18,10 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import ArgumentError, InputError, shown
-from gaudi_bert.common.figures import PackingFigures
+from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.packing.algorithms import pack_histogram as pack_counts
 from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram, checked_lengths, histogram_of, rescaled, whole_number
-from gaudi_bert.packing.result import Packing
+from gaudi_bert.packing.mixture import Packing
 
 DEFAULT_SEED = 12345
 
@@ -57,7 +57,7 @@ class _PackList:
         try:
             index = range(len(self))[pack]
         except IndexError:
-            raise IndexError(f"there is no pack {pack}: there are {len(self):,}, from 0") from None
+            raise IndexError(f"no pack {pack}: there are {len(self):,}, from 0") from None
         return self.indices[self.offsets[index] : self.offsets[index + 1]]
 
     def _some(self, chosen: slice) -> _PackList:
@@ -86,12 +86,7 @@ class _PackList:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Packs(_PackList, PackingFigures):
-    """All packs of `pack_lengths`, and how good they are.
-
-    Attributes:
-        max_sequence_length: slots of a pack.
-        algorithm: the one that was used.
-    """
+    """All packs of `pack_lengths`, and how good they are."""
 
     max_sequence_length: int
     algorithm: str
@@ -120,8 +115,6 @@ class _PackedHistogram(PackingFigures):
     Attributes:
         strategies: sorted tuples of lengths that share a pack.
         counts: int64 [strategies], how many packs there are of each; read-only.
-        max_sequence_length: slots of a pack.
-        algorithm: the one that was used.
     """
 
     strategies: tuple[tuple[int, ...], ...]
@@ -134,17 +127,12 @@ class _PackedHistogram(PackingFigures):
 
 
 def pack_lengths(
-    lengths: Any,
-    max_sequence_length: int,
-    *,
-    depth: int | str = "max",
-    algorithm: str = "optimal",
-    seed: int = DEFAULT_SEED,
+    lengths: Any, max_sequence_length: int, *, depth: int | str = "max", algorithm: str = "optimal", seed: int = DEFAULT_SEED
 ) -> Packs:
     """Pack sequences of these lengths into rows of one length, every sequence into exactly one.
 
     Args:
-        lengths: whole numbers from 1 to `max_sequence_length`, one per sequence: an array, a list, any iterable; of none,
+        lengths: integers from 1 to `max_sequence_length`, one per sequence: an array, a list, any iterable; of none,
             the result is empty.
         max_sequence_length: slots of a pack, in tokens.
         depth: most sequences per pack, or "max" for no limit.
@@ -178,7 +166,7 @@ def pack_histogram(
     """Pack a histogram of lengths; the cost depends on the longest row, not on how many sequences there are.
 
     Args:
-        counts: whole numbers from 0: how many sequences there are of length 1, 2, ...
+        counts: integers from 0: how many sequences there are of length 1, 2, ...
         max_sequence_length: slots of a pack, in tokens; by default as many as `counts` has entries.
         depth: most sequences per pack, or "max" for no limit.
         algorithm: as `pack_lengths`.

@@ -1,4 +1,4 @@
-"""The best strategy for given prices of the lengths, found without listing strategies (max-plus knapsack).
+"""The best strategies for given prices of the lengths: by a max-plus knapsack, or, of few lengths, from a list of all.
 
 Let `price[i]` be what one sequence of length i is worth. The best worth of at most k sequences whose lengths
 add up to exactly t is the (max,+) power of the prices:
@@ -24,6 +24,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import kernel
+from gaudi_bert.packing.mixture import Strategy, Work
 
 MINUS_INFINITY = -1e300
 """Stands for "not possible" in the kernels: finite, because the compiler may assume that no infinity occurs."""
@@ -51,8 +52,7 @@ def power_chain(max_items: int, max_total: int) -> IntArray:
 
     def build(power: int) -> int:
         if power not in row_of_power:
-            left, right = build((power + 1) // 2), build(power // 2)
-            products.append((left, right))
+            products.append((build((power + 1) // 2), build(power // 2)))
             row_of_power[power] = len(products)
         return row_of_power[power]
 
@@ -68,9 +68,9 @@ def _raise(result: Worths, value: float, values: Worths) -> None:
 
 
 @kernel
-def _raise_by_four(result: Worths, left: Worths, one: Worths, two: Worths, three: Worths, four: Worths) -> None:
-    """result = max(result, left[0] + one, left[1] + two, left[2] + three, left[3] + four), elementwise."""
-    first, second, third, fourth = left[0], left[1], left[2], left[3]
+def _raise_by_four(result: Worths, gains: Worths, one: Worths, two: Worths, three: Worths, four: Worths) -> None:
+    """result = max(result, gains[0] + one, gains[1] + two, gains[2] + three, gains[3] + four), elementwise."""
+    first, second, third, fourth = gains[0], gains[1], gains[2], gains[3]
     for position in range(result.size):
         best = max(result[position], first + one[position])
         best = max(best, second + two[position])
@@ -178,14 +178,14 @@ compiled_completion_values = kernel(completion_values)
 
 
 LARGEST_EXACT = 2.0**53
-"""Whole numbers below this are exact as floating point numbers."""
+"""Integers below this are exact as floating point numbers."""
 
 
 def best_worth(prices: Worths, depth: int) -> int | float:
     """The most that at most `depth` sequences of together at most L tokens are worth, for prices [L] of lengths
     1 .. L, in their dtype.
 
-    The prices must not fall with length. Whole numbers are added as floating point numbers, whose kernels are needed anyhow:
+    The prices must not fall with length. Integers are added as floating point numbers, whose kernels are needed anyhow:
     no sum is larger than the result, so where that is exact, all of them were.
     """
     worth = _last_completion(prices.astype(np.float64), depth)
@@ -203,10 +203,10 @@ def _last_completion(prices: Worths, depth: int) -> int | float:
 
 
 @kernel
-def _find_split(left: Worths, right: Worths, total: int, value: float) -> int:
-    """The smallest part at which left[part] + right[total - part] attains `value`."""
+def _find_split(one: Worths, other: Worths, total: int, value: float) -> int:
+    """The smallest part at which one[part] + other[total - part] attains `value`."""
     for part in range(total + 1):
-        if left[part] + right[total - part] >= value:
+        if one[part] + other[total - part] >= value:
             return part
     return total
 
@@ -239,3 +239,62 @@ def unwind(chain: IntArray, table: Worths, total: int, lengths: IntArray, size: 
         pending[waiting + 1, 0], pending[waiting + 1, 1] = right, rest - part
         waiting += 2
     return size
+
+
+# --- very long packs of very few lengths: all strategies listed, where a table over all tokens of a pack would be too long
+#
+# What a dynamic programme over tokens costs grows with the pack, what a list costs only with the number of strategies. Those
+# are listed that no further sequence of the shortest length would fit: any other is part of one of them, and worth no more.
+
+LONGEST_TABLE = 1 << 16
+"""Longer packs are priced from a list, if that is short enough."""
+
+_MOST_ENTRIES = 1 << 22
+"""Of the list: strategies times lengths."""
+
+
+def list_strategies(lengths: IntArray, max_length: int, depth: int, most_entries: int = _MOST_ENTRIES) -> IntArray | None:
+    """Copies of each length in every strategy that takes no more of the shortest, int64 [strategies, lengths]; None if there
+    are too many.
+
+    Args:
+        lengths: int64 [lengths], ascending, at least one.
+    """
+    copies = np.zeros((1, len(lengths)), dtype=np.int64)
+    room, slots = np.array([max_length]), np.array([depth])
+    for column in range(len(lengths) - 1, -1, -1):
+        most = np.minimum(room // lengths[column], slots)
+        choices = most + 1 if column else np.ones_like(most)
+        if int(choices.sum()) * len(lengths) > most_entries:
+            return None
+        parent = np.repeat(np.arange(len(choices)), choices)
+        number = most if column == 0 else np.arange(len(parent)) - np.repeat(np.cumsum(choices) - choices, choices)
+        copies = copies[parent]
+        copies[:, column] = number
+        room, slots = room[parent] - number * lengths[column], slots[parent] - number
+    return copies
+
+
+class ListedPricer:
+    """Best strategies for given prices, from a list of all; as `linear_program.TablePricer`."""
+
+    def __init__(self, lengths: IntArray, max_length: int, copies: IntArray, work: Work) -> None:
+        self.work = work
+        self.lengths = lengths
+        self.max_length = max_length
+        self._copies = copies
+        self._worth = np.zeros(len(copies))
+
+    def price(self, prices: FloatArray) -> FloatArray:
+        """Worth of the best pack that holds each length: float64 [rows], as `prices`."""
+        self.work.spend(2 * self._copies.size)
+        self._worth = self._copies @ prices
+        worth: FloatArray = np.max(np.where(self._copies > 0, self._worth[:, None], 0.0), axis=0)
+        return worth
+
+    def strategies(self, rows: IntArray, prices: FloatArray, least: float) -> list[Strategy]:
+        """Those that hold these rows and were best in the last `price`, if they are worth more than `least` at `prices`."""
+        self.work.spend(2 * self._copies.size)
+        best = np.argmax(np.where(self._copies[:, rows] > 0, self._worth[:, None], -1.0), axis=0)
+        chosen = self._copies[np.unique(best)]
+        return [tuple(np.repeat(self.lengths, row).tolist()) for row in chosen[chosen @ prices > least]]

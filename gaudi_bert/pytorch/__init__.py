@@ -6,8 +6,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.installation import install_command
+from gaudi_bert.common.errors import InputError, install_command
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports torch when a name is first used
     from gaudi_bert.pytorch.collate import PackCollator, model_inputs

@@ -25,8 +25,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gaudi_bert.common.arrays import IntArray, whole_number
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.removed import refuse_removed
+from gaudi_bert.common.errors import InputError, refuse_removed
 from gaudi_bert.pytorch.indexed import IndexedTable
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
 from gaudi_bert.reading.global_order import ORDER, WINDOW_PACKS, GlobalOrder, check_rank, first_of_rank, streams_of

@@ -64,7 +64,7 @@ class Located(NamedTuple):
     ends: IntArray
 
 
-class Visits(NamedTuple):
+class _Visits(NamedTuple):
     """The shards that a process reads, each once, sorted by the round at which it begins, int64 [n] each.
 
     Attributes:
@@ -138,7 +138,7 @@ class GlobalOrder:
         begins = np.cumsum(lasts - firsts) - (lasts - firsts)
         return ShardOrder(records, np.stack([begins, firsts, lasts], axis=1))
 
-    def visits(self, epoch: int, done: int, rank: int, world_size: int) -> Visits:
+    def visits(self, epoch: int, done: int, rank: int, world_size: int) -> _Visits:
         """The shards that a process reads in an epoch once `done` packs of it are read."""
         return self._schedule(epoch).visits(done, rank, world_size)
 
@@ -209,7 +209,7 @@ class _ShardSchedule(NamedTuple):
         ends = self.last_packs[slots] - firsts
         return Located(rounds, streams, self.shards[slots], packs - self.first_packs[slots], ends)
 
-    def visits(self, done: int, rank: int, world_size: int) -> Visits:
+    def visits(self, done: int, rank: int, world_size: int) -> _Visits:
         """The shards whose streams the process reads, from segment to segment."""
         parts = [np.empty((4, 0), np.int64)]
         for number, first_round, count, end in zip(self.numbers, self.rounds, self.stream_counts, self.ends, strict=True):
@@ -227,7 +227,7 @@ class _ShardSchedule(NamedTuple):
         slots, streams, begins, ends = np.concatenate(parts, axis=1)
         _, firsts = np.unique(slots, return_index=True)
         chosen = firsts[np.argsort(begins[firsts], kind="stable")]
-        return Visits(self.shards[slots[chosen]], streams[chosen], begins[chosen], ends[chosen])
+        return _Visits(self.shards[slots[chosen]], streams[chosen], begins[chosen], ends[chosen])
 
     def _slots(self, packs: AnyArray) -> IntArray:
         """The positions in `shards` of packs that are counted through all streams."""

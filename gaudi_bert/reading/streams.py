@@ -31,11 +31,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class ShardFiles(Generic[Prepared]):
-    """The shards of a data set, which are opened one by one. A kind of shards overrides some methods.
-
-    Attributes:
-        threads: how many shards are prepared at once.
-    """
+    """The shards of a data set, opened one by one, `threads` prepared at once. A kind of shards overrides some methods."""
 
     threads: int = 1
 
@@ -87,12 +83,7 @@ class _OpenShard:
 
 
 class StreamReader(Generic[Prepared]):
-    """Locates the packs that a process reads, and has their shards open.
-
-    Args:
-        order: their order.
-        rank, world_size: the share of this process.
-    """
+    """Locates the packs that a process reads, and has their shards open."""
 
     def __init__(self, files: ShardFiles[Prepared], order: GlobalOrder, rank: int = 0, world_size: int = 1) -> None:
         self._files, self._order, self._share = files, order, (rank, world_size)

@@ -32,7 +32,7 @@ from gaudi_bert.packing.estimate import (
 )
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.histogram import Histogram, histogram_of, rescaled
-from gaudi_bert.packing.result import estimate_limit
+from gaudi_bert.packing.mixture import estimate_limit
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.rows.reading import read_rows, windows
 from gaudi_bert.rows.tokenizer import open_tokenizer
@@ -69,12 +69,7 @@ class _UnpaddingEstimate:
 
 @dataclass(frozen=True)
 class _EstimateResult:
-    """What `estimate` prints.
-
-    Attributes:
-        token_bound: packs that the tokens alone need.
-        length_scan: packs of other lengths.
-    """
+    """What `estimate` prints; the tokens alone need `token_bound` packs, `length_scan` has packs of other lengths."""
 
     source: str
     max_sequence_length: int
@@ -103,15 +98,13 @@ def estimate(
         source: a histogram.json, the name of one that ships with the package (`wikipedia-512`), a table of tokens, or
             unpacked records (folder, file or glob), which are counted first.
         max_sequence_length: slots of a pack; by default that of the source, of a table its longest row.
-        input_column: of a table, the tokens.
-        depths: numbers from 1, or "max".
-        algorithms: names as in `ESTIMATE_ALGORITHMS`.
         picture: also draw, as .png or .svg, efficiency over depth; and next to it, with `-histogram`, `-mixture` and
             `-scaling` in the name, the lengths with the proven bound, the strategies, and packing compared with un-padding.
     """
     requested = [parse_depth(depth) for depth in depths]
     names = [_known_algorithm(name.strip()) for name in algorithms]
-    check_picture(picture)
+    if picture is not None and picture.suffix.lower() not in PICTURE_ENDINGS:
+        raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
     histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
     factors = [row.packing_factor for row in rows if row.algorithm != "sort"]
@@ -140,12 +133,6 @@ def parse_depth(depth: str | int) -> str | int:
     if not text.isdigit() or int(text) < 1:
         raise InputError(f"depth {text!r}: write integers from 1, or `max`, separated by commas")
     return int(text)
-
-
-def check_picture(picture: Path | None) -> None:
-    """Reject a picture that could not be written in the end."""
-    if picture is not None and picture.suffix.lower() not in PICTURE_ENDINGS:
-        raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
 
 
 def _known_algorithm(name: str) -> str:
@@ -232,7 +219,8 @@ def histogram_of_source(
     """How many sequences of each length a histogram, a shipped one's name, a table or records have, in packs of so many
     slots (of a table, by default its longest row)."""
     if is_table(source):
-        lengths = lengths_of_table(source, input_column)
+        with local_copy(source) as table:
+            lengths = table_lengths(table_files(table), input_column).astype(np.int64)
         return histogram_of(lengths, max_sequence_length or int(lengths.max(initial=1)))
     shipped = _find_shipped_histogram(source)
     if shipped is not None or Path(source).suffix == ".json":
@@ -244,12 +232,6 @@ def histogram_of_source(
             count_records(source, counted, shard=None, reporter=reporter)
             histogram = read_histograms([counted]).histogram
     return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
-
-
-def lengths_of_table(source: str | Path, input_column: str) -> IntArray:
-    """Tokens of each row of a table, int64 [rows], in its order."""
-    with local_copy(source) as table:
-        return table_lengths(table_files(table), input_column).astype(np.int64)
 
 
 def shipped_histograms() -> dict[str, Path]:
@@ -279,12 +261,7 @@ WINDOW_ROWS = 8192
 
 @dataclass(frozen=True)
 class _TaskEstimateRow:
-    """One length of a row at one depth.
-
-    Attributes:
-        cut: sequences that are longer and would be cut.
-        gap: packs above the proven bound.
-    """
+    """One length of a row at one depth: `cut` sequences are longer, and `gap` packs are above the proven bound."""
 
     max_sequence_length: int
     depth: int | str
@@ -318,11 +295,7 @@ def estimate_task(
     reporter: Reporter,
     store: StoreSettings | None = None,
 ) -> _TaskEstimate:
-    """Tokenize the rows, and pack their lengths optimally in many ways; longer sequences count as cut.
-
-    Args:
-        depths: numbers from 1, or "max".
-    """
+    """Tokenize the rows, and pack their lengths optimally in many ways; longer sequences count as cut."""
     if settings.name is None:
         raise InputError(f"task.name is not set; choose one of {', '.join(TASK_NAMES)}")
     with local_copies((data, model), store) as (rows_path, folder):

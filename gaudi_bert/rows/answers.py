@@ -52,7 +52,7 @@ def tag_answers(
         yield {"tags": list(_entities(cast(TaggedRow, row), words))}
 
 
-class TaggedWords(NamedTuple):
+class _TaggedWords(NamedTuple):
     """Tag and probability of each word of a row."""
 
     tags: list[str]
@@ -61,7 +61,7 @@ class TaggedWords(NamedTuple):
 
 def tagged_words(
     logits_TC: Float32Array, sequences: Sequences, rows: Sequence[Row], labels: Sequence[str]
-) -> Iterator[TaggedWords]:
+) -> Iterator[_TaggedWords]:
     """The tag of every word of every row, and how sure the model is of it."""
     words = cast(IntArray, sequences.words)
     carrying = np.flatnonzero(words != NO_WORD)
@@ -71,7 +71,7 @@ def tagged_words(
     ends = np.searchsorted(row_of_token, np.arange(len(rows) + 1))
     for number, row in enumerate(rows):
         count = len(cast(TaggedRow, row).tokens)
-        tagged = TaggedWords([OUTSIDE] * count, [0.0] * count)
+        tagged = _TaggedWords([OUTSIDE] * count, [0.0] * count)
         for index in range(ends[number], ends[number + 1]):
             word = int(words[carrying[index]])
             tagged.tags[word] = labels[best_W[index]]
@@ -79,7 +79,7 @@ def tagged_words(
         yield tagged
 
 
-def _entities(row: TaggedRow, words: TaggedWords) -> Iterator[dict[str, Any]]:
+def _entities(row: TaggedRow, words: _TaggedWords) -> Iterator[dict[str, Any]]:
     """Words that belong together: `B-x` begins one of kind x, `I-x` continues it; other tags continue an equal one."""
     starts = row.word_starts()
     begin, before = 0, OUTSIDE

@@ -200,7 +200,7 @@ class RowReader:
         for index, value in enumerate(values):
             if not is_whole(value, 0, MOST_TOKEN_ID):
                 problem = f"{_INPUT_IDS}[{index}] is {shown(value)}"
-                raise self.error(number, problem, f"token numbers are whole numbers of 0 to {MOST_TOKEN_ID}")
+                raise self.error(number, problem, f"token numbers are integers of 0 to {MOST_TOKEN_ID}")
         return IdsRow(number, tuple(values))
 
 

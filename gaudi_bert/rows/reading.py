@@ -250,7 +250,7 @@ def _answer(row: str, context: str, answer: Any) -> tuple[str, int]:
     text = answer.get("text") if isinstance(answer, dict) else None
     start = answer.get("answer_start") if isinstance(answer, dict) else None
     if not isinstance(text, str) or not text or isinstance(start, bool) or not isinstance(start, int):
-        raise InputError(f"{row}: an answer is {shown(answer)}; it must have a text and answer_start, a whole number")
+        raise InputError(f"{row}: an answer is {shown(answer)}; it must have a text and answer_start, an integer")
     if start < 0 or context[start : start + len(text)] != text:
         actual = context[max(start, 0) : max(start, 0) + len(text)]
         raise InputError(f"{row}: the answer {shown(text)} is not at {start}, {shown(actual)} is; correct answer_start")

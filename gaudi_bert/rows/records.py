@@ -19,12 +19,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
 
+from gaudi_bert.common.arrow import opened_parquet, validated
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import explained_os_errors, open_file
 from gaudi_bert.config.sections import RowFormat, TaskSettings
-from gaudi_bert.corpus.documents import LONGEST_LINE_BYTES, Compression, opened_text
+from gaudi_bert.corpus.documents import LONGEST_LINE_BYTES, Compression, Source, is_json_line, opened_text
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
-from gaudi_bert.rows.text_columns import read_columns, row_groups
 from gaudi_bert.rows.types import STANDARD_INPUT, source_name
 
 Record: TypeAlias = Mapping[str, Any]
@@ -50,6 +50,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OTHER_COLUMNS = ("input_ids", "question", "context", "answers", "is_impossible", "id")
 
 _ROWS_LOOKED_AT = 20
+_PARQUET_ROWS_AT_ONCE = 256
 _LONGEST_NAME = 40
 _NAME = re.compile(r"[^\W\d]\w*(?:[ ._-]\w+){0,2}")
 _NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+")
@@ -85,7 +86,7 @@ class RowPart:
         before = 0
         if self.path is not None and self.start:
             if self.kind == "parquet":
-                before = sum(rows for rows, _ in row_groups(self.path)[: self.start])
+                before = sum(rows for rows, _ in _row_groups(self.path)[: self.start])
             else:
                 before = _lines_before(self.path, self.start)
         return f"{self.name}: row {before + number}"
@@ -104,19 +105,19 @@ def complete_file(path: str | Path, given: RowFormat | None) -> RowPart:
     """A file, or standard input, as one part; its format is the given one, or by its ending."""
     if str(path) == STANDARD_INPUT:  # which holds JSON lines
         return RowPart(source_name(path), None, given or "jsonl")
-    kind = given or format_by_ending(path)
+    kind = given or _format_by_ending(path)
     if kind is None:
         raise InputError(f"{path}: unknown ending; known are {', '.join(ENDINGS)} (and .gz, .zst), or give --format jsonl")
-    return RowPart(str(path), Path(path), kind, compression_of(Path(path)))
+    return RowPart(str(path), Path(path), kind, _compression_of(Path(path)))
 
 
-def format_by_ending(path: str | Path) -> RowFormat | None:
+def _format_by_ending(path: str | Path) -> RowFormat | None:
     """The format that a file's name states."""
     name = Path(path).name.lower()
     return ENDINGS.get(Path(name.removesuffix(".gz").removesuffix(".zst")).suffix)
 
 
-def compression_of(path: Path) -> Compression | None:
+def _compression_of(path: Path) -> Compression | None:
     """How a file is compressed, by its first bytes."""
     with explained_os_errors(path, "read"), open_file(path) as handle:
         beginning = handle.read(4)
@@ -289,4 +290,87 @@ def _parquet(part: RowPart, settings: TaskSettings) -> Iterator[NumberedRecord]:
         raise InputError("standard input: Parquet cannot be read as it comes; give the name of the file")
     groups = None if part.end is None else range(part.start, part.end)
     named = (settings.text, settings.text_pair, settings.label, settings.tokens, settings.tags)
-    yield from enumerate(read_columns(part.path, settings.text, (*named, *_OTHER_COLUMNS), groups), start=1)
+    yield from enumerate(_read_columns(part.path, settings.text, (*named, *_OTHER_COLUMNS), groups), start=1)
+
+
+def _row_groups(path: Path) -> list[tuple[int, int]]:
+    """(rows, bytes) of each row group of a Parquet file."""
+    with opened_parquet(path) as table:
+        groups = map(table.metadata.row_group, range(table.metadata.num_row_groups))
+        return [(group.num_rows, group.total_byte_size) for group in groups]
+
+
+def _read_columns(path: Path, needed: str, columns: Sequence[str], groups: range | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file, or of some row groups: those of `columns` that it has, or all if `needed` is missing."""
+    with opened_parquet(path) as table:
+        names = table.schema_arrow.names
+        chosen = [name for name in names if name in columns] if needed in names else None
+        parts = None if groups is None else list(groups)
+        for batch in table.iter_batches(_PARQUET_ROWS_AT_ONCE, row_groups=parts, columns=chosen, use_threads=False):
+            yield from validated(path, batch).to_pylist()
+
+
+# --- files of rows divided into parts that can be read alone: lines that begin in a range of bytes, or runs of row groups.
+#
+# A compressed file can be read from its front only, and a quoted cell of a table may hold lines, so each is one part. The
+# parts are a function of the file alone.
+
+_OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+_PARQUET = b"PAR1"
+
+
+def row_parts(source: Source, given: RowFormat | None, part_bytes: int) -> list[RowPart]:
+    """The parts of a source, in order, of about `part_bytes` each where its format allows that.
+
+    Its format is the given one, or by its ending; that of any other name is detected from its beginning. What was copied
+    from standard input holds JSON lines.
+    """
+    path, name = source.path, source.shown
+    if path is None:
+        return [RowPart(name, None, "built-in")]
+    compression = _compression_of(path)
+    if source.name == source_name(STANDARD_INPUT):
+        name, given = source.name, given or "jsonl"
+    kind = given or _format_of(path, compression)
+    if kind == "parquet":
+        return [RowPart(name, path, kind, None, *groups) for groups in _parquet_parts(path, part_bytes)]
+    if compression is not None or kind in TABLES:
+        return [RowPart(name, path, kind, compression, size_bytes=source.size_bytes)]
+    starts = range(0, source.size_bytes, part_bytes)
+    ends = [min(start + part_bytes, source.size_bytes) for start in starts]
+    return [RowPart(name, path, kind, None, start, end, end - start) for start, end in zip(starts, ends, strict=True)]
+
+
+def _format_of(path: Path, compression: Compression | None) -> RowFormat:
+    """By the ending; else by the beginning: Parquet, or JSON lines if the first line that is not blank is an object."""
+    by_ending = _format_by_ending(path)
+    if by_ending in (*TABLES, "jsonl", "parquet"):
+        return by_ending
+    with explained_os_errors(path, "read"), open_file(path) as handle:
+        beginning = handle.read(6)
+    for magic, name in _OTHERS.items():
+        if beginning.startswith(magic):
+            raise InputError(f"{path}: compressed with {name}; unpack it, or compress it with gzip or zstd")
+    if beginning.startswith(_PARQUET):
+        return "parquet"
+    with opened_text(path, compression) as handle:
+        first = b""
+        while not first.strip() and (line := handle.readline(LONGEST_LINE_BYTES)):
+            first = line.removeprefix(BYTE_ORDER_MARK)
+    if first.startswith(b"<doc "):
+        raise InputError(f"{path}: holds WikiExtractor's <doc ...>; extract it once more with --json, a text on each line")
+    return "jsonl" if is_json_line(first.lstrip(), path) else "txt"
+
+
+def _parquet_parts(path: Path, part_bytes: int) -> list[tuple[int, int, int]]:
+    """(first row group, end, bytes) of runs of row groups; a larger one is one part."""
+    sizes = [size for _, size in _row_groups(path)]
+    parts, start, size_of_part = [], 0, 0
+    for group, size in enumerate(sizes):
+        if size_of_part and size_of_part + size > part_bytes:
+            parts.append((start, group, size_of_part))
+            start, size_of_part = group, 0
+        size_of_part += size
+    if start < len(sizes):
+        parts.append((start, len(sizes), size_of_part))
+    return parts

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gaudi_bert.artefacts.store.copies import exists
-from gaudi_bert.artefacts.store.location import in_store, shown_location
+from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter, human_seconds

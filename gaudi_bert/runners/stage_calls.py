@@ -18,7 +18,7 @@ import yaml
 from gaudi_bert.artefacts.references import histogram_part
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.copies import existing_histograms, local_copy
-from gaudi_bert.artefacts.store.location import in_store, path_below
+from gaudi_bert.artefacts.store.objects import in_store, path_below
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError

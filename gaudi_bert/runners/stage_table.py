@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.store.copies import existing_histograms, exists, local_copy
-from gaudi_bert.artefacts.store.location import in_store, path_below
+from gaudi_bert.artefacts.store.objects import in_store, path_below
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import PackedSums, TableGroupManifest, TableMetadata, TooLongRows, of_counts
-from gaudi_bert.artefacts.references import InputTable
+from gaudi_bert.artefacts.packed import PackedSums, TableGroupManifest, TableMetadata, of_counts
+from gaudi_bert.artefacts.references import InputTable, TooLongRows
 from gaudi_bert.artefacts.shards import Shard, count_shards, shard_bounds, shard_name
 from gaudi_bert.common.arrow import explained_values
 from gaudi_bert.common.dealing import deal_sequences
@@ -26,7 +26,7 @@ from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.groups import form_groups, too_large_files
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.result import Packing
+from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.tables.parts import TablePart, list_parts
 from gaudi_bert.tables.rows import GroupPart, GroupRows, RowSequences, cut_rows, read_rows
 from gaudi_bert.tables.sources import TableColumns, check_same_columns, check_storable, columns_of, table_files
@@ -42,13 +42,9 @@ _INDEX_ROW_BYTES = 32
 
 @dataclass(frozen=True)
 class GroupedTable:
-    """A table that is ready to be read.
+    """A table that is ready to be read: its files in the order of their names, and the parts of each group.
 
-    Attributes:
-        files: in the order of their names.
-        file_rows: rows of each file.
-        read_columns: what is read: for an index, only what gives the lengths.
-        groups: the parts of each group.
+    `read_columns` are what is read: for an index, only what gives the lengths.
     """
 
     files: Sequence[Path]
@@ -80,10 +76,7 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
 
 
 def _form_groups(
-    parts: Sequence[Sequence[TablePart]],
-    file_rows: Sequence[int],
-    settings: TableSettings,
-    reporter: Reporter,
+    parts: Sequence[Sequence[TablePart]], file_rows: Sequence[int], settings: TableSettings, reporter: Reporter
 ) -> list[list[GroupPart]]:
     first_rows = np.cumsum(file_rows) - file_rows
     listed = [GroupPart(part, first) for of_file, first in zip(parts, first_rows.tolist(), strict=True) for part in of_file]

@@ -124,11 +124,7 @@ def _output(
 
 
 def _pack_groups(
-    source: str | Path,
-    output: PackedOutput[TableGroupManifest],
-    settings: TableSettings,
-    finish: bool,
-    workers: int | None,
+    source: str | Path, output: PackedOutput[TableGroupManifest], settings: TableSettings, finish: bool, workers: int | None
 ) -> TableMetadata:
     with output.removed_on_bad_input():
         table = open_table(source, settings, output.reporter)

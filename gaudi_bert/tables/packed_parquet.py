@@ -139,11 +139,7 @@ def open_tables(folder: Path, paths: Sequence[Path]) -> tuple[TableFiles, int]:
 class TableFiles(ShardFiles["_Footer"]):
     """Packed Parquet files, numbered in the order of their paths: the shards of a `StreamReader`.
 
-    Of each open file one row group is in memory; no handle stays open.
-
-    Args:
-        paths: the files.
-        sizes: the rows of each, int64; read from their footers when None.
+    Of each open file one row group is in memory; no handle stays open. Sizes of None, int64, are read from the footers.
     """
 
     def __init__(self, paths: Sequence[Path], sizes: IntArray | None = None) -> None:

@@ -72,7 +72,10 @@ def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes:
             first_row += rows
         return parts
     with explained_arrow_errors(path):
-        sizes = list(_parquet_sizes(path, columns) if _is_parquet(path) else _arrow_sizes(path, columns))
+        if _is_parquet(path):
+            sizes = list(_parquet_sizes(path, columns))
+        else:
+            sizes = [(batch.num_rows, batch.nbytes) for batch in _arrow_batches(path, columns)]
     for position, (whole_rows, size) in enumerate(sizes):
         pieces = max(1, -(-whole_rows // most_rows), -(-size // most_bytes))
         step = max(1, -(-whole_rows // pieces))
@@ -84,13 +87,9 @@ def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes:
 
 
 def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, threads: bool = True) -> Iterator[Any]:
-    """The rows of these parts of one file, as a pyarrow Table each.
+    """The rows of these parts of one file, in order, as a pyarrow Table each, with these columns in this order.
 
-    Args:
-        parts: of one file, in order.
-        columns: their names; the tables hold them in this order.
-        schema: that of the table, which lines of JSON must follow.
-        threads: several threads may decode.
+    Lines of JSON must follow `schema`, that of the table; with `threads`, several decode.
     """
     if not parts:
         return
@@ -172,12 +171,6 @@ def _arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
         batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
         for batch in batches:
             yield validated(path, batch.select(list(columns)))
-
-
-def _arrow_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, int]]:
-    """(rows, bytes) of each batch."""
-    for batch in _arrow_batches(path, columns):
-        yield batch.num_rows, batch.nbytes
 
 
 def _read_arrow(path: Path, parts: Sequence[TablePart], columns: Sequence[str]) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import TooLong, TooLongRows
+from gaudi_bert.artefacts.references import TooLong, TooLongRows
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, first_not_whole
 from gaudi_bert.common.arrow import explained_arrow_errors, require_pyarrow, validated
 from gaudi_bert.common.errors import InputError
@@ -221,13 +221,7 @@ class RowSequences(NamedTuple):
 
 
 def cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> tuple[RowSequences, TooLongRows]:
-    """The sequences of rows of these lengths, and what the policy did.
-
-    Args:
-        lengths: int32 [rows], from 1.
-        max_sequence_length: L.
-        policy: what becomes of rows longer than L; under "error" there must be none.
-    """
+    """The sequences of rows of these lengths, and what the policy did; under "error" none may be too long."""
     rows = np.arange(lengths.size)
     too_long = lengths > max_sequence_length
     affected = int(np.count_nonzero(too_long))

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_bert.artefacts.references import InputFile
-from gaudi_bert.artefacts.store.location import in_store
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.store.objects import Objects, in_store
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError, shortened

@@ -24,24 +24,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.examples import TextInput, TokenisedPart, TokenisedTexts, tokens_path
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
-from gaudi_bert.artefacts.packed import TooLongRows
-from gaudi_bert.artefacts.references import NOTES_NAME, VocabularyInfo
+from gaudi_bert.artefacts.references import NOTES_NAME, TooLongRows, VocabularyInfo
 from gaudi_bert.artefacts.results import StageOutput, TokenisedShard
 from gaudi_bert.artefacts.store.copies import local_copies
-from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, mirrored, release, shown
-from gaudi_bert.artefacts.tokens import TextInput, TokenisedPart, TokenisedTexts, tokens_path
+from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, mirrored, release, shown_path
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import check_name
+from gaudi_bert.common.files import atomic_file, check_name
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TokenizeSettings
 from gaudi_bert.corpus.documents import Source, find_sources, source_identity
-from gaudi_bert.rows.parts import row_parts
 from gaudi_bert.rows.reading import good_rows, rows_of_part
-from gaudi_bert.rows.records import RowPart
-from gaudi_bert.rows.text_columns import token_table, write_token_tables
+from gaudi_bert.rows.records import RowPart, row_parts
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer, read_tokenizer
 from gaudi_bert.rows.types import STANDARD_INPUT, TextRow, source_name
 from gaudi_bert.tables.sources import TOKENS_COLUMN
@@ -55,6 +52,7 @@ _SEGMENTS_COLUMN = "token_type_ids"
 _BATCH_CHARACTERS = 1 << 19
 _BATCH_TEXTS = 1 << 12
 _BATCHES_AHEAD = 2
+_ROW_GROUP_TOKENS = 1 << 20
 
 
 class _Part(NamedTuple):
@@ -166,12 +164,12 @@ def _finish(
     whole = output.whole(parts)
     missing = len(parts) - len(whole)
     if missing:
-        output.reporter.say(f"{shown(output.folder)}: {missing} of {len(parts)} parts remain for other shards")
+        output.reporter.say(f"{shown_path(output.folder)}: {missing} of {len(parts)} parts remain for other shards")
         return TokenisedShard(parts=len(parts), missing_parts=missing)
     files = tuple(whole[part] for part in parts)
     settings = encoder.settings
     if not any(file.rows for file in files):
-        raise InputError(f"{shown(output.folder)}: no text gives a row; give some that are not empty, nor all too long")
+        raise InputError(f"{shown_path(output.folder)}: no text gives a row; give some that are not empty, nor all too long")
     content = TokenisedTexts(
         tool_version=__version__,
         tokenizer=VocabularyInfo(size=tokenizer.vocabulary_size, sha256=tokenizer.sha256),
@@ -198,7 +196,7 @@ def _make_part(part: _Part, target: Path, encoder: _Encoder, output: _TokensOutp
     with output.writing(part, f"{output.folder}: part {part.number}") as needed:
         if needed:
             counts: Counter[str] = Counter()
-            size = write_token_tables(target, encoder.columns, _tables(part.part, encoder, task, counts))
+            size = _write_tables(target, encoder.columns, _tables(part.part, encoder, task, counts))
             release(target)
             names = ("texts", "empty_texts", "rows", "tokens")
             too_long = TooLongRows(
@@ -217,7 +215,7 @@ def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str]) 
 
     def encode(batch: list[TextRow]) -> tuple[Any, Counter[str], int]:
         values, counted = encoder.rows(batch, part)
-        return token_table(encoder.columns, values), counted, sum(map(_characters, batch))
+        return _token_table(encoder.columns, values), counted, sum(map(_characters, batch))
 
     characters = 0
     texts = (row for row in good_rows(rows_of_part(part, None, encoder.settings.reading)) if isinstance(row, TextRow))
@@ -389,3 +387,38 @@ def _segments(library: Tokenizer, special: bool) -> _Segments | None:
         if of_text and any(types):
             return _Segments(types[: of_text[0]], types[of_text[0]], types[of_text[-1] + 1 :])
     return None
+
+
+# --- the table of a part
+
+
+def _token_table(columns: Sequence[str], values: Sequence[Sequence[Sequence[int]]]) -> Any:
+    """A pyarrow Table of lists of int32: of each column, the list of each row."""
+    pyarrow = require_pyarrow()
+    kind = pyarrow.list_(pyarrow.int32())
+    return pyarrow.table({name: pyarrow.array(rows, kind) for name, rows in zip(columns, values, strict=True)})
+
+
+def _write_tables(path: Path, columns: Sequence[str], tables: Iterable[Any]) -> int:
+    """Write tables of tokens to one file, in row groups of about 2^20 tokens, completely or not at all; its bytes."""
+    pyarrow = require_pyarrow()
+    from pyarrow import parquet
+
+    options = {
+        "compression": "zstd",
+        "use_dictionary": False,
+        "column_encoding": {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in columns},
+    }
+    schema = _token_table(columns, [[] for _ in columns]).schema
+    held: list[Any] = []
+    tokens = 0
+    with atomic_file(path) as handle, parquet.ParquetWriter(handle, schema, **options) as writer:
+        for table in tables:
+            held.append(table)
+            tokens += len(table.column(0).combine_chunks().values) if table.num_rows else 0
+            if tokens >= _ROW_GROUP_TOKENS:
+                writer.write_table(pyarrow.concat_tables(held).combine_chunks())
+                held, tokens = [], 0
+        if tokens:
+            writer.write_table(pyarrow.concat_tables(held).combine_chunks())
+    return path.stat().st_size

@@ -34,12 +34,7 @@ _VALUES_AT_ONCE = 2**14
 
 
 class PackLayout(NamedTuple):
-    """What the shards of a folder hold.
-
-    Attributes:
-        max_sequence_length: L.
-        with_starts: rows may be split.
-    """
+    """What the shards of a folder hold: packs of so many tokens, of rows that may be split (`with_starts`)."""
 
     columns: TableColumns
     max_sequence_length: int
@@ -216,13 +211,7 @@ class PackSequences(NamedTuple):
 
 @borrowing_kernel
 def _gather(
-    packs: PackSequences,
-    first: int,
-    last: int,
-    addresses: IntArray,
-    padding: ByteArray,
-    value_bytes: int,
-    out: ByteArray,
+    packs: PackSequences, first: int, last: int, addresses: IntArray, padding: ByteArray, value_bytes: int, out: ByteArray
 ) -> None:
     """Fill `out` with the values of one column in the packs `first` .. `last` - 1.
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.store.copies import local_copies
-from gaudi_bert.artefacts.store.location import in_store, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored
+from gaudi_bert.artefacts.store.objects import in_store, url_of
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from gaudi_bert.artefacts.base import Artefact, Count, Sha256
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.artefacts.store.mirrored_folder import shown
+from gaudi_bert.artefacts.store.mirrored_folder import shown_path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import (
     atomic_file,
@@ -185,7 +185,7 @@ class AnswerFile(AnswerStream):
 
     def __init__(self, out: Path, signature: Signature, rows: ModelRows, reporter: Reporter, overwrite: bool) -> None:
         super().__init__(rows, reporter)
-        self.out, self.name = out, str(shown(out))
+        self.out, self.name = out, str(shown_path(out))
         self._partial, self._count = hidden_beside(out, "partial"), hidden_beside(out, "progress.json")
         self.finished = begin_artefact(out, out, signature, overwrite)
         if self.finished:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.copies import local_copies
-from gaudi_bert.artefacts.store.location import in_store, shown_location
+from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
 from gaudi_bert.common.errors import InputError

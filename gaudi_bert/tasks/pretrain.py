@@ -20,8 +20,8 @@ from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.references import METADATA_NAME, NOTES_NAME
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored
+from gaudi_bert.artefacts.store.objects import in_store
 from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordFigures
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.errors import InputError, shortened

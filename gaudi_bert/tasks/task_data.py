@@ -23,7 +23,7 @@ from gaudi_bert.common.arrays import IntArray, random_words
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.result import Packing
+from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.kinds.task import Draw, Task

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
-from gaudi_bert.artefacts.conversion import Conversion, PackFormatName, conversion_path
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import Conversion, Metadata, PackFormatName, conversion_path
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.location import in_store, url_of
+from gaudi_bert.artefacts.store.objects import in_store, url_of
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, followed, write_json
@@ -30,11 +29,9 @@ from gaudi_bert.tfrecords.scanning.scan import map_in_threads
 
 @dataclass(frozen=True)
 class Writer:
-    """What writes the packs of one folder.
+    """What writes the packs of one folder: of a shard to a file that is not there, complete or not at all.
 
-    Attributes:
-        write: writes the packs of a shard to a file that is not there, complete or not at all.
-        sibling: the content of `OUT_metadata.json`; None for a format without one.
+    `sibling` is the content of `OUT_metadata.json`; None for a format without one.
     """
 
     write: Callable[[Path, Path], None]
@@ -57,13 +54,7 @@ class PackFormat:
 
 
 def convert(
-    packed: Path,
-    out: Path,
-    form: PackFormat,
-    *,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
+    packed: Path, out: Path, form: PackFormat, *, reporter: Reporter, overwrite: bool = False, workers: int | None = None
 ) -> StageOutput[Conversion]:
     """Write the packs of the finished folder `packed` into the folder `out`, in another format."""
     started = time.monotonic()

@@ -18,20 +18,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.artefacts.store.location import in_store, shown_location, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.store.objects import Objects, in_store, shown_location, url_of
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, followed
 from gaudi_bert.tfrecords.wire.hdf5 import HDF5_ENDINGS
 
 
 def list_record_files(records: str | Path) -> dict[Path, int]:
-    """The files of RECORDS, sorted by name, and their bytes.
-
-    Args:
-        records: a folder, a file, or a glob pattern.
-    """
+    """The files of RECORDS (a folder, a file, or a glob pattern), sorted by name, and their bytes."""
     location = Path(records)
     with explained_os_errors(location, "read"):
         if location.is_dir():
@@ -71,10 +66,10 @@ def find_vocabulary(records: str | Path) -> Path | None:
 
 def _is_ignored(path: Path) -> bool:
     """Whether the rules name this entry: by its name, or because it is a folder."""
-    return is_ignored_name(path.name) or path.suffix == ".json" or path.is_dir()
+    return _is_ignored_name(path.name) or path.suffix == ".json" or path.is_dir()
 
 
-def is_ignored_name(name: str) -> bool:
+def _is_ignored_name(name: str) -> bool:
     """Whether a file next to data is not data, by its name: `_SUCCESS`, a dot file, a README."""
     return name.startswith((".", "_", "README"))
 
@@ -158,7 +153,7 @@ def _folder_and_pattern(url: str, objects: Objects) -> tuple[str, str]:
 def _stored_files(folder: Path, pattern: str) -> Iterator[tuple[Path, int]]:
     """The record objects in a mirrored folder; the same rules as for files."""
     for name, info in files_in(folder).items():
-        if fnmatch.fnmatchcase(name, pattern) and not (is_ignored_name(name) or name.endswith(".json")):
+        if fnmatch.fnmatchcase(name, pattern) and not (_is_ignored_name(name) or name.endswith(".json")):
             if info.bytes == 0:
                 raise InputError(f"{folder / name}: the object is empty; remove it, or make it again")
             yield folder / name, info.bytes

@@ -23,9 +23,8 @@ from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, FileCounts, HistogramFile, list_histogram
 from gaudi_bert.artefacts.references import VocabularyInfo
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.location import shown_location
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.store.objects import Objects, shown_location
 from gaudi_bert.common.arrays import ByteArray, Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
@@ -50,11 +49,7 @@ def histogram(
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> StageOutput[HistogramFile]:
-    """Check RECORDS and count their sequences.
-
-    Args:
-        vocabulary: a vocab.txt; by default `vocab.txt` next to the folder of RECORDS, if there is one.
-    """
+    """Check RECORDS and count their sequences; the vocabulary is by default `vocab.txt` next to the folder of RECORDS."""
     with open_inputs(records, Objects(store)) as inputs, mirrored(out.parent, store) as folder:
         sizes = inputs.sizes
         if shard is not None:

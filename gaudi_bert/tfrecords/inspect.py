@@ -66,12 +66,7 @@ class SequenceView:
 
 @dataclass(frozen=True)
 class RecordView:
-    """One record.
-
-    Attributes:
-        problems: what contradicts the contract.
-        other_features: sizes of features that packing does not use, by name.
-    """
+    """One record; its problems are what contradicts the contract, its other features those that packing does not use."""
 
     file: str
     record: int

@@ -21,12 +21,11 @@ import numpy as np
 from gaudi_bert.artefacts.base import LARGEST_COUNT
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
 from gaudi_bert.artefacts.references import METADATA_NAME
-from gaudi_bert.artefacts.shard_index import index_path, read_starts
-from gaudi_bert.artefacts.shards import Shard, ShardTable
+from gaudi_bert.artefacts.shards import Shard, ShardTable, index_path, read_starts
 from gaudi_bert.artefacts.store.mirrored_folder import files_in, is_mirrored
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
-from gaudi_bert.common.figures import PackingFigures
+from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.common.files import explained_os_errors, followed, read_json
 from gaudi_bert.tfrecords.random_access import FileCache, RecordFiles
 from gaudi_bert.tfrecords.scanning.scan import first_record
@@ -221,7 +220,7 @@ def _count(sibling: Path, content: Any, key: str, default: int | None = None) ->
     value = content.get(key, default) if isinstance(content, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_COUNT or value % 1:
         raise InputError(
-            f"{sibling}: `{key}` is {shown(value)}, it must be a whole number; this is not the predecessor's metadata"
+            f"{sibling}: `{key}` is {shown(value)}, it must be an integer; this is not the predecessor's metadata"
         )
     return int(value)
 

@@ -23,21 +23,11 @@ from typing import Generic, TypeVar
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, settings_path
-from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+from gaudi_bert.artefacts.packed import Metadata, TableMetadata, TableVerification, Verification
 from gaudi_bert.artefacts.references import InputFile, manifest_path
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.shard_index import index_path
-from gaudi_bert.artefacts.shards import Shard
-from gaudi_bert.artefacts.store.mirrored_folder import (
-    fetch,
-    is_mirrored,
-    last_change,
-    names_in,
-    release,
-    remove,
-    shown,
-)
-from gaudi_bert.artefacts.verification import TableVerification, Verification
+from gaudi_bert.artefacts.shards import Shard, index_path
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, last_change, names_in, release, remove, shown_path
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
@@ -68,12 +58,7 @@ def verify_folder(
     reporter: Reporter,
     overwrite: bool,
 ) -> StageOutput[Stored]:
-    """Verify a packed folder, unless that was done and nothing has changed since.
-
-    Args:
-        inputs: the files that were packed, with their bytes.
-        prove: reads both sides and compares their sequences.
-    """
+    """Verify a packed folder, unless that was done and nothing has changed since; `inputs` are files with their bytes."""
     out = kind.path_in(packed)
     seen = hidden_beside(out, "seen")
 
@@ -85,7 +70,7 @@ def verify_folder(
     files = {path.name: size for path, size in inputs.items()}
     signature = Signature("verify", {}, {"metadata_sha256": sha256, "files": files})
     if not overwrite and is_finished(out, out, signature) and _is_of_these(out, seen, identity, sources()):
-        reporter.say(f"{shown(packed)}: already verified, nothing to do")
+        reporter.say(f"{shown_path(packed)}: already verified, nothing to do")
         return StageOutput(kind.read_of(out, metadata), skipped=True)
     is_writable = is_mirrored(packed) or os.access(packed, os.W_OK)
     if is_writable:
@@ -93,7 +78,7 @@ def verify_folder(
         remove(out, settings_path(out))
         begin_artefact(out, out, signature)
     else:
-        reporter.say(f"note: {shown(packed)} is read-only, so the verification cannot be stored there")
+        reporter.say(f"note: {shown_path(packed)} is read-only, so the verification cannot be stored there")
     proof = prove()
     _check_files(packed, metadata, proof)
     if is_writable:
@@ -217,9 +202,7 @@ def check_bound(
 ) -> None:
     """The bound that a file states can be proven, group by group; by a solver where simple sums do not do.
 
-    Args:
-        claimed: fewest packs that the groups need together.
-        groups: gives of each, int64 [L]: what is packed as one, by its length.
+    `claimed` packs are those that the groups need together; a group, int64 [L], is what is packed as one, by its length.
     """
     proven = sum(simple_certificate(counts, depth).bound for counts in groups())
     if claimed <= min(proven, packs):

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.shard_index import SizeArray
-from gaudi_bert.artefacts.shards import Shard, count_shards
+from gaudi_bert.artefacts.shards import Shard, SizeArray, count_shards
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.crc32c import crc32c
@@ -338,8 +337,7 @@ class PackEncoder:
     def encode(self, first: int, last: int, out: ByteArray, record_sizes: SizeArray) -> tuple[EncodeStatus, int, int]:
         """Write packs `first` .. `last` - 1 to `out` as far as it has room: (status, next pack, bytes written).
 
-        Args:
-            record_sizes: uint32 [last - first], the bytes of each record that was written.
+        `record_sizes`, uint32 [last - first], gets the bytes of each record that was written.
         """
         measured = _Measured(np.zeros(len(PackedFeature), np.int64), np.empty(2 * self._layout.slots + 8, np.uint8))
         status, pack, size = _encode(self._group, self._assignment, first, last, self._layout, measured, out, record_sizes)

@@ -34,8 +34,8 @@ from gaudi_bert.artefacts.plan import (
 )
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.location import shown_location
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in
+from gaudi_bert.artefacts.store.objects import shown_location
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
@@ -43,7 +43,7 @@ from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.groups import form_groups, group_histogram, too_large_files
 from gaudi_bert.packing.masked_budget import budget_costs, least_masked_slots, smaller_budgets
-from gaudi_bert.packing.result import Packing
+from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.tfrecords.histogram import CountedRecords, read_histograms
 from gaudi_bert.tfrecords.scanning.scan import worker_count
 
@@ -59,14 +59,9 @@ def plan(
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> StageOutput[PlanTotals]:
-    """Plan the packing of the records that `histograms` count.
+    """Plan the packing of the records that one or several histograms count; the quality of the plan, in total.
 
-    Args:
-        histograms: one or several histogram.json; they are merged.
-        finish: make no part, but check that all are there (see `plan_shard`) and write plan.json.
-
-    Returns:
-        The quality of the plan, in total, and the seconds that it took, which are never stored.
+    With `finish`, no part is made: it is checked that all are there (see `plan_shard`), and plan.json is written.
     """
     started = time.monotonic()
     with _opened(histograms, out, settings, reporter, store) as (output, records):
@@ -97,12 +92,8 @@ def plan_shard(
 ) -> StageOutput[PlanTotals] | GroupsResult:
     """Make the parts K, K + N, ... of a plan, for `shard` (K, N); `plan` with `finish` afterwards, once.
 
-    Args:
-        histograms: all of them, for every part.
-        last_finishes: write plan.json as well if all parts are there then, so that nobody has to `finish`.
-
-    Returns:
-        The totals of the groups of these parts, or of the complete plan where it is finished.
+    The result has the totals of the groups of these parts, or of the complete plan: where it is finished, or with
+    `last_finishes` if all parts are there then, so that nobody has to `finish`.
     """
     with _opened(histograms, out, settings, reporter, store) as (output, records):
         if output.begin(overwrite):

@@ -1,7 +1,7 @@
 """Records of many files by their numbers, as dense arrays: where they begin, the bytes in the page cache.
 
 A file is mapped into memory when it is opened. The index of its group states where its records begin
-(`artefacts.shard_index`), and then only the pages of the records that are read are touched; a file without one is walked,
+(`artefacts.shards`), and then only the pages of the records that are read are touched; a file without one is walked,
 from length to length. The length of a record, its checksum, and that of its bytes are checked when it is read. A compressed
 file is first written out to a temporary file without a name. A record in an encoding that the kernels do not take is decoded
 by the general reader.
@@ -46,11 +46,7 @@ _READ_AHEAD_BYTES = 128 * 1024
 
 
 class FileCache(Protocol):
-    """Local copies of files.
-
-    Attributes:
-        threads: how many are fetched at once.
-    """
+    """Local copies of files; so many threads fetch at once."""
 
     threads: int
 
@@ -79,11 +75,8 @@ class _Prepared:
 class RecordFiles(ShardFiles["_Prepared"]):
     """Files of records with the same features, the shards of a `StreamReader`.
 
-    Args:
-        paths: the files, numbered in this order.
-        counts: records of each file; None where unknown.
-        starts_of: where the records of a file begin, by an index, or None; None without any index.
-        cache: brings the files here; None where they are here.
+    `counts` are the records of each file, None where unknown; `starts_of` gives where the records of a file begin, by an
+    index, or None; `cache` brings the files here, None where they are here.
     """
 
     def __init__(
@@ -283,8 +276,7 @@ def _walk(path: Path, content: ByteArray, count: int | None) -> IntArray:
 def _walk_frames(buffer: ByteArray, starts: IntArray) -> tuple[int, int, int]:
     """Go from frame to frame and note where each starts, as far as `starts` has room.
 
-    Returns:
-        GOOD, or why it stopped; how many records there are before; the position of the frame at which it stopped.
+    GOOD, or why it stopped; how many records there are before; the position of the frame at which it stopped.
     """
     base, position, records = address_of(buffer), 0, 0
     while position < buffer.size:

@@ -121,12 +121,7 @@ def _columns_of(records: RecordFiles, metadata: Metadata) -> Iterator[tuple[int,
 
 @dataclass
 class _Survey:
-    """What is known when all packs were read.
-
-    Attributes:
-        strategies: how many packs hold sequences of these lengths, ascending.
-        most_masked: most masked positions of a pack.
-    """
+    """What is known when all packs were read: how many hold sequences of these lengths, ascending; the most masked ones."""
 
     strategies: Counter[tuple[int, ...]] = field(default_factory=Counter)
     most_masked: int = 0

@@ -20,14 +20,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from gaudi_bert.artefacts.completion import first_difference, read_signature, settings_path
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_counts
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
 from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.shard_index import SizeArray, index_path
-from gaudi_bert.artefacts.shards import Shard
+from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import BoolArray, ByteArray, IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError, shown
@@ -267,10 +265,7 @@ def _check_none_is_missing(packed: Path, known: Sequence[InputFile], paths: Sequ
 
 
 def _read_files(
-    files: Sequence[Path],
-    read: Callable[..., Pieces],
-    take: Callable[[int, SequenceSums], Entry],
-    workers: int | None,
+    files: Sequence[Path], read: Callable[..., Pieces], take: Callable[[int, SequenceSums], Entry], workers: int | None
 ) -> list[Entry]:
     """What `take` makes of each file and its sums, one at a time; a store's files are fetched shortly before."""
     lock = threading.Lock()
@@ -337,10 +332,7 @@ def _classes_to_search(unpacked: IntArray, repacked: IntArray) -> tuple[BoolArra
 
 
 def _collect(
-    items: Sequence[Any],
-    open_pieces: Callable[[Any, ByteArray], Pieces],
-    classes: BoolArray,
-    workers: int | None,
+    items: Sequence[Any], open_pieces: Callable[[Any, ByteArray], Pieces], classes: BoolArray, workers: int | None
 ) -> IntArray:
     """int64 [sequences, 4]: hash, number of the file, number of the record, number of the sequence in it (from 1)."""
 

@@ -9,9 +9,10 @@ on a multiple of `shard_multiple` shards per group, and rank r of W reads the sh
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +21,13 @@ from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.grouped_output import PackedOutput
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_counts
-from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
-from gaudi_bert.artefacts.references import METADATA_NAME, VocabularyInfo, manifest_path
+from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan, files_sha256
+from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
-from gaudi_bert.artefacts.shard_index import SizeArray, index_path, write_index
-from gaudi_bert.artefacts.shards import Shard, shard_bounds, shard_name
+from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path, shard_bounds, shard_name, write_index
 from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.location import in_store, shown_location, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead, release
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.store.objects import Objects, in_store, shown_location, url_of
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, InputError
@@ -39,9 +38,10 @@ from gaudi_bert.packing.certificate import Certificate, check_certificate, simpl
 from gaudi_bert.tfrecords.files import open_inputs, records_folder
 from gaudi_bert.tfrecords.packed_shards import WRITERS_PER_CORE, PackEncoder, count_group_shards, output_buffer
 from gaudi_bert.tfrecords.packed_shards import write_shard as write_packs
-from gaudi_bert.tfrecords.scanning.group import buffer_bytes, group_buffer, match_files, read_group
-from gaudi_bert.tfrecords.scanning.scan import map_in_threads, worker_count
-from gaudi_bert.tfrecords.wire.schema import PackedSchema
+from gaudi_bert.tfrecords.scanning.scan import CompactedFormat, RecordScan, map_files, map_in_threads, worker_count
+from gaudi_bert.tfrecords.scanning.unpacked_index import IndexedSequences, empty_index
+from gaudi_bert.tfrecords.wire.framing import RecordStream
+from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 
 
 def write(
@@ -57,8 +57,7 @@ def write(
 ) -> StageOutput[Metadata]:
     """Write the packed records of a plan.
 
-    Args:
-        finish: write no group, but check that all are there (see `write_shard`) and write metadata.json.
+    With `finish`, no group is written: it is checked that all are there (see `write_shard`), and metadata.json is written.
     """
     started = time.monotonic()
     _check_apart(records, out)
@@ -87,8 +86,7 @@ def write_shard(
 ) -> StageOutput[Metadata] | GroupsResult:
     """Write the groups K, K + N, ... of a plan, for `shard` (K, N); `write` with `finish` afterwards, once.
 
-    Returns:
-        The totals of these groups, or of the complete folder where it was finished already.
+    The result has the totals of these groups, or of the complete folder where it was finished already.
     """
     _check_apart(records, out)
     with local_copy(plan, store) as path, mirrored(out, store) as folder:
@@ -157,7 +155,7 @@ def _write_pending(
     workers: int | None,
 ) -> None:
     """Write one group after the other, from the files at `paths`; a store's are fetched during the group before."""
-    buffer = group_buffer(0)
+    buffer = _group_buffer(0)
     total = sum(map(plan.input_bytes, pending))
     with output.reporter.task("write", total, "bytes") as task, read_ahead(paths) as batches:
         for batch, number in enumerate(pending):
@@ -166,19 +164,13 @@ def _write_pending(
                     continue
                 size = buffer_bytes(paths[batch])
                 if buffer.size < size:
-                    buffer = group_buffer(size)
+                    buffer = _group_buffer(size)
                 manifest = _write_group(output.folder, plan, number, paths[batch], buffer, task, workers)
                 manifest.write(manifest_path(output.folder, number))
 
 
 def _write_group(
-    out: Path,
-    plan: WritablePlan,
-    number: int,
-    paths: Sequence[Path],
-    buffer: ByteArray,
-    task: Task,
-    workers: int | None,
+    out: Path, plan: WritablePlan, number: int, paths: Sequence[Path], buffer: ByteArray, task: Task, workers: int | None
 ) -> GroupManifest:
     """Read, pack and write one group; half of its bytes count as progress when read, half when packed."""
     planned, files = plan.group(number), plan.group_files(number)
@@ -238,6 +230,90 @@ def _finish(output: PackedOutput[GroupManifest], plan: WritablePlan) -> Metadata
     )
     output.write_final(metadata)
     return metadata
+
+
+# --- a group of the plan, read into memory: once, front to back, checked, indexed and stripped of its padding on the way
+
+
+def match_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePlan) -> dict[str, Path]:
+    """Where each file of the plan is now, by its name; `sizes` are the files of RECORDS, which must be the same."""
+    paths = {path.name: path for path in sizes}
+    if plan.files_sha256 == files_sha256((path.name, size) for path, size in sizes.items()):
+        return paths
+    for name in sorted(set(paths) - {planned.name for planned in plan.each_file()}):
+        raise InputError(f"{paths[name]}: is not in the plan; make the histogram and the plan again")
+    for planned in plan.each_file():
+        path = paths.get(planned.name)
+        if path is None:
+            raise InputError(f"{records}: file {planned.name} of the plan is missing; bring it back, or plan again")
+        if sizes[path] != planned.bytes:
+            raise InputError(
+                f"{path}: {sizes[path]} bytes, {planned.bytes} in the plan; make the histogram and the plan again"
+            )
+    raise InputError(f"{records}: these are the files of the plan, but files_sha256 is of others; make the plan again")
+
+
+def buffer_bytes(paths: Iterable[Path]) -> int:
+    """A bound on the bytes of a buffer for these files; what is not needed of it is never touched, so it costs nothing."""
+    return sum(map(uncompressed_bytes, paths))
+
+
+def _group_buffer(size: int) -> ByteArray:
+    """Memory for a group, of ordinary pages.
+
+    numpy asks for huge pages, and where memory is fragmented the kernel then spends longer on making them than the
+    reading itself takes.
+    """
+    return np.frombuffer(mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+
+
+def uncompressed_bytes(path: Path) -> int:
+    """A bound on the bytes of a file without its compression; a compressed one is read to its end to know them."""
+    with RecordStream(path) as stream:
+        if stream.most_bytes is not None:
+            return stream.most_bytes
+        piece, total = memoryview(bytearray(1 << 20)), 0
+        while count := stream.read_into(piece):
+            total += count
+        return total
+
+
+def read_group(
+    paths: Sequence[Path],
+    files: Sequence[InputFile],
+    schema: UnpackedSchema,
+    buffer: ByteArray,
+    workers: int | None,
+    progress: Callable[[int], None],
+) -> IndexedSequences:
+    """Read the files of a group, index them, and keep their real values in `buffer`, of at least `buffer_bytes(paths)`."""
+    group = empty_index(buffer, sum(file.sequences for file in files))
+    tasks, start, row = [], 0, 0
+    for path, file in zip(paths, files, strict=True):
+        size = uncompressed_bytes(path)
+        tasks.append((path, file, (start, start + size), slice(row, row + file.sequences)))
+        start, row = start + size, row + file.sequences
+
+    def read(task: tuple[Path, InputFile, tuple[int, int], slice], pieces: ByteArray) -> None:
+        path, file, region, rows = task
+        records = CompactedFormat(schema, IndexedSequences(pieces, group.offsets[rows], group.rows[rows]), buffer, *region)
+        scan = RecordScan(path, records, pieces, progress)
+        for _piece in scan.pieces():
+            pass
+        _check_same(path, file, scan)
+
+    map_files(read, tasks, workers)
+    return group
+
+
+def _check_same(path: Path, file: InputFile, scan: RecordScan) -> None:
+    for what, actual, planned in (
+        ("bytes", scan.file_bytes, file.bytes),
+        ("crc32c", scan.file_crc32c, file.crc32c),
+        ("sequences", scan.records.records, file.sequences),
+    ):
+        if actual != planned:
+            raise InputError(f"{path}: {what} {actual}, {planned} in the plan; make the histogram and the plan again")
 
 
 # --- the proof of a plan, before anything is written by it; one of many writers proves each group before it writes it

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown_path
 from gaudi_bert.artefacts.training import EvaluationFigures, EvaluationResult
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
@@ -79,7 +79,7 @@ def _evaluate_once(
         # An evaluation of another checkpoint or of other data is useless now: it is replaced without --overwrite.
         signature = Signature("evaluate", {}, inputs)
         if out is not None and watched.from_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
-            reporter.say(f"{shown(out)}: already evaluated, nothing to do")
+            reporter.say(f"{shown_path(out)}: already evaluated, nothing to do")
             return StageOutput(watched.from_first(lambda: EvaluationResult.read(out)), skipped=True)
         result = _evaluate(stored, settings, sources, engine, device, watched, reporter)
         if out is not None and watched.is_first:
@@ -113,7 +113,7 @@ def _evaluate(
         packs = settings.micro_batch_packs
         evaluator = PretrainingEvaluator(model, config, source, communicator, batch_packs=packs)
         evaluations.append(evaluator.run())
-        reporter.say(f"evaluate: {shown(source.path)}: {evaluations[-1].line()}")
+        reporter.say(f"evaluate: {shown_path(source.path)}: {evaluations[-1].line()}")
     unpacked, difference = None, None
     if len(evaluations) > 1:
         unpacked = evaluations[1]

@@ -25,7 +25,7 @@ import yaml
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, publish, remove, shown
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, publish, remove, shown_path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, read_json, write_json, write_text
 from gaudi_bert.common.progress import Reporter
@@ -107,7 +107,7 @@ def run_folder(
         context = RunContext[R](folder, result_path, engine, watched, reporter, device)
         if is_done:
             done = "trained" if signature.stage == "train" else "fine-tuned"
-            reporter.say(f"{shown(folder)}: already {done} with these settings, nothing to do")
+            reporter.say(f"{shown_path(folder)}: already {done} with these settings, nothing to do")
             yield replace(context, stored=watched.from_first(lambda: content.read(result_path)))
             return
         others = f", {watched.size} processes" if watched.size > 1 else ""

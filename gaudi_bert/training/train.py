@@ -14,7 +14,7 @@ from typing import cast
 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown_path
 from gaudi_bert.artefacts.training import EvaluationFigures, LossFigures, TrainingResult
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.errors import InputError
@@ -181,7 +181,7 @@ def _describe(settings: PipelineSettings, source: DataSource, config: BertConfig
     return [
         f"{name_of_sizes(chosen) or 'a BERT'}: {count_of(config.num_hidden_layers, 'layer')}, "
         f"hidden size {config.hidden_size}, {parameter_count(config) / 1e6:,.1f} million parameters; {origin}",
-        f"{shown(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
+        f"{shown_path(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
         f"{training.optimizer}, learning rate {training.learning_rate:g}"
         + (_SMALL_MODELS_RATE if config.hidden_size >= 512 and has_default_rate else ""),
         *plan.short_lines(),

@@ -12,12 +12,11 @@ import pytest
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, settings_path
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification
 from gaudi_bert.artefacts.plan import Plan, PlanPart, WritablePlan
 from gaudi_bert.artefacts.references import manifest_path
-from gaudi_bert.artefacts.shard_index import index_path, read_starts, write_index
+from gaudi_bert.artefacts.shards import index_path, read_starts, write_index
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
-from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.verify import verify

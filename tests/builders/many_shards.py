@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.shard_index import index_path, write_index
+from gaudi_bert.artefacts.shards import index_path, write_index
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 
 

@@ -21,7 +21,7 @@ import typer
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import OPTIONS
 from gaudi_bert.cli.main import COMMANDS, app
-from gaudi_bert.common.installation import install_command
+from gaudi_bert.common.errors import install_command
 from gaudi_bert.config.sections import PrepareSettings
 from tests.builders.command_line import refusal, run_command, run_python, succeed
 from tests.builders.folders import contents
@@ -157,11 +157,11 @@ DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "demo.yaml"
         (["histogram", ".", "--out", "h.json", "--shard", "4/4"], "--shard 4/4"),
         (["plan", "absent.json", "--out", "plan.json"], "absent.json"),
         (["plan", "absent.json", "--out", "plan.json", "--algorithm", "nnl"], "did you mean nnls?"),
-        (["plan", "absent.json", "--out", "plan.json", "--depth", "0"], "--depth 0: must be a whole number"),
+        (["plan", "absent.json", "--out", "plan.json", "--depth", "0"], "--depth 0: must be an integer"),
         (["write", ".", "--plan", "p.json", "--out", "o", "--finish", "--shard", "0/2"], "exclude each other"),
         (["prepare", "a.txt", "--out", "o", "--vocab", "v", "--train-vocab", "99"], "exclude each other"),
         (["inspect", "absent"], "absent"),
-        (["inspect", "absent", "--record", "x"], "Invalid value for '--record': must be a whole number; see: "),
+        (["inspect", "absent", "--record", "x"], "Invalid value for '--record': must be an integer; see: "),
         (["pack"], "Missing argument 'records'; see: "),
         (["pack", "records", "--out"], "Option '--out' requires an argument; see: "),
         (["pack", "records", "--otu", "o"], "No such option: --otu (Possible options: --out); see: "),

@@ -1,4 +1,4 @@
-"""Seeded permutations, whole numbers, dealing, CRC-32C, features: each against a naive twin or fixed for ever."""
+"""Seeded permutations, integers, dealing, CRC-32C, features: each against a naive twin or fixed for ever."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shlex
 import subprocess
@@ -11,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.common import installation
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.installation import has_tensorflow, install_command
+from gaudi_bert.common import errors
+from gaudi_bert.common.errors import InputError, has_tensorflow, install_command
 from gaudi_bert.common.launch import parse_part
 from gaudi_bert.common.tensorflow_environment import native_lines_to, prepare_tensorflow
 from tests.builders.command_line import run_python
@@ -54,13 +54,13 @@ def test_the_pods_of_an_indexed_job_are_counted_by_their_index() -> None:
         ("auto", slurm(3, 1, 7, count=3), "the 3 tasks of this array go from 1 to 7 in steps of 1; .* without gaps"),
         ("auto", slurm(8, 0, 7), "SLURM_ARRAY_TASK_ID is 8, and the array goes from 0 to 7"),
         ("auto", slurm(0, 0, 7) | {"SLURM_ARRAY_TASK_COUNT": "many"}, "SLURM_ARRAY_TASK_COUNT is 'many', not a"),
-        ("auto", slurm(0, 0, 7) | {"SLURM_ARRAY_TASK_ID": "-1"}, "SLURM_ARRAY_TASK_ID is '-1', not a whole number"),
+        ("auto", slurm(0, 0, 7) | {"SLURM_ARRAY_TASK_ID": "-1"}, "SLURM_ARRAY_TASK_ID is '-1', not an integer"),
         ("auto", {}, "SLURM_ARRAY_TASK_ID is not set, so this is not part of a Slurm array"),
         ("auto", {"JOB_COMPLETION_INDEX": "0"}, "an Indexed Job does not say how many pods it has; write auto/N"),
         ("auto/4", {}, "JOB_COMPLETION_INDEX is not set, so this is not part of an Indexed Job"),
         ("auto/4", slurm(0, 0, 3), "JOB_COMPLETION_INDEX is not set"),
         ("auto/4", {"JOB_COMPLETION_INDEX": "4"}, "JOB_COMPLETION_INDEX is 4, write K/N with K from 0 to N - 1"),
-        ("auto/4", {"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX is '', not a whole number"),
+        ("auto/4", {"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX is '', not an integer"),
         ("auto/0", {"JOB_COMPLETION_INDEX": "0"}, "K from 0 to N - 1"),
         ("automatic", {}, "write K/N .* or auto, or auto/N"),
         *((text, {}, "K from 0 to N - 1") for text in ("4/4", "0/0", "-1/4", "1", "1/4 ", "٣/4")),
@@ -169,12 +169,12 @@ def test_the_command_is_for_this_python_and_the_clone(extra: str, repository: Pa
 def test_pytorch_is_the_build_for_this_machine_and_tensorflow_may_need_another_python(monkeypatch) -> None:
     assert "-m uv pip install --torch-backend auto " in install_command("pytorch")
     assert [has_tensorflow((3, minor)) for minor in range(9, 14)] == [False, True, True, False, False]
-    monkeypatch.setattr(installation, "_TENSORFLOW_PYTHONS", ())
+    monkeypatch.setattr(errors, "_TENSORFLOW_PYTHONS", ())
     assert install_command("tensorflow").startswith("python3.11 -m venv env && env/bin/python -m pip install ")
 
 
 def test_without_its_clone_the_package_is_named_as_the_readme_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = '{"url": "file:///gone/gaudi_bert-1.0-py3-none-any.whl", "archive_info": {}}'
     wheel = types.SimpleNamespace(read_text=lambda name: gone)
-    monkeypatch.setattr(installation, "distributions", lambda name: [wheel])
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: [wheel])
     assert install_command("parquet").endswith(" -m pip install './gaudi-bert[parquet]'")

@@ -93,13 +93,13 @@ def test_sizes_in_bytes(text: str, count: int) -> None:
         ("pakcing.depth=4", "unknown key `pakcing`; did you mean `packing`?"),
         ("packing.algorithm=nnl", "ffd or none; did you mean nnls?"),
         ("training.device=gpu", "--set training.device=gpu: must be auto, cpu, cuda or hpu"),
-        ("packing.depth=0", "--set packing.depth=0: must be a whole number from 1"),
-        ("packing.depth={a: 1}", "--set packing.depth={a: 1}: must be a whole number"),
+        ("packing.depth=0", "--set packing.depth=0: must be an integer from 1"),
+        ("packing.depth={a: 1}", "--set packing.depth={a: 1}: must be an integer"),
         ("packing=3", "--set packing=3: must hold `key: value` pairs"),
         ("packing.group_bytes=1XB", "kB, MB, GB, KiB, MiB or GiB"),
         ("model.hidden_size=7", "choose a number of heads that divides it"),
         ("training.learning_rate=-1", "must be a number, > 0"),
-        ("resources.workers=many", "must be a whole number, >= 1 and <= 1,024"),
+        ("resources.workers=many", "must be an integer, >= 1 and <= 1,024"),
         ("kubernetes.failure_policy=7", "must be true or false or `auto`"),
         ("prepare.text={a: 1}", "must be text or a list"),
         ("resources.environment={1A: x}", "`resources.environment.1A`: must be the name of a variable"),
@@ -147,7 +147,7 @@ def test_settings_survive_yaml() -> None:
 
 @pytest.mark.parametrize("value", ["0", "1025", "true", "3.5", "-1", "'3 '", "minimum", "[3]", "0x" + "f" * 6000])
 def test_a_depth_that_is_none_is_refused_in_one_piece(value: str) -> None:
-    with pytest.raises(InputError, match=r"--set packing\.depth=.*: must be a ") as caught:
+    with pytest.raises(InputError, match=r"--set packing\.depth=.*: must be an integer ") as caught:
         load_pipeline(None, [f"packing.depth={value}"])
     assert "more)" not in str(caught.value)
     assert len(str(caught.value)) < 500
@@ -160,7 +160,7 @@ def test_depths_within_the_limits() -> None:
 
 def test_true_is_not_a_number() -> None:
     for key in ("packing.seed", "training.updates", "training.learning_rate", "packing.masked_slots"):
-        with pytest.raises(InputError, match=rf"--set {key}=true: must be a "):
+        with pytest.raises(InputError, match=rf"--set {key}=true: must be an? "):
             load_pipeline(None, [f"{key}=true"])
     assert load_pipeline(None, ["prepare.whole_word_masking=true"]).prepare.whole_word_masking
 
@@ -214,7 +214,7 @@ def setting(settings: PipelineSettings, key: str) -> object:
 
 def test_limits_and_choices_are_shown() -> None:
     rows = {line.split("`")[1]: line for line in settings_page() if line.startswith("| `")}
-    assert "whole number, >= 1 and <= 1,024 | `1` |" in rows["resources.workers"]
+    assert "integer, >= 1 and <= 1,024 | `1` |" in rows["resources.workers"]
     assert "`job`" in rows["kubernetes.training"]
     assert "`max`" in rows["packing.depth"]
     assert "`2Gi`" in rows["resources.data.memory_limit"]
@@ -224,8 +224,8 @@ def test_limits_and_choices_are_shown() -> None:
 
 
 def test_what_is_free_is_no_part_of_a_run() -> None:
-    both = {"engine", "compile", "device", "threads", "keep_checkpoints", "log_every_updates", "save_every_updates"}
-    both |= {"fusion_bytes", "stall_seconds", "watch_port", "metrics_port"}
+    both = {"device", "threads", "keep_checkpoints", "log_every_updates", "save_every_updates"}
+    both |= {"fusion_bytes", "stall_seconds", "watch_port", "metrics_port", "engine", "compile"}
     assert free_settings(FineTuneSettings) == both
     assert free_settings(TrainingSettings) == both | {"evaluate_every_updates", "evaluate_packs", "measure_speedup"}
 

@@ -130,7 +130,7 @@ def test_every_example_is_in_one_file_and_files_are_even(
     assert [len(records) for records in found] == [11, 11, 10]
     expected = [payload for number, size in enumerate(sizes) for payload in payloads_of(number, size)]
     assert sorted(payload for records in found for payload in records) == sorted(expected)
-    assert section.counts.sequences == 32
+    assert section.sequences == 32
     assert [(file.name, file.sequences, file.bytes) for file in section.files] == [
         (path.name, len(records), path.stat().st_size) for path, records in zip(paths, found, strict=True)
     ]

@@ -20,11 +20,13 @@ from gaudi_bert.corpus.examples import (
     BlockExamples,
     BlockJob,
     ExampleSettings,
+    RandomStream,
+    choose_pairs,
+    lengths_that_fit,
     make_examples,
     mask_sequences,
     prediction_counts,
 )
-from gaudi_bert.corpus.pairs import RandomStream, choose_pairs, lengths_that_fit
 from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS, TokenBlock, Vocabulary, read_vocabulary, tokenize_documents
 from gaudi_bert.tfrecords.wire.example import decode_example
 from tests.builders.properties import examples

@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.heuristics import best_fit_into
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import check_mixture, packs_of
+from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
 from gaudi_bert.packing.nnls import (
     ExtendedProblem,
     complete_by_complements,
@@ -25,7 +25,6 @@ from gaudi_bert.packing.nnls import (
 )
 from gaudi_bert.packing.nnls_solver import append_column, remove_column, solve_factor, solve_nnls
 from gaudi_bert.packing.pricing import best_worth, completion_values, power_chain, unwind
-from gaudi_bert.packing.result import Work
 from tests.builders.agree import agree
 from tests.builders.histograms import expected, lognormal, published, small_histograms
 from tests.builders.properties import examples

@@ -16,14 +16,13 @@ from gaudi_bert.packing.certificate import Certificate, check_certificate, simpl
 from gaudi_bert.packing.exact import bounds, linear_program
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.exact.linear_program import TablePricer
-from gaudi_bert.packing.exact.listed import ListedPricer, list_strategies
 from gaudi_bert.packing.exact.optimal import pack_optimally, solve_optimally
 from gaudi_bert.packing.exact.whole_packs import search_packs
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram
-from gaudi_bert.packing.mixture import check_mixture, packs_of
+from gaudi_bert.packing.mixture import Work, check_mixture, estimate_limit, packs_of
 from gaudi_bert.packing.nnls import iterative_nnls, pack_by_nnls
-from gaudi_bert.packing.result import Work, estimate_limit
+from gaudi_bert.packing.pricing import ListedPricer, list_strategies
 from tests.builders.agree import agree
 from tests.builders.effort import LONG, long_form
 from tests.builders.histograms import lognormal, perfect_triplets, published, scattered, small_histograms

@@ -12,8 +12,7 @@ from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram, solve
 from gaudi_bert.packing.certificate import check_certificate, simple_certificate
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import packs_of
-from gaudi_bert.packing.result import Packing
+from gaudi_bert.packing.mixture import Packing, packs_of
 from tests.builders.agree import agree
 from tests.builders.histograms import ADVERSARIAL, expected, published, small_histograms
 from tests.builders.properties import examples
@@ -113,7 +112,7 @@ def test_masked_slots() -> None:
 
 
 def test_bad_depths_and_algorithms_are_refused() -> None:
-    with pytest.raises(InputError, match="it must be a whole number from 1, or `max`"):
+    with pytest.raises(InputError, match="it must be an integer from 1, or `max`"):
         pack_histogram(published("squad-384"), "lpfhp", 0)
     with pytest.raises(InputError, match="algorithm `nnsl` is unknown; did you mean `nnls"):
         pack_histogram(published("squad-384"), "nnsl")

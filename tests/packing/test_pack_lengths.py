@@ -74,7 +74,7 @@ def test_a_pack_is_found_from_the_end_and_not_beyond() -> None:
     packs = pack_lengths([3, 3, 3], 3)
     assert packs[-1].tolist() == as_lists(packs)[2]
     for beyond in (3, -4):
-        with pytest.raises(IndexError, match=f"there is no pack {beyond}: there are 3, from 0"):
+        with pytest.raises(IndexError, match=f"no pack {beyond}: there are 3, from 0"):
             packs[beyond]
 
 
@@ -174,7 +174,7 @@ def test_a_histogram_in_longer_rows() -> None:
 
 BAD_SETTINGS = {
     "depth 0": ({"depth": 0}, "depth is 0;"),
-    "depth in words": ({"depth": "Max"}, "depth is 'Max'; it must be a whole number from 1, or \"max\" for no limit"),
+    "depth in words": ({"depth": "Max"}, "depth is 'Max'; it must be an integer from 1, or \"max\" for no limit"),
     "algorithm": ({"algorithm": "optimall"}, "algorithm `optimall` is unknown; did you mean `optimal`?"),
     "algorithms": ({"algorithm": ["optimal"]}, "algorithm is ['optimal'];"),
     "a long name": ({"algorithm": "x" * 2**20}, "algorithm `xxx"),

@@ -218,12 +218,12 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
         "world_size = 0: at least 1 is needed": lambda: PackedDataset(case.packed, 0, 0),
         "batch_packs = 0: at least 1 is needed": lambda: PackedDataset(case.packed, batch_packs=0),
         "batch_packs = -1: at least 1 is needed": lambda: PackedLoader(PackedDataset(case.packed), -1, batch_ids),
-        "seed = 1.5: a whole number is needed": lambda: PackedDataset(case.packed, seed=1.5),  # type: ignore[arg-type]
-        "seed = 'a': a whole number is needed": lambda: PackedDataset(case.packed, seed="a"),  # type: ignore[arg-type]
-        "world_size = True: a whole number is needed": lambda: PackedDataset(case.packed, world_size=True),
-        "rank = 0.0: a whole number is needed": lambda: PackedDataset(case.packed, 0.0, 1),  # type: ignore[arg-type]
-        "batch_packs = 2.5: a whole number is needed": lambda: PackedLoader(PackedDataset(case.packed), 2.5, batch_ids),
-        "epoch = 0.5: a whole number is needed": lambda: PackedDataset(case.packed).set_epoch(0.5),  # type: ignore[arg-type]
+        "seed = 1.5: an integer is needed": lambda: PackedDataset(case.packed, seed=1.5),  # type: ignore[arg-type]
+        "seed = 'a': an integer is needed": lambda: PackedDataset(case.packed, seed="a"),  # type: ignore[arg-type]
+        "world_size = True: an integer is needed": lambda: PackedDataset(case.packed, world_size=True),
+        "rank = 0.0: an integer is needed": lambda: PackedDataset(case.packed, 0.0, 1),  # type: ignore[arg-type]
+        "batch_packs = 2.5: an integer is needed": lambda: PackedLoader(PackedDataset(case.packed), 2.5, batch_ids),
+        "epoch = 0.5: an integer is needed": lambda: PackedDataset(case.packed).set_epoch(0.5),  # type: ignore[arg-type]
         "epoch = -1: at least 0 is needed": lambda: PackedDataset(case.packed).set_epoch(-1),
         "no packed folder; check the path": lambda: PackedDataset(tmp_path / "nothing"),
         "holds no packs; pack it with": lambda: PackedDataset(case.records),

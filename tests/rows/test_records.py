@@ -22,8 +22,8 @@ from pyarrow import parquet
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings, TokenizeSettings
 from gaudi_bert.corpus.documents import find_sources
-from gaudi_bert.rows.parts import row_parts
 from gaudi_bert.rows.reading import good_rows, read_rows, rows_of_part
+from gaudi_bert.rows.records import row_parts
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, TextRow
 
 COLUMNS = ("id", "comment", "other", "stars")

@@ -25,7 +25,7 @@ from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
 from gaudi_bert.tables.verify import verify_table
 from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.scanning.contract import canonical_example
+from gaudi_bert.tfrecords.scanning.scan import canonical_example
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema

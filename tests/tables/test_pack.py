@@ -83,7 +83,7 @@ def test_types_stay_as_they_were(tmp_path: Path) -> None:
 
 
 def test_numbers_of_tokens_are_stored_byte_by_byte(tmp_path: Path) -> None:
-    """Whole numbers and floats of one value a slot, whatever their width; truths and half floats cannot be."""
+    """Integers and floats of one value a slot, whatever their width; truths and half floats cannot be."""
     kinds = {
         "input_ids": pyarrow.int32(),
         "labels": pyarrow.int64(),

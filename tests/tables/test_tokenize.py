@@ -16,7 +16,6 @@ from gaudi_bert.artefacts.references import NOTES_NAME  # noqa: E402
 from gaudi_bert.artefacts.results import StageOutput, TokenisedShard  # noqa: E402
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.config.sections import TokenizeSettings  # noqa: E402
-from gaudi_bert.rows import text_columns as texts  # noqa: E402
 from gaudi_bert.tables import tokenize as stage  # noqa: E402
 from gaudi_bert.tables.tokenize import tokenize_texts  # noqa: E402
 from tests.builders.command_line import run_command  # noqa: E402
@@ -179,7 +178,7 @@ def test_row_groups_and_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json", "roberta")
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ["", "alpha", " \n ", *TEXTS]))
     monkeypatch.setattr(stage, "_BATCH_TEXTS", 7)
-    monkeypatch.setattr(texts, "_ROW_GROUP_TOKENS", 100)
+    monkeypatch.setattr(stage, "_ROW_GROUP_TOKENS", 100)
     settings = TokenizeSettings(max_sequence_length=512)
     created = tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path, tmp_path / "out", settings, reporter=QUIET)
     assert isinstance(created, StageOutput)

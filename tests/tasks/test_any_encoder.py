@@ -15,8 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from gaudi_bert.common import installation  # noqa: E402
-from gaudi_bert.common.installation import install_command  # noqa: E402
+from gaudi_bert.common import errors  # noqa: E402
+from gaudi_bert.common.errors import install_command  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 from tests.builders.bert_folder import write_bert  # noqa: E402
 from tests.builders.command_line import Done, run_command  # noqa: E402
@@ -104,7 +104,7 @@ def test_without_one_of_both_softwares(tmp_path: Path, monkeypatch: pytest.Monke
     done = answered(tmp_path, "embed", "none.npy")
     reason = "m: is a model of type roberta, which needs transformers; run: "
     assert (done.returncode, reason in done.stderr) == (2, True)
-    monkeypatch.setattr(installation, "_TENSORFLOW_PYTHONS", ())  # as on Python 3.12
+    monkeypatch.setattr(errors, "_TENSORFLOW_PYTHONS", ())  # as on Python 3.12
     write_bert(tmp_path / "bert")
     done = answered(tmp_path, "embed", "none.npy", "--model", "bert")
     assert (done.returncode, done.stderr.rstrip().endswith(install_command("pytorch"))) == (2, True)

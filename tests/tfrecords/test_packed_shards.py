@@ -12,10 +12,10 @@ from gaudi_bert.artefacts.references import InputFile
 from gaudi_bert.common.dealing import Assignment
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.packed_shards import EncodeStatus, PackEncoder, largest_record
-from gaudi_bert.tfrecords.scanning.group import buffer_bytes, read_group
 from gaudi_bert.tfrecords.scanning.unpacked_index import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import position_bytes, position_table
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
+from gaudi_bert.tfrecords.write import buffer_bytes, read_group
 from tests.oracles.packed_record import pack_sequences
 from tests.oracles.wire import FLOAT_KEYS, crc32c, example, frame, random_sequence, unframe
 

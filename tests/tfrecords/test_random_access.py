@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.shard_index import index_path, write_index
+from gaudi_bert.artefacts.shards import index_path, write_index
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.arrays import decode_columns
 from gaudi_bert.tfrecords.convert import convert
@@ -203,13 +203,12 @@ def test_what_we_write_is_read_as_the_predecessors(fresh_case: PackingCase, tmp_
 
 
 def test_the_keys_are_those_that_its_trainer_knows(fresh_case: PackingCase, tmp_path: Path) -> None:
-    case = fresh_case
-    path = as_predecessor(case, tmp_path / "training")
+    path = as_predecessor(fresh_case, tmp_path / "training")
     content = json.loads(path.read_text())
-    metadata = read_metadata(case.packed)
+    metadata = read_metadata(fresh_case.packed)
     assert content["avg_seq_per_sample"] == metadata.sequences / metadata.packs
     assert content["new_number_of_samples"] == metadata.packs
-    assert content["original_number_of_samples"] == len(case.sequences)
+    assert content["original_number_of_samples"] == len(fresh_case.sequences)
     assert content["packing_efficiency"] == metadata.tokens / (metadata.packs * metadata.max_sequence_length)
     agree(content["compression_ratio"], 1 - metadata.packs / metadata.sequences)
     assert content["sequences_dropped"] == 0

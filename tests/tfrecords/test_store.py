@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_bert.artefacts.packed import Verification
 from gaudi_bert.artefacts.plan import part_path
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings

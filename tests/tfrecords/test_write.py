@@ -357,13 +357,13 @@ def test_a_limit_on_file_sizes_is_said(large_case: PackingCase, tmp_path: Path) 
 
 def test_a_file_that_vanishes_is_said(large_case: PackingCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is there when the run begins, and gone when its group is read."""
-    from gaudi_bert.tfrecords.scanning import group
+    from gaudi_bert.tfrecords import write as writing
 
     records = tmp_path / "records"
     records.mkdir()
     for path in large_case.records.iterdir():
         os.link(path, records / path.name)
-    usual = group.uncompressed_bytes
+    usual = writing.uncompressed_bytes
     reads: list[str] = []
 
     def vanish(path: Path) -> int:
@@ -373,7 +373,7 @@ def test_a_file_that_vanishes_is_said(large_case: PackingCase, tmp_path: Path, m
             path.unlink()
         return size
 
-    monkeypatch.setattr(group, "uncompressed_bytes", vanish)
+    monkeypatch.setattr(writing, "uncompressed_bytes", vanish)
     with pytest.raises(InputError, match=r"part-\d: cannot read: No such file or directory"):
         write(records, large_case.plan, tmp_path / "out", reporter=QUIET)
     assert not (tmp_path / "out" / "metadata.json").exists()

@@ -13,9 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gaudi_bert.artefacts.references import complete_parts, histogram_parts
-from gaudi_bert.artefacts.store.location import in_store, url_of
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, names_in, shown
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, names_in, shown_path
+from gaudi_bert.artefacts.store.objects import Objects, in_store, url_of
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.places import StoreSettings
 
@@ -40,9 +39,10 @@ def fetch_below(path: Path) -> None:
         fetch(path)
         if path.is_file():
             return
-    names = [name for name in names_in(folder) if _matches(name, pattern)]
+    matched = pattern.replace("**/", "*")  # what is fetched too much (`*` also passes a slash here) is ignored by the reader
+    names = [name for name in names_in(folder) if not pattern or fnmatch.fnmatchcase(name, matched)]
     if not names:
-        raise InputError(f"{shown(path)}: no objects there, or no such bucket; check the URL")
+        raise InputError(f"{shown_path(path)}: no objects there, or no such bucket; check the URL")
     fetch(*(folder / name for name in names))
 
 
@@ -79,16 +79,11 @@ def _bucket_and_key(location: str | Path) -> tuple[str, str]:
 
 def _split_pattern(path: Path) -> tuple[Path, str]:
     """A path as the folder before the first part with a wildcard, and the rest."""
-    parts = _bucket_and_key(shown(path))[1].split("/")
+    parts = _bucket_and_key(shown_path(path))[1].split("/")
     for number, part in enumerate(parts):
         if _MAGIC.search(part):
             return path.parents[len(parts) - number - 1], "/".join(parts[number:])
     return path, ""
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """Whether a name is meant; what is fetched too much (`*` also passes a slash here) is ignored by the reader."""
-    return not pattern or fnmatch.fnmatchcase(name, pattern.replace("**/", "*"))
 
 
 def exists(path: Path, store: StoreSettings | None = None) -> bool:

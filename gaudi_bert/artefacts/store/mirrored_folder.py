@@ -24,8 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gaudi_bert.artefacts.store.location import in_store, url_of
-from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects
+from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects, in_store, url_of
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.common.files import explained_os_errors, whole_files_go_to
 from gaudi_bert.config.places import StoreSettings
@@ -139,7 +138,7 @@ def is_mirrored(path: Path) -> bool:
     return _mirrored_folder_of(path) is not None
 
 
-def shown(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """How messages name a local path: by its URL, where it has one."""
     mirror = _mirrored_folder_of(path)
     return str(path) if mirror is None else mirror.url_of(path)
@@ -217,14 +216,14 @@ def last_change(path: Path) -> float:
 
 
 @contextmanager
-def read_ahead(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[ReadAhead]:
+def read_ahead(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[_ReadAhead]:
     """Files of one folder to be read batch by batch, and once; a store's are fetched `ahead` batches before their turn.
 
     A batch is one file, or several.
     """
     mirror = next((_mirrored_folder_of(path) for batch in batches for path in _paths(batch)), None)
     if mirror is None:
-        yield ReadAhead()
+        yield _ReadAhead()
         return
     with ThreadPoolExecutor(mirror.objects.settings.connections, thread_name_prefix="read-ahead") as pool:
         try:
@@ -240,7 +239,7 @@ def _paths(batch: _Batch) -> Sequence[Path]:
     return [batch] if isinstance(batch, Path) else batch
 
 
-class ReadAhead:
+class _ReadAhead:
     """Batches of files, each of them there while it is used; here those that are there anyway."""
 
     @contextmanager
@@ -249,7 +248,7 @@ class ReadAhead:
         yield
 
 
-class _FetchAhead(ReadAhead):
+class _FetchAhead(_ReadAhead):
     """Batches of files of a store, which are removed here when they have been used."""
 
     def __init__(self, mirror: _Mirrored, batches: Sequence[_Batch], ahead: int, pool: ThreadPoolExecutor) -> None:

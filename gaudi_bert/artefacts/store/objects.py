@@ -21,10 +21,50 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from gaudi_bert.artefacts.store.location import scheme_of, url_of
-from gaudi_bert.common.errors import FailedError, InputError, shortened
-from gaudi_bert.common.installation import install_command
+from gaudi_bert.common.errors import FailedError, InputError, install_command, shortened
 from gaudi_bert.config.places import StoreSettings
+
+# --- locations: a location in a store is written as its URL, or as the `Path` that `pathlib` makes of it
+#
+# `Path("s3://bucket/work") / "plan.json"` is `s3:/bucket/work/plan.json`: pathlib drops one slash and keeps the rest, so a
+# location in a store has a name, a parent and children as every path has. Its first part, `s3:`, tells it from a path on a
+# disk. A folder of this machine whose name ends in a colon is written `./s3:`.
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)
+
+
+def in_store(location: str | Path) -> bool:
+    """Whether `location` is in an object store."""
+    return _URL.fullmatch(str(location)) is not None
+
+
+def url_of(location: str | Path) -> str:
+    """The URL of a location in a store, without a slash at its end."""
+    match = _URL.fullmatch(str(location))
+    if match is None:
+        raise InputError(f"{location}: is not an object-store URL; write for example s3://bucket/prefix")
+    scheme, rest = match[1], match[2].rstrip("/")
+    if "@" in rest.split("/")[0] and scheme in ("s3", "gs", "http", "https"):
+        raise InputError(
+            f"{scheme}://...: a URL with credentials in it; leave them out, the store's own variables or files give them"
+        )
+    return f"{scheme}://{rest}"
+
+
+def scheme_of(location: str | Path) -> str:
+    """`s3` of `s3://bucket/prefix`."""
+    return url_of(location).split(":", 1)[0]
+
+
+def path_below(folder: Path, text: str) -> Path:
+    """`text` as a location: a URL as it is, a relative path from `folder`."""
+    return Path(text) if in_store(text) else folder / text
+
+
+def shown_location(location: str | Path) -> str:
+    """How messages name a location: a URL, or the path."""
+    return url_of(location) if in_store(location) else str(location)
+
 
 # --- the libraries that reach the stores: one optional extra each; fsspec finds any other by the scheme of the URL
 
@@ -66,7 +106,7 @@ def _options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
     return options
 
 
-def passing_errors(scheme: str) -> tuple[type[Exception], ...]:
+def _passing_errors(scheme: str) -> tuple[type[Exception], ...]:
     """The errors after which the same request may succeed: those of the operating system and of the store's library."""
     errors: tuple[type[Exception], ...] = (OSError, TimeoutError, EOFError, ValueError)
     if EXTRAS.get(scheme) == "s3":
@@ -89,7 +129,7 @@ def passing_errors(scheme: str) -> tuple[type[Exception], ...]:
     return errors
 
 
-def no_credentials(error: BaseException) -> bool:
+def _no_credentials(error: BaseException) -> bool:
     """Whether the store's library has no credentials to sign requests with."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
@@ -101,7 +141,7 @@ def no_credentials(error: BaseException) -> bool:
 _READ_BYTES = 1 << 20
 
 
-def is_s3(url: str) -> bool:
+def _is_s3(url: str) -> bool:
     """Whether a URL is one of S3, or of a server that speaks like it."""
     return EXTRAS.get(scheme_of(url)) == "s3"
 
@@ -136,7 +176,7 @@ async def _copy(body: Any, handle: BinaryIO) -> None:
         body.close()
 
 
-def status_of(error: BaseException) -> int | None:
+def _status_of(error: BaseException) -> int | None:
     """The status of the answer behind an error; None where none is known."""
     answer = getattr(error.__cause__, "response", None) or {}
     status: int | None = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -190,13 +230,7 @@ class Objects:
             raise _missing(url) from error
 
     def fetch(self, url: str | Path, path: Path, known: ObjectInfo | None = None) -> None:
-        """Copy an object to the local file `path`, atomically.
-
-        Args:
-            url: the object.
-            path: where it goes.
-            known: what the store reported of it earlier; it must still hold.
-        """
+        """Copy an object to the local file `path`, atomically; it must still be as the store reported it (`known`)."""
         url = url_of(url)
         before = known or self.info(url)
         if before is None:
@@ -213,7 +247,7 @@ class Objects:
             temporary.unlink(missing_ok=True)
 
     def _fetch_whole(self, filesystem: Any, url: str, temporary: Path, before: ObjectInfo) -> None:
-        if is_s3(url) and before.version:
+        if _is_s3(url) and before.version:
             self._fetch_version(filesystem, url, temporary, before)
         else:
             filesystem.get_file(url, str(temporary))
@@ -230,14 +264,14 @@ class Objects:
             try:
                 append_object(filesystem, url, handle, before.version)
             except OSError as error:
-                if status_of(error) == 412:
+                if _status_of(error) == 412:
                     _refuse_another(url, before, _info(look_at(filesystem, url)))
                 raise
 
     def put(self, path: Path, url: str | Path) -> None:
         """Copy the local file `path` to the object `url`, atomically."""
         url = url_of(url)
-        options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if is_s3(url) else {}
+        options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if _is_s3(url) else {}
         self._make(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
 
     def write(self, url: str | Path, data: bytes) -> None:
@@ -252,11 +286,9 @@ class Objects:
             raise InputError(f"{url}: cannot put: no such bucket; create it, or check the URL") from error
 
     def list(self, url: str | Path, *, only_here: bool = False) -> dict[str, ObjectInfo]:
-        """All objects below `url`, by their names relative to it, sorted; none where there is nothing.
+        """All objects below `url`, a bucket or a prefix without a slash at its end, by their names relative to it, sorted.
 
-        Args:
-            url: a bucket, or a prefix without a slash at its end.
-            only_here: leave out those whose names have a slash.
+        `only_here` leaves out those whose names have a slash.
         """
         url = url_of(url)
         verb = "ls" if only_here else "find"
@@ -284,7 +316,7 @@ class Objects:
     def _attempt(self, action: str, url: str, request: Callable[[Any], Answer]) -> Answer:
         """The answer to a request, repeated while a failure may be temporary."""
         scheme, settings = scheme_of(url), self.settings
-        filesystem, passing = self._filesystem(scheme), passing_errors(scheme)
+        filesystem, passing = self._filesystem(scheme), _passing_errors(scheme)
         pause, attempt = settings.first_pause_seconds, 0
         while True:
             attempt += 1
@@ -313,7 +345,7 @@ class Objects:
             raise FailedError(
                 f"{url}: cannot {action}: {_reason(error)}; free space for scratch, or use another folder (store.scratch)"
             ) from error
-        if no_credentials(error):
+        if _no_credentials(error):
             raise FailedError(
                 f"{url}: cannot {action}: no credentials; give them as the store's own tools take them "
                 "(s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws)"
@@ -329,7 +361,7 @@ class Objects:
 
 
 def _look(filesystem: Any, url: str) -> dict[str, Any]:
-    entry: dict[str, Any] = look_at(filesystem, url) if is_s3(url) else filesystem.info(url)
+    entry: dict[str, Any] = look_at(filesystem, url) if _is_s3(url) else filesystem.info(url)
     return entry
 
 

@@ -22,10 +22,9 @@ from gaudi_bert.packing.certificate import (
     worth_of_listed,
 )
 from gaudi_bert.packing.exact.linear_program import LinearProgram, Relaxation, needs_grid
-from gaudi_bert.packing.exact.listed import LONGEST_TABLE
 from gaudi_bert.packing.long_packs import BINS, interpolated_prices, split_counts
-from gaudi_bert.packing.pricing import best_worth, close_over
-from gaudi_bert.packing.result import BOUND_WORK, Work
+from gaudi_bert.packing.mixture import BOUND_WORK, Work
+from gaudi_bert.packing.pricing import LONGEST_TABLE, best_worth, close_over
 
 LARGEST_PRICE = 10**15
 MAX_DENOMINATOR = 4096
@@ -37,13 +36,7 @@ STEP_WORK = 2**33
 
 
 def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certificate:
-    """The best certificate that can be had quickly.
-
-    Args:
-        counts: int64 [L], sequences of length 1 .. L.
-        depth: most sequences in a pack, from 1; L or more means no limit.
-        work: what the proof may do; None for `BOUND_WORK`.
-    """
+    """The best certificate that can be had quickly, of counts int64 [L]; with at most `work`, by default `BOUND_WORK`."""
     work = Work(BOUND_WORK) if work is None else work
     best = simple_certificate(counts, depth)
     if depth == 1 or not counts.any():
@@ -95,7 +88,7 @@ def _per_length(linear_program: LinearProgram, prices: IntArray) -> IntArray:
 def prove(counts: IntArray, prices: IntArray, depth: int) -> Certificate:
     """What integer prices [L] that never fall with length prove for packs of at most `depth` sequences.
 
-    Prices that are too large for whole numbers, or for long packs too many, are rounded down: they prove nearly as much.
+    Prices that are too large for integers, or for long packs too many, are rounded down: they prove nearly as much.
     """
     length = len(counts)
     if length > LONGEST_EXACT:

@@ -25,12 +25,18 @@ from gaudi_bert.common.arrays import FloatArray, Int32Array, IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.certificate import LONGEST_EXACT
-from gaudi_bert.packing.exact.listed import LONGEST_TABLE, ListedPricer, list_strategies
 from gaudi_bert.packing.heuristics import OpenPacks, pack_longest_first
 from gaudi_bert.packing.long_packs import MANY_LENGTHS
-from gaudi_bert.packing.mixture import Strategy
-from gaudi_bert.packing.pricing import close_over, completion_values, power_chain, unwind
-from gaudi_bert.packing.result import Work
+from gaudi_bert.packing.mixture import Strategy, Work
+from gaudi_bert.packing.pricing import (
+    LONGEST_TABLE,
+    ListedPricer,
+    close_over,
+    completion_values,
+    list_strategies,
+    power_chain,
+    unwind,
+)
 
 OPERATIONS_PER_ITERATION = 20
 """Of the simplex, for each row and column."""
@@ -180,12 +186,7 @@ UNWINDING_WORK = 4e9
 
 
 class TablePricer:
-    """Best strategies for given prices of the lengths that occur, from tables over all tokens of a pack.
-
-    Args:
-        lengths: int64 [rows], the lengths that occur, ascending.
-        max_length: tokens in a pack (L).
-    """
+    """Best strategies for given prices of the lengths that occur (ascending), from tables over all tokens of a pack."""
 
     def __init__(self, lengths: IntArray, max_length: int, depth: int, work: Work) -> None:
         self.work = work
@@ -295,7 +296,7 @@ class Relaxation:
 
     @property
     def closed(self) -> bool:
-        """Whether no whole number is between bound and objective, allowing for rounding errors."""
+        """Whether no integer is between bound and objective, allowing for rounding errors."""
         small = max(1e-6, 1e-13 * self.objective)
         return bool(self.objective - self.bound < small or np.ceil(self.bound - small) >= np.ceil(self.objective - small))
 
@@ -352,12 +353,7 @@ def generate_columns(
 
 
 class LinearProgram:
-    """The program of a histogram with at least one sequence: lengths, known strategies, pricing, and the relaxation so far.
-
-    Args:
-        counts: int64 [L], sequences of length 1 .. L.
-        work: what its solution may do; None for no limit.
-    """
+    """The program of a histogram, int64 [L], with at least one sequence: strategies, pricing, and the relaxation so far."""
 
     def __init__(self, counts: IntArray, depth: int, work: Work | None = None) -> None:
         self.work = Work() if work is None else work
@@ -407,10 +403,6 @@ class LinearProgram:
         iterations.
         """
         self.relaxation = generate_columns(
-            self.master,
-            self.pricer,
-            self.demand.astype(np.float64),
-            self.relaxation,
-            max_iterations=max_iterations,
+            self.master, self.pricer, self.demand.astype(np.float64), self.relaxation, max_iterations=max_iterations
         )
         return self.relaxation

@@ -43,10 +43,9 @@ from gaudi_bert.packing.long_packs import (
     pack_thinned,
     split_counts,
 )
-from gaudi_bert.packing.mixture import Mixture, fill_slots, packs_of, sorted_mixture
+from gaudi_bert.packing.mixture import OPTIMAL_WORK, Mixture, Solved, Work, fill_slots, packs_of, sorted_mixture
 from gaudi_bert.packing.nnls import loop_weights, pack_by_nnls
 from gaudi_bert.packing.nnls_solver import LONGEST_WHOLE, solve_nnls, useful_depth
-from gaudi_bert.packing.result import OPTIMAL_WORK, Solved, Work
 
 NNLS_ROUNDS = 1.5
 """Rounds for each length that the NNLS may take. Where exact fills exist it needs fewer, and elsewhere it does not help."""
@@ -78,11 +77,7 @@ QUICK = _Effort((DiveSettings(0.25, max_steps=30),), iterations=60)
 
 @dataclass(frozen=True)
 class _Optimum:
-    """A packing and how good it can be at best.
-
-    Attributes:
-        certificate: proof that no packing of this depth has fewer than `certificate.bound` packs.
-    """
+    """A packing and how good it can be at best: none of this depth has fewer than `certificate.bound` packs."""
 
     mixture: Mixture
     certificate: Certificate
@@ -106,13 +101,9 @@ def solve_optimally(counts: IntArray, depth: int, work: Work | None = None) -> S
 
 
 def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, work: Work | None = None) -> _Optimum:
-    """Pack a histogram in as few packs as possible, or in nearly as few if it has thousands of lengths.
+    """Pack a histogram, int64 [L], in as few packs as possible, or in nearly as few if it has thousands of lengths.
 
-    Args:
-        counts: int64 [L], sequences of length 1 .. L.
-        depth: most sequences in a pack, from 1; L or more means no limit.
-        effort: when to give up.
-        work: what may be done in all; None for `OPTIMAL_WORK`.
+    `effort` decides when to give up, `work` what may be done in all; None for `OPTIMAL_WORK`.
     """
     work = Work(OPTIMAL_WORK) if work is None else work
     if np.count_nonzero(counts) > MOST_LENGTHS:

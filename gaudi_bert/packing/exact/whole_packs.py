@@ -17,11 +17,10 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.exact.linear_program import LinearProgram, generate_columns
-from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs
-from gaudi_bert.packing.result import Work
+from gaudi_bert.packing.mixture import Mixture, Strategy, Work, add_packs
 
 WHOLE = 1e-6
-"""A usage this close below a whole number is treated as it."""
+"""A usage this close below an integer is treated as it."""
 
 SMALLEST_SHARE = 0.01
 """A step that loses the target is taken back and tried again with a third of the share, down to this."""
@@ -85,8 +84,6 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
 
     Args:
         linear_program: with its relaxation; the demand of its master is afterwards what the last dive did not cover.
-        target: number of packs that would be optimal.
-        settings: step sizes and effort.
 
     Returns:
         The packs (slots may hold shorter sequences, see `fill_slots`) and the sequences that they do not hold:
@@ -200,8 +197,6 @@ def search_packs(
         lengths: int64 [types], ascending.
         counts: int64 [types], sequences of each.
         prices: float64 [types], such that no pack of at most `depth` sequences is worth more than 1.
-        max_length: tokens in a pack.
-        packs: packs to be used at most.
         max_nodes: branches of each attempt at most.
         work: what the search may do in all.
     """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gaudi_bert.artefacts.store.location import in_store, scheme_of, shown_location
+from gaudi_bert.artefacts.store.objects import in_store, scheme_of, shown_location
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import TORCH_PORT, torch_environment
 from gaudi_bert.config.pipeline import PipelineSettings

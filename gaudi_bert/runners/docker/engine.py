@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
-from gaudi_bert.common.installation import install_command
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, install_command
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import ImageSettings
 from gaudi_bert.runners.docker.containers import WORK_LABEL

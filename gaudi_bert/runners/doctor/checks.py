@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from gaudi_bert.artefacts.store.location import url_of
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.store.objects import Objects, url_of
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.config.pipeline import PipelineSettings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gaudi_bert.artefacts.store.location import scheme_of
+from gaudi_bert.artefacts.store.objects import scheme_of
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.doctor.answers import ClusterAnswers, ask_cluster, named_classes
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning

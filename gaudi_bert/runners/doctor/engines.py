@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gaudi_bert.common.installation import has_tensorflow, install_command
+from gaudi_bert.common.errors import has_tensorflow, install_command
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.runners.doctor.checks import CheckResult, passed, warning

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.installation import install_command
+from gaudi_bert.common.errors import FailedError, InputError, install_command
 from gaudi_bert.common.progress import human_seconds
 from gaudi_bert.runners.kubernetes.kinds import KINDS, Right
 

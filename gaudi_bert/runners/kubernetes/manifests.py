@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from gaudi_bert.artefacts.store.location import in_store
+from gaudi_bert.artefacts.store.objects import in_store
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodPlacement

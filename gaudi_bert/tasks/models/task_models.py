@@ -18,9 +18,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from gaudi_bert.common.arrays import WeightArrays
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, install_command
 from gaudi_bert.common.files import atomic_file, check_model, read_json, write_json
-from gaudi_bert.common.installation import install_command
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, misfit, shapes_of

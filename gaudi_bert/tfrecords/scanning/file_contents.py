@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.shard_index import SizeArray
+from gaudi_bert.artefacts.shards import SizeArray
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
 from gaudi_bert.tfrecords.scanning.fingerprint import (
     CLASSES,

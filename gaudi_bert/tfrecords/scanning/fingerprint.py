@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.shard_index import SizeArray
+from gaudi_bert.artefacts.shards import SizeArray
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.features import PackedFeature
@@ -404,17 +404,9 @@ def scan_packed(
     position_varints: ByteArray,
     scanned: ScannedPacks,
 ) -> tuple[int, int]:
-    """Check and hash the packs in buffer[position:filled].
+    """Check and hash the packs in buffer[position:filled], and append the results to `scanned`.
 
-    Args:
-        buffer, position, filled: as in `scan_unpacked`.
-        sizes: what every pack must have.
-        table: as in `locate_features`.
-        position_varints: from `position_table`.
-        scanned: the results are appended.
-
-    Returns:
-        Why it stopped, and the position of the record at which it stopped.
+    Why it stopped, and the position of the record at which it stopped.
     """
     base, varints = address_of(buffer), address_of(position_varints)
     done, starts = scanned.done, scanned.starts

@@ -104,18 +104,9 @@ def _index_record(
 def scan_unpacked(
     index: IndexedSequences, first: int, position: int, filled: int, length: int, predictions: int, table: FeatureTable
 ) -> tuple[int, int, int]:
-    """Index the records in index.buffer[position:filled].
+    """Index the records in index.buffer[position:filled], in the rows from `first` on; each must have L and P.
 
-    Args:
-        index: its rows are filled from row `first` on.
-        first: the row of the first record.
-        position: where in the buffer the first record's frame begins.
-        filled: how many bytes of the buffer hold data.
-        length, predictions: L and P, which every record must have.
-        table: as in `locate_features`.
-
-    Returns:
-        Why it stopped, the position of the record at which it stopped, and the next free row.
+    Why it stopped, the position of the record at which it stopped, and the next free row.
     """
     base = address_of(index.buffer)
     number = first
@@ -138,10 +129,7 @@ def compact_rows(index: IndexedSequences, first: int, last: int, arena: ByteArra
     """Copy the real values of rows `first` .. `last` - 1 into an arena, from position `at` on, and let the rows point there.
 
     The arena does not overlap the buffer. A sequence holds its token ids, segments, masked ids and masked positions there,
-    one after the other.
-
-    Returns:
-        The next free position.
+    one after the other. The next free position is returned.
     """
     base = address_of(index.buffer)
     for number in range(first, last):

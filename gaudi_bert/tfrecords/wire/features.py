@@ -243,8 +243,7 @@ def _locate_entry(at: int, end: int, table: FeatureTable, guess: int) -> tuple[i
 def locate_features(start: int, end: int, table: FeatureTable) -> bool:
     """Find the packed values of all features in the record [start, end), and set `table.spans` to where they are.
 
-    Returns:
-        Whether all are there, each once, each in the usual encoding.
+    False unless all are there, each once, each in the usual encoding.
     """
     keys, spans, order = table
     seen, entry, last = 0, 0, keys.size - 1

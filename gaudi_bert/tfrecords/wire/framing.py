@@ -239,10 +239,9 @@ def _or_a_pattern(path: Path) -> str:
 
 @borrowing_kernel
 def next_record(start: int, end: int) -> tuple[int, int]:
-    """The record whose frame begins at address `start`, in bytes up to address `end`.
+    """The record whose frame begins at address `start`, in bytes up to address `end`: (status, size of the payload).
 
-    Returns:
-        (status, size of the payload); INCOMPLETE: it is not completely there; GOOD: it is, and its CRCs are right.
+    INCOMPLETE: it is not completely there; GOOD: it is, and its CRCs are right.
     """
     if end - start < 12:
         return ScanStatus.INCOMPLETE, 0

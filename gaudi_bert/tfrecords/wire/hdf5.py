@@ -21,8 +21,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
-from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.installation import install_command
+from gaudi_bert.common.errors import InputError, install_command, shortened
 from gaudi_bert.tfrecords.wire.example import encode_example
 from gaudi_bert.tfrecords.wire.schema import MAX_SEGMENT_ID, MAX_TOKEN_ID, UnpackedSchema
 from gaudi_bert.tfrecords.wire.unpacked_encoder import SequenceArrays, UnpackedEncoder, largest_record
@@ -47,7 +46,7 @@ def require_h5py() -> Any:
 
 
 @contextmanager
-def explained_hdf5_errors(path: Path) -> Iterator[None]:
+def _explained_hdf5_errors(path: Path) -> Iterator[None]:
     """Turn the errors of h5py for a file that it cannot read into one line."""
     try:
         yield
@@ -68,17 +67,11 @@ class _Rows(NamedTuple):
 
 
 class Hdf5Rows:
-    """The rows of one file, from the first to the last.
-
-    Attributes:
-        schema: L and P of the file.
-        count: how many rows there are.
-        done: how many of them were returned.
-    """
+    """The rows of one file, from the first to the last: L and P, how many there are, and how many were returned."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.done = path, 0
-        with explained_hdf5_errors(path):
+        with _explained_hdf5_errors(path):
             self._file = require_h5py().File(path, "r")
             self._columns = [self._column(name) for name in _Rows._fields]
             self.schema = self._checked_schema()
@@ -97,7 +90,7 @@ class Hdf5Rows:
 
     def next_records(self) -> tuple[memoryview, bytes]:
         """The next rows: TFRecords up to a row that breaks the contract, and the payload of that row (b"" without one)."""
-        with explained_hdf5_errors(self.path):
+        with _explained_hdf5_errors(self.path):
             parts = [column.rows_from(self.done) for column in self._columns]
         count = min(self._most_rows, *map(len, parts))
         rows = _Rows(*(np.ascontiguousarray(part[:count], np.int64) for part in parts))

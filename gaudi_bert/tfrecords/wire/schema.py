@@ -92,11 +92,7 @@ class PackedSchema:
     @functools.cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
         """The features in the order of `PackedFeature`."""
-        sizes: dict[Axis, int] = {
-            "tokens": self.max_sequence_length,
-            "masked": self.masked_slots,
-            "sequences": self.depth,
-        }
+        sizes: dict[Axis, int] = {"tokens": self.max_sequence_length, "masked": self.masked_slots, "sequences": self.depth}
         return tuple(FeatureSpec(feature.key, sizes[feature.axis], feature.kind) for feature in PackedFeature)
 
 

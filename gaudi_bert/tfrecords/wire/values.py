@@ -187,11 +187,7 @@ def _first_value(word: int, ends: int) -> int:
 
 @borrowing_kernel
 def decode_varints(at: int, end: int, values: Int32Array) -> bool:
-    """Fill `values` with the numbers in [at, end).
-
-    Returns:
-        Whether these are exactly as many numbers, of at most five bytes and 31 bits each.
-    """
+    """Fill `values` with the numbers in [at, end); whether they are exactly as many, of at most five bytes and 31 bits."""
     if end - at == values.size:
         return _decode_bytes(at, values)
     number = 0

@@ -22,7 +22,7 @@ import numpy as np
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.artefacts.shards import ShardTable
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, release, shown
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, release, shown_path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import open_file
 from gaudi_bert.model.config import BertConfig
@@ -205,7 +205,7 @@ class ShardCache:
         path = self._paths[number]
         fetch(path)
         if not path.exists():
-            raise InputError(f"{shown(path)}: no such object; write the packed data again")
+            raise InputError(f"{shown_path(path)}: no such object; write the packed data again")
 
     def release(self, number: int) -> None:
         """A shard that was brought is not read any more."""

@@ -22,7 +22,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import (
     release,
     remove,
     scratch_folder,
-    shown,
+    shown_path,
 )
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
@@ -38,7 +38,7 @@ def test_each_file_is_up_when_it_is_whole_and_the_manifest_last(s3: S3Server, tm
     objects = Objects(store)
     with mirrored(Path(url), store) as folder:
         assert is_mirrored(folder / "shards" / "0")
-        assert shown(folder / "shards" / "0") == f"{url}/shards/0"
+        assert shown_path(folder / "shards" / "0") == f"{url}/shards/0"
         for number in range(3):
             with atomic_file(folder / "shards" / str(number)) as handle:
                 handle.write(b"half, ")
@@ -165,7 +165,7 @@ def test_a_folder_of_this_machine_is_worked_on_where_it_is(tmp_path: Path) -> No
         publish(folder)
         release(folder / "a")
         with read_ahead([[folder / "a"]]) as batches, batches.batch(0):
-            assert shown(folder / "a") == str(tmp_path / "a")
+            assert shown_path(folder / "a") == str(tmp_path / "a")
         assert names_in(folder) == ["a", "b"]
         assert files_in(folder)["a"].bytes == 1
         remove(folder / "a", folder / "b")

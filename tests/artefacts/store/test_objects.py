@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.store.location import in_store, path_below, shown_location, url_of
-from gaudi_bert.artefacts.store.objects import PART_BYTES, Objects, append_object, look_at, open_filesystem
+from gaudi_bert.artefacts.store.objects import (
+    PART_BYTES,
+    Objects,
+    append_object,
+    in_store,
+    look_at,
+    open_filesystem,
+    path_below,
+    shown_location,
+    url_of,
+)
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.places import StoreSettings
 from tests.builders.faulty_proxy import FAULTS, faulty_proxy

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.scanning.contract import canonical_example
 from gaudi_bert.tfrecords.scanning.file_contents import packed_pieces, sum_pieces, unpacked_pieces
 from gaudi_bert.tfrecords.scanning.fingerprint import CLASSES, add_hashes
-from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
+from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, canonical_example, scan_buffer, unpacked_schema
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema
