@@ -56,9 +56,15 @@ def is_bert(path: Path) -> bool:
     config = (path if path.is_dir() else path.parent) / "config.json"
     content = read_json(config) if config.is_file() else {}
     kind = content.get("model_type", "bert") if isinstance(content, dict) else "bert"
-    if kind != "bert" and importlib.util.find_spec("transformers") is None:
-        raise InputError(f"{path}: is a model of type {kind}, which needs transformers; run: {install_command('pytorch')}")
+    if kind != "bert":
+        check_transformers(f"{path}: is a model of type {kind}, which")
     return bool(kind == "bert")
+
+
+def check_transformers(what: str) -> None:
+    """Refuse what needs `transformers` where it is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        raise InputError(f"{what} needs transformers; run: {install_command('pytorch')}")
 
 
 @dataclass(frozen=True)
