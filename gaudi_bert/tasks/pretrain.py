@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -19,8 +19,9 @@ from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.references import METADATA_NAME, NOTES_NAME
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.location import in_store
+from gaudi_bert.artefacts.store.location import in_store, shown_location
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored
+from gaudi_bert.artefacts.tokens import TokenisedTexts
 from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordFigures
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import FloatArray
@@ -54,7 +55,6 @@ from gaudi_bert.tasks.table_data import (
     check_same_tokens,
     check_table_fits,
     evaluation_table_batches,
-    is_packed_table,
     open_packed_table,
     table_batches,
 )
@@ -82,12 +82,19 @@ _FRESH = "fresh weights"
 
 
 def is_table_of_tokens(data: Path, store: StoreSettings | None = None) -> bool:
-    """Whether `data` is a packed table, on a disk or in an object store; anything else is packed or unpacked records."""
-    if not in_store(data):
-        return is_packed_table(data)
-    with mirrored(data, store) as folder:
-        fetch(folder / NOTES_NAME / METADATA_NAME)
-        return is_packed_table(folder)
+    """Whether `data` is a packed table, on a disk or in an object store; anything else is packed or unpacked records.
+
+    Raises:
+        InputError: it is a table of tokens that is not packed.
+    """
+    with mirrored(data, store) if in_store(data) else nullcontext(data) as folder:
+        notes = [folder / NOTES_NAME / METADATA_NAME, folder / TokenisedTexts.file_name]
+        if in_store(data):
+            fetch(*notes)
+        is_packed, is_tokenised = (note.is_file() for note in notes)
+    if is_tokenised and not is_packed:
+        raise InputError(f"{shown_location(data)}: is a table that is not packed; run `gaudi-bert pack` on it first")
+    return is_packed
 
 
 def train_on_table(

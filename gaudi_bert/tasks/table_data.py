@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.packed import TableMetadata
-from gaudi_bert.artefacts.references import METADATA_NAME, NOTES_NAME
+from gaudi_bert.artefacts.references import NOTES_NAME
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray, mixed_words, random_words
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import ModelSizes
@@ -49,11 +49,6 @@ class TableSource:
     def identity(self) -> str:
         """What distinguishes this table from others, for the settings of a run."""
         return f"{self.metadata.identity()} {self.tokenizer.sha256}"
-
-
-def is_packed_table(path: Path) -> bool:
-    """Whether a folder holds a packed table, not packed records."""
-    return (path / NOTES_NAME / METADATA_NAME).is_file()
 
 
 def open_packed_table(path: Path) -> TableSource:

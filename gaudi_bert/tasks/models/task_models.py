@@ -215,7 +215,8 @@ def write_task_folder(
         handle.write(save(tensors, metadata={"format": "pt"}))
     values |= {**task.config_json(), "architectures": [start.architecture]}
     write_json(folder / "config.json", {**values, KEY: own})
-    library_class = "BertTokenizer" if isinstance(config, BertConfig) else "PreTrainedTokenizerFast"
+    words = type(tokenizer.tokenizer.model).__name__ == "WordPiece"
+    library_class = "BertTokenizer" if words and isinstance(config, BertConfig) else "PreTrainedTokenizerFast"
     copy_tokenizer(tokenizer, folder, {"tokenizer_class": library_class, "model_max_length": start.sizes.positions})
 
 
