@@ -58,14 +58,8 @@ class EvaluationFigures(LossFigures):
         )
 
 
-class TrainingResult(Figures):
-    """training.json: how a run ended. The file omits what was not measured.
-
-    Attributes:
-        training: figures of the last updates; None where the run had nothing to do.
-        evaluation: the last evaluation, if there was one.
-        realized_speedup: packed over unpacked, where it was measured on a machine that was not too busy.
-    """
+class RunResult(Figures):
+    """training.json: how a run ended. The file omits what was not measured."""
 
     file_name = TRAINING_NAME
     remedy = "train again"
@@ -81,6 +75,17 @@ class TrainingResult(Figures):
     packing_factor: float
     sequences_per_update: float
     reached_target: bool
+
+
+class TrainingResult(RunResult):
+    """training.json of a run on records.
+
+    Attributes:
+        training: figures of the last updates; None where the run had nothing to do.
+        evaluation: the last evaluation, if there was one.
+        realized_speedup: packed over unpacked, where it was measured on a machine that was not too busy.
+    """
+
     training: LossFigures | None
     evaluation: EvaluationFigures | None
     realized_speedup: float | None = None
@@ -110,25 +115,11 @@ class WordEvaluation(WordFigures):
         return f"{super().line()} (unigram baseline {self.unigram_baseline:.4f}); over {self.sequences:,} sequences"
 
 
-class TableTraining(Figures):
-    """training.json of a run on a packed table; `training` has the figures of the last updates."""
-
-    file_name = TRAINING_NAME
-    remedy = "train again"
-    omits_defaults = True
+class TableTraining(RunResult):
+    """training.json of a run on a packed table; `model` is the class of `transformers` with these weights."""
 
     task: str
     model: str
-    updates: Count
-    sequences: Count
-    tokens: Count
-    processes: Positive
-    sequences_per_second: float | None = None
-    tokens_per_second: float | None = None
-    slots_per_second: float | None = None
-    packing_factor: float
-    sequences_per_update: float
-    reached_target: bool
     training: WordFigures | None
     evaluation: WordEvaluation | None
 

@@ -40,16 +40,20 @@ def train(
     json: arguments.Json = False,
 ) -> None:
     """Train BERT on packed (or unpacked) records, or any model of words on a packed table, by TensorFlow or PyTorch."""
-    from gaudi_bert.config.models import model_overrides
+    from gaudi_bert.config.models import model_overrides, names_bert
     from gaudi_bert.tasks import pretrain
     from gaudi_bert.training import train
 
     options = {"training.engine": ("--engine", engine)}
-    if pretrain.is_table_of_tokens(data):
+    is_table = pretrain.is_table_of_tokens(data, arguments.pipeline_settings(pipeline, set_, options).store)
+    given = model if is_table and model is not None and not names_bert(model) else None
+    sizes = model_overrides(model) if model is not None and given is None else []
+    settings = arguments.pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
+    if is_table:
         trained = pretrain.train_on_table(
-            arguments.pipeline_settings(pipeline, set_, options),
+            settings,
             data,
-            model,
+            given,
             evaluation_data,
             out,
             reporter=Reporter(),
@@ -59,9 +63,8 @@ def train(
         )
         output.print_shared_result(trained, json, output.describe_table_training)
         return
-    overrides = [*(model_overrides(model) if model is not None else ()), *(set_ or ())]
     result = train.train(
-        arguments.pipeline_settings(pipeline, overrides, options),
+        settings,
         data=data,
         evaluation_data=evaluation_data,
         out=out,

@@ -30,9 +30,17 @@ def model_overrides(name: str) -> list[str]:
     content = read_json(Path(name))
     kind = content.get("model_type", "bert") if isinstance(content, dict) else None
     if kind != "bert":
-        raise InputError(f"{name}: is not the config.json of a bert; train another type in PyTorch (docs/pytorch.md)")
+        raise InputError(f"{name}: is not of a BERT; other types are trained on packed tables (docs/train.md)")
     known = {key: content[key] for key in ModelSettings.model_fields if content.get(key) is not None}
     return [f"model.{key}={json.dumps(value)}" for key, value in known.items()]
+
+
+def names_bert(name: str) -> bool:
+    """Whether `--model` names a BERT, or a config.json of one."""
+    if not name.endswith(".json"):
+        return name in (*MODELS, "bert")
+    content = read_json(Path(name))
+    return isinstance(content, dict) and content.get("model_type", "bert") == "bert"
 
 
 def name_of_sizes(settings: ModelSettings) -> str | None:

@@ -54,6 +54,7 @@ ONE_FOR_A_ROW = (
     "its head gives one output for a row, and a row of packs holds several sequences; "
     "use PackedBertForSequenceClassification and PackCollator(sequence_labels=COLUMN)"
 )
+REMEDY = "give it rows of one sequence, or choose another model"
 _STATEFUL = ("linear_attention", "conv", "hybrid", "mamba", "recurrent")
 
 
@@ -93,9 +94,7 @@ def _feeding_of_module(model: Any, target: str) -> Feeding:
         own = causal and _labels_own_token(model)
     if causal != feeding.causal:
         attention = "causal" if feeding.causal else "bidirectional"
-        raise InputError(
-            f"{type(model).__name__}: its config describes a {attention} model, and it is not; give it rows of one sequence"
-        )
+        raise InputError(f"{type(model).__name__}: its config describes a {attention} model, and it is not; {REMEDY}")
     return replace(feeding, labels_own_token=own)
 
 
@@ -166,7 +165,7 @@ def _check_trial(model: Any, rows: list[Row], what: str, difference: float, boun
     if not difference <= (bound if next(model.parameters()).dtype in _EXACT else _HALF_BOUND):
         raise InputError(
             f"{type(model).__name__}: computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
-            f"({what} by {difference:.1e} of the largest output); give it rows of one sequence"
+            f"({what} by {difference:.1e} of the largest output); {REMEDY}"
         )
 
 
@@ -234,7 +233,7 @@ def _ask(config: Any, kind: Any, target: str) -> Feeding:
 def _refusal(config: Any, reason: str) -> str:
     """Why packs cannot be fed to such a model, in one line."""
     name = f"model type {config.model_type!r}: "
-    return f"{name}{reason.removeprefix(name)}; give it rows of one sequence"
+    return f"{name}{reason.removeprefix(name)}; {REMEDY}"
 
 
 def _inputs(model: Any) -> Feeding:

@@ -60,7 +60,12 @@ def fresh_config(
     A type alone (`model_type`) has as many positions as usual, or more where the data needs them.
     """
     known = config_of(EncoderConfig(values), _ENCODER)
-    named = {f"{name}_token_id": number for name, number in token_ids.items() if hasattr(known, f"{name}_token_id")}
+    named = {
+        f"{name}_token_id": number
+        for name, number in token_ids.items()
+        # The position after that of padding is the first one of some types, which therefore need one.
+        if hasattr(known, f"{name}_token_id") and (number is not None or name != "pad")
+    }
     config = EncoderConfig({"vocab_size": vocab_size, **named, **values})
     lacking = positions - sizes_of(config, _ENCODER).positions
     if set(values) == {"model_type"} and lacking > 0:

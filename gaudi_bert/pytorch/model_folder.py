@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json
+from gaudi_bert.pytorch.asking import REMEDY
 from gaudi_bert.pytorch.encoder import PackedEncoder
 from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line
 from gaudi_bert.rows.tokenizer import RowTokenizer
@@ -54,7 +55,7 @@ def open_encoder(
         with quiet_transformers():
             return PackedEncoder(model, tokenizer)
     except InputError as error:
-        reason = str(error).removesuffix("; give it rows of one sequence")
+        reason = str(error).removesuffix(f"; {REMEDY}")
         raise InputError(f"{folder}: {reason}; {_WAY_ON}") from error
 
 

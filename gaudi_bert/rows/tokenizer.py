@@ -163,6 +163,11 @@ def open_tokenizer(folder: Path) -> RowTokenizer:
     )
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer."""
+    return any((folder / name).is_file() for name in (TOKENIZER_NAME, _WORDS))
+
+
 def read_tokenizer(path: Path) -> RowTokenizer:
     """The tokenizer of a file, whatever its name, or of a folder."""
     if not path.is_file():

@@ -12,7 +12,7 @@ One Parquet file per shard, one row per pack, with the names that Hugging Face m
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -180,8 +180,13 @@ class TableFiles(ShardFiles["_Footer"]):
         del self._footers[file]
         self._groups.pop(file, None)
 
+    def close_except(self, numbers: Iterable[int]) -> None:
+        """Release all files but these."""
+        for number in self._footers.keys() - set(numbers):
+            self.close(number)
+
     def read(self, files: IntArray, records: IntArray) -> list[dict[str, AnyArray]]:
-        """Rows by file and number, int64 [n] each; the files are open."""
+        """Rows by file and number, int64 [n] each; a file that is not open is opened."""
         rows = []
         for file, record in zip(files.tolist(), records.tolist(), strict=True):
             group = self._group(file, record)
@@ -193,6 +198,8 @@ class TableFiles(ShardFiles["_Footer"]):
     def _group(self, file: int, record: int) -> _Group:
         group = self._groups.get(file)
         if group is None or not group.first <= record < group.last:
+            if file not in self._footers:
+                self.open(file, self.prepare(file))
             ends = self._footers[file].ends
             number = int(np.searchsorted(ends, record, side="right"))
             self._groups.pop(file, None)

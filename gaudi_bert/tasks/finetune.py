@@ -36,21 +36,21 @@ from gaudi_bert.tasks.models.task_models import StartWeights, is_bert, start_wei
 from gaudi_bert.tasks.objective import TaskEvaluator, TaskObjective
 from gaudi_bert.tasks.task_data import TaskData, task_batches
 from gaudi_bert.tasks.task_rows import file_identity, labels_of, tokenized_file
-from gaudi_bert.training.checkpoint import (
-    Checkpoint,
-    Progress,
-    find_checkpoint,
-    read_checkpoint,
-    resume_run,
-    share_state,
-    write_checkpoint,
-)
+from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.input.batches import TrainingOrder
 from gaudi_bert.training.loop import Evaluation, TrainingLoop
 from gaudi_bert.training.results import DryRun, FineTuneInput
-from gaudi_bert.training.run import COMPILED_KEY, OF_THE_MACHINE, RunContext, processes_of, run_engine, run_folder
+from gaudi_bert.training.run import (
+    COMPILED_KEY,
+    OF_THE_MACHINE,
+    RunContext,
+    build_step,
+    processes_of,
+    restore,
+    run_engine,
+    run_folder,
+)
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
-from gaudi_bert.training.step import TrainingStep
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
 
@@ -308,15 +308,8 @@ def _train(job: _FineTuneJob, context: RunContext[FineTuning]) -> FineTuning:
             seed=settings.seed,
             best_metric=job.best_metric,
         )
-    steps = job.plan.accumulation_steps
-    updates = context.engine.updates(model, settings, communicator, steps)
-    step = TrainingStep(updates, communicator, settings, TaskObjective(job.task), steps)
-    progress = Progress()
-    if communicator.is_first:
-        progress = resume_run(context.checkpoints, model, updates, context.reporter.say)
-        if progress.update == 0:
-            model.load_values(job.start.variables)
-    progress = share_state(progress, model, updates, communicator)
+    step = build_step(context, job.plan, model, TaskObjective(job.task))
+    progress = restore(context, step, model, lambda: model.load_values(job.start.variables))
     order = TrainingOrder(
         settings.seed, settings.shuffle_packs, communicator.rank, communicator.size, packs_done=progress.packs
     )

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -21,13 +20,14 @@ from gaudi_bert.artefacts.references import METADATA_NAME, NOTES_NAME
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored
-from gaudi_bert.artefacts.store.objects import in_store
+from gaudi_bert.artefacts.store.objects import in_store, shown_location
+from gaudi_bert.artefacts.tokens import TokenisedTexts
 from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordFigures
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
+from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import read_json
 from gaudi_bert.common.progress import Reporter, count_of
-from gaudi_bert.config.models import MODELS
+from gaudi_bert.config.models import MODELS, name_of_sizes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
@@ -36,41 +36,65 @@ from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.communicator import Communicator
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, EncoderConfig
-from gaudi_bert.model.heads import TaskHead, TaskKind
+from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.model.masking import NO_VOCABULARY
+from gaudi_bert.rows.tokenizer import RowTokenizer, has_tokenizer, open_tokenizer
 from gaudi_bert.tasks.kinds.task import Task, task_named
-from gaudi_bert.tasks.models.task_models import StartWeights, is_bert, start_weights, vocabulary_of, write_task_folder
+from gaudi_bert.tasks.models.task_models import (
+    StartWeights,
+    check_transformers,
+    is_bert,
+    start_weights,
+    vocabulary_of,
+    write_task_folder,
+)
 from gaudi_bert.tasks.objective import TaskObjective
 from gaudi_bert.tasks.table_data import (
     TableSource,
     WordTargets,
+    check_same_tokens,
     check_table_fits,
     evaluation_table_batches,
-    is_packed_table,
     open_packed_table,
     table_batches,
 )
-from gaudi_bert.training.checkpoint import Progress, resume_run, share_state
-from gaudi_bert.training.evaluator import majority_share
-from gaudi_bert.training.input.batches import TrainingOrder
+from gaudi_bert.training.evaluator import count_values, majority_share, sums_over
+from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.objective import LossDenominators
 from gaudi_bert.training.results import DryRun
-from gaudi_bert.training.run import COMPILED_KEY, OF_THE_MACHINE, RunContext, processes_of, run_engine, run_folder
+from gaudi_bert.training.run import (
+    COMPILED_KEY,
+    OF_THE_MACHINE,
+    RunContext,
+    build_step,
+    processes_of,
+    restore,
+    run_engine,
+    run_folder,
+)
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.step import TrainingStep
+from gaudi_bert.training.train import model_config
 from gaudi_bert.training.weights.model_files import read_config
 
 _MASKED: TaskKind = "masked-language-modelling"
+_FRESH = "fresh weights"
 
 
 def is_table_of_tokens(data: Path, store: StoreSettings | None = None) -> bool:
-    """Whether `data` is a packed table, on a disk or in an object store; anything else is packed or unpacked records."""
-    if not in_store(data):
-        return is_packed_table(data)
-    with mirrored(data, store) as folder:
-        fetch(folder / NOTES_NAME / METADATA_NAME)
-        return is_packed_table(folder)
+    """Whether `data` is a packed table, on a disk or in an object store; anything else is packed or unpacked records.
+
+    Raises:
+        InputError: it is a table of tokens that is not packed.
+    """
+    with mirrored(data, store) if in_store(data) else nullcontext(data) as folder:
+        notes = [folder / NOTES_NAME / METADATA_NAME, folder / TokenisedTexts.file_name]
+        if in_store(data):
+            fetch(*notes)
+        is_packed, is_tokenised = (note.is_file() for note in notes)
+    if is_tokenised and not is_packed:
+        raise InputError(f"{shown_location(data)}: is a table that is not packed; run `gaudi-bert pack` on it first")
+    return is_packed
 
 
 def train_on_table(
@@ -90,7 +114,7 @@ def train_on_table(
     Args:
         settings: `model`, `training` and `task.masked_lm_probability` are used.
         data: a packed table.
-        model: a folder with weights; a config.json, a name of `config.models`, or a type of `transformers`: fresh weights.
+        model: a folder with weights; a config.json or a type of `transformers`: fresh weights; None: a BERT of `model`.
         evaluation_data: another packed table of the same tokenizer; None for none.
         out: the folder of the run.
         resume, overwrite, dry_run: as `training.train.train`.
@@ -112,9 +136,10 @@ def train_on_table(
         engine = load_engine(chosen.name)
         communicator = engine.connect(settings.training)
         reporter = reporter if communicator.is_first else Reporter(quiet=True)
-        for each in (source, held_out):
-            if each is not None:
-                check_table_fits(each, start.sizes)
+        check_table_fits(source, start.sizes)
+        if held_out is not None:
+            check_same_tokens(source, held_out.tokenizer)
+            check_table_fits(held_out, start.sizes)
         plan = RunPlan(
             settings.training,
             source.metadata.packing_factor,
@@ -171,81 +196,70 @@ def _check_settings(training: TrainingSettings, evaluation_data: Path | None) ->
     for name, usual in (("loss", "token"), ("measure_speedup", False)):
         value = getattr(training, name)
         if value != usual:
-            raise InputError(f"training.{name} = {value}: for packed records only; a packed table needs {usual}")
+            raise InputError(
+                f"training.{name} = {str(value).lower()}: for packed records only; a packed table needs {str(usual).lower()}"
+            )
 
 
 # --- the model that a run begins with
 
 
 def _start(path: Path | None, settings: PipelineSettings, source: TableSource) -> tuple[Task, StartWeights]:
-    """The task and the weights of `--model`; without one, of the sizes in the settings."""
+    """The task and the weights of `--model`; without one, a BERT of the sizes in the settings."""
+    tokenizer = source.tokenizer
     if path is not None and path.is_dir():
-        task = _task(_task_of_folder(path), settings, source)
+        task = _task(_task_of_folder(path), settings, tokenizer)
+        if has_tokenizer(path):
+            check_same_tokens(source, open_tokenizer(path))
         return task, start_weights(path, task)
-    config = _fresh(path, settings, source)
-    task = _task(_word_task(config), settings, source)
-    return task, _fresh_weights(path or Path("the settings"), config, task.head)
+    if path is None:
+        config = model_config(settings.model, tokenizer.vocabulary_size, source.length)
+        task = _task(_task_of_bert(config), settings, tokenizer)
+        name = name_of_sizes(settings.model) or "sizes of the settings"
+        return task, StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
+    check_transformers(f"--model {path}")
+    from gaudi_bert.pytorch.classes import class_of, config_of, word_task_of
+    from gaudi_bert.pytorch.encoder_weights import fresh_config, sizes_of
+
+    given = _config_values(path)
+    task = _task(word_task_of(given), settings, tokenizer)
+    complete = fresh_config(given.values, tokenizer.vocabulary_size, tokenizer.token_ids(), source.length)
+    architecture = class_of(config_of(complete, task.head), task.head).__name__
+    return task, StartWeights(path, _FRESH, complete, sizes_of(complete, task.head), architecture, {}, (), "")
 
 
-def _task(kind: TaskKind, settings: PipelineSettings, source: TableSource) -> Task:
-    vocabulary = vocabulary_of(source.tokenizer) if kind == _MASKED else NO_VOCABULARY
+def _task(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
+    vocabulary = vocabulary_of(tokenizer) if kind == _MASKED else NO_VOCABULARY
     return task_named(kind)(settings.task.model_copy(update={"name": kind}), (), vocabulary)
 
 
 def _task_of_folder(path: Path) -> TaskKind:
+    file = path / "config.json"
     if is_bert(path):
-        file = path / "config.json"
-        return _word_task(read_config(file) if file.is_file() else BertConfig())
+        return _task_of_bert(read_config(file)) if file.is_file() else _MASKED
+    from gaudi_bert.pytorch.classes import word_task_of
     from gaudi_bert.pytorch.encoder_weights import read_encoder_config
 
-    return _word_task(read_encoder_config(path / "config.json"))
+    return word_task_of(read_encoder_config(file))
 
 
-def _word_task(config: BertConfig | EncoderConfig) -> TaskKind:
-    if isinstance(config, BertConfig):
-        return "causal-language-modelling" if config.attention == "causal" else _MASKED
-    from gaudi_bert.pytorch.classes import word_task_of
-
-    return word_task_of(config)
+def _task_of_bert(config: BertConfig) -> TaskKind:
+    return "causal-language-modelling" if config.attention == "causal" else _MASKED
 
 
-def _fresh(path: Path | None, settings: PipelineSettings, source: TableSource) -> BertConfig | EncoderConfig:
-    """The config of a file, a name or a type; what it leaves open comes from the table and its tokenizer."""
-    open_values = {"vocab_size": source.tokenizer.vocabulary_size, "max_position_embeddings": source.length}
-    if path is None or str(path) in MODELS:
-        chosen = {name: value for name, value in settings.model.model_dump().items() if value is not None}
-        return BertConfig(**{**open_values, **chosen, **MODELS.get(str(path), {})})
-    is_file = path.is_file() or path.suffix == ".json"
-    values: Any = read_json(path) if is_file else {"model_type": str(path)}
-    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
-        raise InputError(f"{path}: names no model_type; give the config.json of a model of transformers")
-    if values["model_type"] == "bert":
-        return BertConfig.from_json({**open_values, **values})
-    return _fresh_encoder(path, values, is_file, source)
-
-
-def _fresh_encoder(path: Path, values: Mapping[str, Any], is_file: bool, source: TableSource) -> EncoderConfig:
+def _config_values(path: Path) -> EncoderConfig:
+    """The config in a file, or of a type."""
     from gaudi_bert.pytorch.classes import known_types
-    from gaudi_bert.pytorch.encoder_weights import fresh_config, read_encoder_config
+    from gaudi_bert.pytorch.encoder_weights import read_encoder_config
 
-    if not is_file and values["model_type"] not in known_types():
-        near = difflib.get_close_matches(str(path), [*MODELS, *known_types()], n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}?" if near else "give a folder, a config.json, or a type of transformers"
-        raise InputError(f"--model {shortened(str(path))}: {hint}")
-    given = read_encoder_config(path).values if is_file else values
-    tokenizer = source.tokenizer
-    return fresh_config(given, tokenizer.vocabulary_size, tokenizer.token_ids(), source.length)
-
-
-def _fresh_weights(path: Path, config: BertConfig | EncoderConfig, head: TaskHead) -> StartWeights:
-    if isinstance(config, BertConfig):
-        architecture = task_named(head.kind).architecture
-        return StartWeights(path, "fresh weights", config, config.sizes, architecture, {}, (), "")
-    from gaudi_bert.pytorch.classes import class_of, config_of
-    from gaudi_bert.pytorch.encoder_weights import sizes_of
-
-    architecture = class_of(config_of(config, head), head).__name__
-    return StartWeights(path, "fresh weights", config, sizes_of(config, head), architecture, {}, (), "")
+    name = str(path)
+    if path.suffix == ".json":
+        return read_encoder_config(path)
+    if name not in known_types():
+        near = difflib.get_close_matches(name, [*MODELS, *known_types()], n=1, cutoff=0.6) if "/" not in name else []
+        hint = f"did you mean {near[0]}?" if near else "not a folder; give one, a config.json, or a type of transformers"
+        raise InputError(f"--model {shortened(name)}: {hint}")
+    return EncoderConfig({"model_type": name})
 
 
 # --- the run
@@ -282,15 +296,8 @@ def _train(job: _TableJob, context: RunContext[TableTraining]) -> TableTraining:
     spec = ModelSpec(job.start.config, job.task.head)
     model = context.engine.build(spec, context.device, seed=settings.seed, compiled=context.compiled)
     evaluator = None if job.held_out is None else _TableEvaluator(job, job.held_out, model, communicator)
-    steps = job.plan.accumulation_steps
-    updates = context.engine.updates(model, settings, communicator, steps)
-    step = TrainingStep(updates, communicator, settings, TaskObjective(job.task), steps, _denominators(job))
-    progress = Progress()
-    if communicator.is_first:
-        progress = resume_run(context.checkpoints, model, updates, context.reporter.say)
-        if progress.update == 0:
-            model.load_values(job.start.variables)
-    progress = share_state(progress, model, updates, communicator)
+    step = build_step(context, job.plan, model, TaskObjective(job.task), _denominators(job))
+    progress = restore(context, step, model, lambda: model.load_values(job.start.variables))
     order = TrainingOrder(settings.seed, settings.shuffle_packs, communicator.rank, communicator.size, progress.packs)
     batches = table_batches(job.source, job.targets, settings.micro_batch_packs, order)
     stored_settings = {
@@ -323,29 +330,23 @@ class _TableEvaluator:
     def run(self) -> WordEvaluation:
         """Evaluate; every process calls it at the same time."""
         job, communicator, settings = self._job, self._communicator, self._job.plan.settings
-        words = np.zeros(job.start.sizes.vocab_size, np.float64)
-        sums = np.zeros(4, np.float64)
-        batches = evaluation_table_batches(
-            self._held_out,
-            job.targets,
-            settings.micro_batch_packs,
-            communicator.rank,
-            communicator.size,
-            settings.evaluate_packs,
-        )
-        for number, batch in enumerate(batches):
-            communicator.note("an evaluation", slow=number == 0)
-            sums[:3] += self._model.evaluate(batch)[1].astype(np.float64)
-            sums[3] += batch["sequence_weights"].sum()
-            words += np.bincount(batch["targets"][batch["target_weights"] > 0], minlength=len(words))
-        sums, words = np.split(communicator.sum_array(np.concatenate([sums, words])), [4])
-        if not sums[1]:
-            raise InputError(f"{self._held_out.path}: holds no word to predict; give a table with longer texts")
+        vocabulary, held_out = job.start.sizes.vocab_size, self._held_out
+        rank, size, packs = communicator.rank, communicator.size, settings.micro_batch_packs
+        batches = evaluation_table_batches(held_out, job.targets, packs, rank, size, settings.evaluate_packs)
+
+        def counted(batch: Batch) -> FloatArray:
+            words = count_values(batch["targets"], batch["target_weights"], vocabulary)
+            return np.concatenate([[batch["sequence_weights"].sum()], words])
+
+        totals = sums_over(batches, self._model, communicator, counted, 3 + 1 + vocabulary)
+        (loss, weight, right), sequences, words = totals[:3], totals[3], totals[4:]
+        if not weight:
+            raise InputError(f"{held_out.path}: has no word to predict; give a table with longer texts")
         return WordEvaluation(
-            **_figures(sums[0] / sums[1], sums[2] / sums[1]),
+            **_figures(loss / weight, right / weight),
             unigram_baseline=majority_share(words),
-            sequences=int(sums[3]),
-            words=int(sums[1]),
+            sequences=int(sequences),
+            words=int(weight),
         )
 
 
@@ -355,21 +356,11 @@ def _figures(loss: float, accuracy: float) -> dict[str, float]:
 
 
 def _result(job: _TableJob, loop: TrainingLoop) -> TableTraining:
-    plan, progress, report = loop.plan, loop.progress, loop.report
-    figures = report.figures.as_json() if report is not None else {}
+    figures = loop.report.figures.as_json() if loop.report is not None else None
     return TableTraining(
+        **loop.outcome(),
         task=job.task.name,
         model=job.start.architecture,
-        updates=progress.update,
-        sequences=progress.sequences,
-        tokens=progress.tokens,
-        processes=plan.processes,
-        sequences_per_second=report.sequences_per_second if report is not None else None,
-        tokens_per_second=report.tokens_per_second if report is not None else None,
-        slots_per_second=report.slots_per_second if report is not None else None,
-        packing_factor=plan.packing_factor,
-        sequences_per_update=plan.sequences_per_update,
-        reached_target=loop.reached_target,
-        training=WordFigures(**_figures(figures["loss"], figures["accuracy"])) if figures else None,
+        training=WordFigures(**_figures(figures["loss"], figures["accuracy"])) if figures is not None else None,
         evaluation=cast(WordEvaluation | None, loop.evaluation),
     )

@@ -1,8 +1,8 @@
 """A packed table as training data of words: packs in the one global order, each token with what is to be predicted.
 
 The tokenizer comes with the table (`tokenize` and `pack` leave it there). The masks of a token are a function of the seed,
-the epoch, the row of the table that its sequence is of, and its place there: never of its pack, of the processes, or of
-where a run was resumed. Memory is that of a few row groups, whatever the size of the table.
+the epoch, the row of the table that its sequence is from, and its position there: never of its pack, of the processes, or
+of where a run was resumed. Memory does not grow with the table: it is that of a few row groups.
 
 Letters: B packs, L positions, S sequences of a pack, N sequences of a batch, T tokens of these.
 """
@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
 from gaudi_bert.artefacts.packed import TableMetadata
-from gaudi_bert.artefacts.references import METADATA_NAME, NOTES_NAME
+from gaudi_bert.artefacts.references import NOTES_NAME
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray, mixed_words, random_words
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import ModelSizes
@@ -27,7 +26,7 @@ from gaudi_bert.reading.global_order import GlobalOrder, check_rank, streams_of
 from gaudi_bert.reading.streams import StreamReader
 from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, RowTokenizer, open_tokenizer
 from gaudi_bert.tables.packed_parquet import TableFiles, open_tables
-from gaudi_bert.training.input.batches import Batch, TrainingOrder, ahead, batches_in_order
+from gaudi_bert.training.input.batches import Batch, TrainingOrder, batches_in_order, each_pack_once
 
 EVALUATION_EPOCH = -1
 
@@ -50,11 +49,6 @@ class TableSource:
     def identity(self) -> str:
         """What distinguishes this table from others, for the settings of a run."""
         return f"{self.metadata.identity()} {self.tokenizer.sha256}"
-
-
-def is_packed_table(path: Path) -> bool:
-    """Whether a folder holds a packed table, not packed records."""
-    return (path / NOTES_NAME / METADATA_NAME).is_file()
 
 
 def open_packed_table(path: Path) -> TableSource:
@@ -83,6 +77,17 @@ def check_table_fits(source: TableSource, sizes: ModelSizes) -> None:
             "at most as many, or give the model more"
         )
     source.tokenizer.check_fits(sizes.vocab_size, sizes.segments)
+
+
+def check_same_tokens(source: TableSource, other: RowTokenizer) -> None:
+    """Refuse a model, or a second table, whose tokenizer gives some token of the table another number."""
+    ours, theirs = source.tokenizer.tokenizer.get_vocab(), other.tokenizer.get_vocab()
+    token = min((token for token, number in ours.items() if theirs.get(token) != number), default=None, key=ours.__getitem__)
+    if token is not None:
+        raise InputError(
+            f"{other.file}: has {token!r} as {theirs.get(token, 'no token')}, {source.path} as {ours[token]}; tokenize both "
+            "with one tokenizer, that of the model"
+        )
 
 
 @dataclass(frozen=True)
@@ -130,9 +135,9 @@ class WordTargets:
             raise InputError("seq_lens and sequence_ids of a pack differ; pack the table again")
         rows_N = np.concatenate([pack["indices"] for pack in packs]).astype(np.uint64)
         starts_N = np.concatenate([pack.get("starts", np.zeros(len(pack["seq_lens"]))) for pack in packs])
-        places_T = (np.repeat(starts_N, lengths_N) + positions_BL[real_BL]).astype(np.uint64)
+        at_T = (np.repeat(starts_N, lengths_N) + positions_BL[real_BL]).astype(np.uint64)
         order_T, kinds_T = (
-            mixed_words(np.repeat(mixed_words(random_words(1, self.seed, purpose, epoch + 1), rows_N), lengths_N), places_T)
+            mixed_words(np.repeat(mixed_words(random_words(1, self.seed, purpose, epoch + 1), rows_N), lengths_N), at_T)
             for purpose in ("masked words", "kinds of masks")
         )
         masks = draw_masks(ids_BL[real_BL], lengths_N, self.share, self.vocabulary, order_T, lambda masked: kinds_T[masked])
@@ -173,29 +178,12 @@ def table_batches(source: TableSource, targets: WordTargets, batch_packs: int, o
 def evaluation_table_batches(
     source: TableSource, targets: WordTargets, batch_packs: int, rank: int, size: int, take_packs: int | None
 ) -> Iterator[Batch]:
-    """Every pack once, in the order of the files; the last batch is filled up with empty packs.
+    """Every pack once, always with the same masks; as `each_pack_once`."""
 
-    Process `rank` gets the batches whose number mod `size` is `rank`. `take_packs` limits it to the first packs.
-    """
-    files = source.files
-    ends = np.cumsum(files.sizes)
-    packs = int(ends[-1]) if take_packs is None else min(int(ends[-1]), take_packs)
+    def read(shards: IntArray, records: IntArray) -> Batch:
+        return _features(source, targets, shards, records, EVALUATION_EPOCH)
 
-    def batches() -> Iterator[Batch]:
-        is_open: set[int] = set()
-        for first in range(rank * batch_packs, packs, size * batch_packs):
-            numbers = np.arange(first, min(first + batch_packs, packs))
-            shards = np.searchsorted(ends, numbers, side="right")
-            for shard in is_open - set(shards.tolist()):
-                files.close(shard)
-            for shard in set(shards.tolist()) - is_open:
-                files.open(shard, files.prepare(shard))
-            is_open = set(shards.tolist())
-            batch = _features(source, targets, shards, numbers - (ends - files.sizes)[shards], EVALUATION_EPOCH)
-            missing = batch_packs - len(numbers)
-            yield cast(Batch, {name: np.pad(values, [(0, missing), (0, 0)]) for name, values in batch.items()})
-
-    return ahead(batches())
+    return each_pack_once(source.files, read, batch_packs, rank, size, take_packs)
 
 
 def _features(source: TableSource, targets: WordTargets, shards: IntArray, records: IntArray, epoch: int) -> Batch:

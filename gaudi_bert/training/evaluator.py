@@ -9,12 +9,12 @@ needs nothing but the set itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from gaudi_bert.artefacts.training import EvaluationFigures
-from gaudi_bert.common.arrays import FloatArray
+from gaudi_bert.common.arrays import AnyArray, FloatArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.communicator import Communicator
 from gaudi_bert.engines.protocol import Model
@@ -28,6 +28,26 @@ def majority_share(label_counts: FloatArray) -> float:
     """The share of the most frequent label, 0 where there is none: the accuracy of always giving that answer."""
     total = label_counts.sum()
     return float(label_counts.max() / total) if total else 0.0
+
+
+def count_values(values: AnyArray, weights: AnyArray, size: int) -> FloatArray:
+    """How often each number below `size` is among the values that have a weight, float64 [size]."""
+    return np.bincount(values[weights > 0], minlength=size).astype(np.float64)
+
+
+def sums_over(
+    batches: Iterable[Batch],
+    model: Model,
+    communicator: Communicator,
+    counted: Callable[[Batch], FloatArray],
+    size: int,
+) -> FloatArray:
+    """The sums of a model's head, and behind them what is `counted`, over the batches of all processes, float64 [size]."""
+    totals = np.zeros(size, np.float64)
+    for number, batch in enumerate(batches):
+        communicator.note("an evaluation", slow=number == 0)
+        totals += np.concatenate([model.evaluate(batch)[1].astype(np.float64), counted(batch)])
+    return communicator.sum_array(totals)
 
 
 class PretrainingEvaluator:
@@ -53,17 +73,13 @@ class PretrainingEvaluator:
     def run(self) -> EvaluationFigures:
         """Evaluate."""
         vocabulary = self._config.vocab_size
-        sums = np.zeros(8, np.float64)
-        token_counts = np.zeros(vocabulary, np.float64)
-        next_counts = np.zeros(2, np.float64)
-        for number, batch in enumerate(self._batches()):
-            self._communicator.note("an evaluation", slow=number == 0)
-            sums += self._model.evaluate(batch)[1].astype(np.float64)
-            tokens = batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
-            token_counts += np.bincount(tokens, minlength=vocabulary)
-            labels = batch["next_sentence_labels"][batch["next_sentence_weights"] > 0]
-            next_counts += np.bincount(labels, minlength=2)
-        totals = self._communicator.sum_array(np.concatenate([sums, next_counts, token_counts]))
+
+        def labels(batch: Batch) -> FloatArray:
+            sentences = count_values(batch["next_sentence_labels"], batch["next_sentence_weights"], 2)
+            words = count_values(batch["masked_lm_ids"], batch["masked_lm_weights"], vocabulary)
+            return np.concatenate([sentences, words])
+
+        totals = sums_over(self._batches(), self._model, self._communicator, labels, 8 + 2 + vocabulary)
         sums, next_counts, token_counts = np.split(totals, [8, 10])
         if not next_counts.any():
             raise InputError(f"{self._source.path}: holds no sequence to evaluate on; prepare more text")

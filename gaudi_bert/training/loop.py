@@ -120,6 +120,22 @@ class TrainingLoop:
         target, evaluation = self._settings.target_masked_lm_accuracy, self.evaluation
         return target is not None and evaluation is not None and bool(evaluation.accuracy >= target)
 
+    def outcome(self) -> dict[str, Any]:
+        """How far and how fast it trained: the fields of `artefacts.training.RunResult`."""
+        progress, plan, report = self.progress, self.plan, self.report
+        return {
+            "updates": progress.update,
+            "sequences": progress.sequences,
+            "tokens": progress.tokens,
+            "processes": plan.processes,
+            "sequences_per_second": report.sequences_per_second if report is not None else None,
+            "tokens_per_second": report.tokens_per_second if report is not None else None,
+            "slots_per_second": report.slots_per_second if report is not None else None,
+            "packing_factor": plan.packing_factor,
+            "sequences_per_update": plan.sequences_per_update,
+            "reached_target": self.reached_target,
+        }
+
     def _update(self, task: Task) -> None:
         """Do one update."""
         context, update = self.context, self.progress.update + 1

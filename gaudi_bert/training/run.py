@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,8 +34,11 @@ from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.choose import ChosenEngine, choose_engine
 from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Device, Engine
-from gaudi_bert.training.checkpoint import newest_settings
+from gaudi_bert.engines.protocol import Device, Engine, Model
+from gaudi_bert.training.checkpoint import Progress, newest_settings, resume_run, share_state
+from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective
+from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.step import TrainingStep
 
 CHECKPOINTS = "checkpoints/update-*.safetensors"
 COMPILED_KEY = "compiled_kernels"
@@ -202,6 +205,28 @@ def _fewer_updates(settings_file: Path, signature: Signature) -> int | None:
         return None
     requested["settings"]["training"]["updates"] = before
     return before if stored == requested else None
+
+
+# --- What follows once the folder is open, before the loop
+
+
+def build_step(
+    context: RunContext[R], plan: RunPlan, model: Model, objective: Objective, denominators: LossDenominators = GLOBAL
+) -> TrainingStep:
+    """The step that trains a model as a plan says."""
+    settings, communicator, steps = plan.settings, context.communicator, plan.accumulation_steps
+    updates = context.engine.updates(model, settings, communicator, steps)
+    return TrainingStep(updates, communicator, settings, objective, steps, denominators)
+
+
+def restore(context: RunContext[R], step: TrainingStep, model: Model, load_first: Callable[[], None]) -> Progress:
+    """Resume from the newest checkpoint, or else `load_first` weights; the same state in every process."""
+    progress = Progress()
+    if context.communicator.is_first:
+        progress = resume_run(context.checkpoints, model, step.updates, context.reporter.say)
+        if progress.update == 0:
+            load_first()
+    return share_state(progress, model, step.updates, context.communicator)
 
 
 # --- What every process decides alone

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -28,7 +29,6 @@ from gaudi_bert.engines.communicator import Communicator
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.model.heads import PretrainingHead
-from gaudi_bert.training.checkpoint import Progress, resume_run, share_state
 from gaudi_bert.training.evaluator import PretrainingEvaluator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits
@@ -36,10 +36,18 @@ from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.mlperf import open_events
 from gaudi_bert.training.objective import PretrainingObjective, denominators_for
 from gaudi_bert.training.results import DryRun
-from gaudi_bert.training.run import COMPILED_KEY, OF_THE_MACHINE, RunContext, processes_of, run_engine, run_folder
+from gaudi_bert.training.run import (
+    COMPILED_KEY,
+    OF_THE_MACHINE,
+    RunContext,
+    build_step,
+    processes_of,
+    restore,
+    run_engine,
+    run_folder,
+)
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.speedup import measure_speedup
-from gaudi_bert.training.step import TrainingStep
 from gaudi_bert.training.stored_inputs import copy_tokenizer, local_weights, open_data
 from gaudi_bert.training.weights.sources import load_weights
 
@@ -112,10 +120,12 @@ def train(
             events.describe(plan, source, config)
             spec = ModelSpec(config, PretrainingHead(settings.training.loss))
             model = engine.build(spec, context.device, seed=settings.training.seed, compiled=context.compiled)
-            step = _build_step(context, plan, source, model)
+            objective = PretrainingObjective(settings.training.loss)
+            step = build_step(context, plan, model, objective, denominators_for(settings.training, source))
             evaluator = None if held_out is None else _build_evaluator(context, plan, held_out, model, config)
             speedup = _measure_speedup(context, plan, source, model, config)
-            progress = _restore(context, step, model, config, settings)
+            load_initial = partial(_load_initial_weights, context, model, config, settings)
+            progress = restore(context, step, model, load_initial)
             batches = _open_batches(context, plan, source, config, progress.packs)
             stored_settings = {
                 "model": config.to_json(),
@@ -200,18 +210,6 @@ def _signature(settings: PipelineSettings, source: DataSource, held_out: DataSou
     return Signature("train", {"model": config.to_json(), "training": section}, inputs)
 
 
-def _build_step(context: _Context, plan: RunPlan, source: DataSource, model: Model) -> TrainingStep:
-    settings, steps = plan.settings, plan.accumulation_steps
-    return TrainingStep(
-        context.engine.updates(model, settings, context.communicator, steps),
-        context.communicator,
-        settings,
-        PretrainingObjective(settings.loss),
-        steps,
-        denominators_for(settings, source),
-    )
-
-
 def _build_evaluator(
     context: _Context, plan: RunPlan, held_out: DataSource, model: Model, config: BertConfig
 ) -> PretrainingEvaluator:
@@ -248,35 +246,20 @@ def _measure_speedup(context: _Context, plan: RunPlan, source: DataSource, model
     return speedup.realized
 
 
-def _restore(
-    context: _Context, step: TrainingStep, model: Model, config: BertConfig, settings: PipelineSettings
-) -> Progress:
-    """Resume from the newest checkpoint, or else start from the initial weights; the same state in every process."""
-    progress, initial = Progress(), settings.training.init_checkpoint
-    if context.communicator.is_first:
-        progress = resume_run(context.checkpoints, model, step.updates, context.reporter.say)
-        if progress.update == 0 and initial is not None:
-            with local_weights(initial, settings.store) as path:
-                weights = load_weights(path, model, config)
-            lacking = f", but for {len(weights.missing)} variables that it lacks" if weights.missing else ""
-            context.reporter.say(f"train: starts from the weights of {weights.path} ({weights.kind}){lacking}")
-    return share_state(progress, model, step.updates, context.communicator)
+def _load_initial_weights(context: _Context, model: Model, config: BertConfig, settings: PipelineSettings) -> None:
+    """Those that the settings name, if any."""
+    initial = settings.training.init_checkpoint
+    if initial is not None:
+        with local_weights(initial, settings.store) as path:
+            weights = load_weights(path, model, config)
+        lacking = f", but for {len(weights.missing)} variables that it lacks" if weights.missing else ""
+        context.reporter.say(f"train: starts from the weights of {weights.path} ({weights.kind}){lacking}")
 
 
 def _result(loop: TrainingLoop, realized_speedup: float | None) -> TrainingResult:
-    plan, progress, report = loop.plan, loop.progress, loop.report
     return TrainingResult(
-        updates=progress.update,
-        sequences=progress.sequences,
-        tokens=progress.tokens,
-        processes=plan.processes,
-        sequences_per_second=report.sequences_per_second if report is not None else None,
-        tokens_per_second=report.tokens_per_second if report is not None else None,
-        slots_per_second=report.slots_per_second if report is not None else None,
-        packing_factor=plan.packing_factor,
-        sequences_per_update=plan.sequences_per_update,
-        reached_target=loop.reached_target,
-        training=cast(LossFigures, report.figures) if report is not None else None,
+        **loop.outcome(),
+        training=cast(LossFigures, loop.report.figures) if loop.report is not None else None,
         evaluation=cast(EvaluationFigures | None, loop.evaluation),
         realized_speedup=realized_speedup,
     )

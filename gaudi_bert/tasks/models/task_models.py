@@ -55,9 +55,15 @@ def is_bert(path: Path) -> bool:
     config = (path if path.is_dir() else path.parent) / "config.json"
     content = read_json(config) if config.is_file() else {}
     kind = content.get("model_type", "bert") if isinstance(content, dict) else "bert"
-    if kind != "bert" and importlib.util.find_spec("transformers") is None:
-        raise InputError(f"{path}: is a model of type {kind}, which needs transformers; run: {install_command('pytorch')}")
+    if kind != "bert":
+        check_transformers(f"{path}: is a model of type {kind}, which")
     return bool(kind == "bert")
+
+
+def check_transformers(what: str) -> None:
+    """Refuse what needs `transformers` where it is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        raise InputError(f"{what} needs transformers; run: {install_command('pytorch')}")
 
 
 @dataclass(frozen=True)
@@ -208,7 +214,8 @@ def write_task_folder(
         handle.write(save(tensors, metadata={"format": "pt"}))
     values |= {**task.config_json(), "architectures": [start.architecture]}
     write_json(folder / "config.json", {**values, KEY: own})
-    library_class = "BertTokenizer" if isinstance(config, BertConfig) else "PreTrainedTokenizerFast"
+    words = type(tokenizer.tokenizer.model).__name__ == "WordPiece"
+    library_class = "BertTokenizer" if words and isinstance(config, BertConfig) else "PreTrainedTokenizerFast"
     copy_tokenizer(tokenizer, folder, {"tokenizer_class": library_class, "model_max_length": start.sizes.positions})
 
 

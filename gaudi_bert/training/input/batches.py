@@ -12,9 +12,10 @@ the record.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar, cast
 
 import numpy as np
@@ -95,15 +96,36 @@ def batches_in_order(reader: PackReader, batch_packs: int, order: TrainingOrder)
         reader.close()
 
 
+class _NumberedFiles(Protocol):
+    """Files whose records are read by their numbers; `sizes`: records of each."""
+
+    @property
+    def sizes(self) -> IntArray: ...
+
+    def close_except(self, numbers: Iterable[int]) -> None: ...
+
+
 def evaluation_batches(
     source: DataSource, limits: ValueLimits, batch_packs: int, rank: int = 0, size: int = 1, take_packs: int | None = None
 ) -> Iterator[Batch]:
-    """Every record once, in the order of the files; the last batch is filled up with empty packs.
-
-    Process `rank` gets the batches whose number mod `size` is `rank`; shapes are the same for all. `take_packs` limits it to
-    the first records. The files of one batch are open at a time.
-    """
+    """Every record of a source once; its values are checked."""
     files = source.open_files()
+    return each_pack_once(files, partial(_checked, source, files, limits=limits), batch_packs, rank, size, take_packs)
+
+
+def each_pack_once(
+    files: _NumberedFiles,
+    read: Callable[[IntArray, IntArray], Batch],
+    batch_packs: int,
+    rank: int,
+    size: int,
+    take_packs: int | None,
+) -> Iterator[Batch]:
+    """Every pack once, in the order of the files; the last batch is filled up with empty packs.
+
+    `read` gives packs by file and number. Process `rank` gets the batches whose number mod `size` is `rank`; shapes are the
+    same for all. `take_packs` limits it to the first packs. The files of one batch are open at a time.
+    """
     ends = np.cumsum(files.sizes)
     packs = int(ends[-1]) if take_packs is None else min(int(ends[-1]), take_packs)
 
@@ -112,7 +134,7 @@ def evaluation_batches(
             numbers = np.arange(first, min(first + batch_packs, packs))
             shards = np.searchsorted(ends, numbers, side="right")
             files.close_except(shards.tolist())
-            batch = _checked(source, files, shards, numbers - (ends - files.sizes)[shards], limits)
+            batch = read(shards, numbers - (ends - files.sizes)[shards])
             missing = batch_packs - len(numbers)
             yield cast(Batch, {name: np.pad(values, [(0, missing), (0, 0)]) for name, values in batch.items()})
 
