@@ -63,7 +63,7 @@ def test_a_model_by_its_name(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             model_overrides(name)
     (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
-    with pytest.raises(InputError, match=r"is not the config.json of a bert"):
+    with pytest.raises(InputError, match=r"is not of a BERT"):
         model_overrides(str(tmp_path / "config.json"))
 
 
