@@ -198,7 +198,8 @@ def test_a_run_of_fresh_weights_is_taken_by_finetune_and_embed(files: Path, tmp_
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     (tmp_path / "rows.jsonl").write_text('{"text": "alpha beta", "label": "x"}\n{"text": "zeta", "label": "y"}\n')
     words = ["--data", "rows.jsonl", "--model", "run"]
-    tuned = succeed("finetune", "--task", "classification", *words, "--out", "tuned", "--dry-run", folder=tmp_path)
+    task = ("--task", "classification", f"--set=finetune.max_sequence_length={LENGTH}")
+    tuned = succeed("finetune", *task, *words, "--out", "tuned", "--dry-run", folder=tmp_path)
     assert "run (roberta of transformers): 3 layers" in tuned.stderr
     succeed("embed", *words, "--out", "vectors.npy", "--pooling", "cls", folder=tmp_path)
     with torch.no_grad():
