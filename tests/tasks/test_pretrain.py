@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return once(tmp_path_factory, "word-models", make)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the commands' `training.threads`; TensorFlow's cannot be changed in a process that has it already."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def settings(**training: Any) -> PipelineSettings:
-    values = {"training": {**UPDATES, **training}, "task": {"masked_lm_probability": 0.2}}
+    values = {"training": {**UPDATES, "threads": None, **training}, "task": {"masked_lm_probability": 0.2}}
     return pipeline_from_mapping(values, "test")
 
 

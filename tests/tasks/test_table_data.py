@@ -133,9 +133,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pytest.importorskip("torch", exc_type=ImportError)  # of the builder of tokenizers
     from tests.builders.packed_tables import write_table
 
-    folder = once(
-        tmp_path_factory, "table-of-words", lambda made: write_table(made / "table", 120, 4, "--group-bytes", 8000)
-    )
+    folder = once(tmp_path_factory, "table-of-words", lambda made: write_table(made / "table", 120, 4))
     return open_packed_table(folder / "table" / "packed")
 
 

@@ -64,7 +64,7 @@ def test_what_can_run_and_why_the_rest_cannot(packages: Packages, on_cards: bool
 )
 def test_an_engine_that_is_named_must_run(monkeypatch: pytest.MonkeyPatch, engine: str, verdict: str, remedy: str) -> None:
     monkeypatch.setattr("sys.executable", "python3.12")
-    monkeypatch.setattr("gaudi_bert.common.installation.has_tensorflow", lambda: False)
+    monkeypatch.setattr("gaudi_bert.common.errors.has_tensorflow", lambda: False)
     settings = load_pipeline(None, [f"training.engine={engine}"])
     result = check_engines(Packages((3, 12), torch="2.13.0", transformers="5.23.0"), settings, on_cards=False)
     assert result.verdict == verdict
