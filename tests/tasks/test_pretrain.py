@@ -174,7 +174,7 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
 
 def test_fresh_weights_of_a_bert_are_those_of_either_engine_and_of_the_seed(files: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", exc_type=ImportError)
-    few = {"updates": 2, "warmup_updates": 1, "save_every_updates": 9}
+    few = {"updates": 2, "warmup_updates": 1, "save_every_updates": 9, "threads": None}
     model = {**{name: SIZES[name] for name in SIZES if name != "vocab_size"}, **NO_DROPOUT}
     curves = {}
     for engine, seed in (("tensorflow", 7), ("pytorch", 7), ("pytorch", 8)):
