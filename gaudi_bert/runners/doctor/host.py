@@ -110,7 +110,7 @@ _PAGE_BYTES = 2 * 2**20
 def check_host(answers: HostAnswers, settings: PipelineSettings) -> list[CheckResult]:
     """One result per check, in an order in which fixing makes sense; without any cards, only what matters there."""
     engines = check_engines(answers.packages, settings, on_cards=bool(answers.device_nodes))
-    if not settings.resources.cards and not answers.device_nodes:
+    if not settings.resources.cards and not answers.device_nodes and not answers.gaudi.cards:
         cards = passed("cards", "none here, and the pipeline asks for none")
         return [engines, cards, _runtime(answers, settings)]
     return [engines, *(check(answers, settings) for check in _CHECKS)]
