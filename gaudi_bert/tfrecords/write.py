@@ -53,16 +53,18 @@ def write(
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
+    shards: Mapping[str, int] | None = None,
     store: StoreSettings | None = None,
 ) -> StageOutput[Metadata]:
     """Write the packed records of a plan.
 
     With `finish`, no group is written: it is checked that all are there (see `write_shard`), and metadata.json is written.
+    `shards` has another `shard_multiple` or `shard_bytes` than the plan.
     """
     started = time.monotonic()
     _check_apart(records, out)
     with local_copy(plan, store) as path, mirrored(out, store) as folder:
-        content = WritablePlan.read(path)
+        content = WritablePlan.read(path).with_shards(shards or {})
         output = _output(folder, content, reporter)
         if output.begin(overwrite):
             return StageOutput(Metadata.read(folder), skipped=True)
@@ -82,6 +84,7 @@ def write_shard(
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
+    shards: Mapping[str, int] | None = None,
     store: StoreSettings | None = None,
 ) -> StageOutput[Metadata] | GroupsResult:
     """Write the groups K, K + N, ... of a plan, for `shard` (K, N); `write` with `finish` afterwards, once.
@@ -90,7 +93,7 @@ def write_shard(
     """
     _check_apart(records, out)
     with local_copy(plan, store) as path, mirrored(out, store) as folder:
-        content = WritablePlan.read(path)
+        content = WritablePlan.read(path).with_shards(shards or {})
         output = _output(folder, content, reporter)
         if output.begin(overwrite):
             return StageOutput(Metadata.read(folder), skipped=True)
