@@ -127,12 +127,13 @@ STOREYS = {
     "packing": ("heuristics", "nnls_solver", "long_packs", "nnls", "exact", "algorithms", "pack_lengths", "estimate"),
     "tfrecords": (
         *("wire", "files", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
-        *("packed_proof", "histogram", "plan", "write", "verify", "inspect", "pack", "convert", "vendor_packs"),
+        *("packed_proof", "group_proof", "differences", "histogram", "plan", "write", "verify", "proof_parts"),
+        *("verify_parts", "inspect", "pack", "convert", "vendor_packs"),
     ),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (
         *("rows", "write_packs", "groups", "packed_parquet"),
-        *("verify", "pack", "import_tables", "tokenize"),
+        *("verify", "verify_parts", "pack", "import_tables", "tokenize"),
     ),
     "training": (
         *("input", "objective", "step", "run_plan", "metrics", "evaluator", "speedup", "equivalence"),

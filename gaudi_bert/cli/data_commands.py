@@ -232,20 +232,35 @@ def _describe_pack(result: Mapping[str, Any]) -> list[str]:
 def verify(
     records: arguments.RecordsOrTable,
     packed: Annotated[Path, typer.Argument(help="The packed folder.", show_default=False)],
+    shard: arguments.Shard = None,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="After all --shard, check them and write verification.json.")
+    ] = False,
     workers: arguments.Workers = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Verify again what has been verified.")] = False,
     json: arguments.Json = False,
 ) -> None:
     """Prove that every sequence is in the packed folder exactly once, byte for byte."""
     from gaudi_bert.tables.sources import is_table
-    from gaudi_bert.tables.verify import verify_table
-    from gaudi_bert.tfrecords import verify
 
+    part = arguments.parse_shard(shard, finish)
+    if finish and overwrite:
+        raise InputError(
+            "--finish and --overwrite exclude each other; verify the parts again with --shard K/N --overwrite, then --finish"
+        )
     if is_table(records):
-        proof = verify_table(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
-        output.print_result(proof, json, table_commands.describe_verified_table)
+        table_commands.verify_as_table(records, packed, part, finish, overwrite, workers, json)
         return
-    result = verify.verify(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
+    from gaudi_bert.tfrecords import verify, verify_parts
+
+    reporter = Reporter()
+    result: object
+    if part is not None:
+        result = verify_parts.verify_shard(records, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
+    elif finish:
+        result = verify_parts.finish_verification(records, packed, reporter=reporter)
+    else:
+        result = verify.verify(records, packed, reporter=reporter, overwrite=overwrite, workers=workers)
     output.print_result(result, json, output.describe_verification)
 
 
