@@ -167,6 +167,17 @@ def test_the_planning_of_the_page_plans_what_one_command_plans(case: PackingCase
     assert (tmp_path / "plan.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
 
 
+@pytest.mark.slow
+def test_the_verifying_of_the_page_proves_what_one_command_proves(case: PackingCase, tmp_path: Path) -> None:
+    (tmp_path / "records").symlink_to(case.records)
+    for name in ("packed", "whole"):
+        shutil.copytree(case.packed, tmp_path / name)
+    run_example("Verifying", tmp_path)
+    succeed("verify", case.records, tmp_path / "whole")
+    assert made_in(tmp_path / "packed") == made_in(tmp_path / "whole")
+    assert (tmp_path / "packed" / "verification.json").exists()
+
+
 @pytest.mark.parametrize("example", ["xargs", "Slurm"])
 @pytest.mark.slow
 def test_an_example_of_the_page_packs_what_one_command_packs(example: str, case: PackingCase, tmp_path: Path) -> None:
