@@ -36,6 +36,7 @@ from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
 from gaudi_bert.tfrecords.files import open_inputs, records_folder
+from gaudi_bert.tfrecords.group_memory import available_bytes, check_group_memory
 from gaudi_bert.tfrecords.packed_shards import WRITERS_PER_CORE, PackEncoder, count_group_shards, output_buffer
 from gaudi_bert.tfrecords.packed_shards import write_shard as write_packs
 from gaudi_bert.tfrecords.scanning.scan import CompactedFormat, RecordScan, map_files, map_in_threads, worker_count
@@ -140,11 +141,12 @@ def _write_groups(
             raise InputError(
                 f"{inputs.vocabulary}: is not the vocabulary of the plan; make the histogram and the plan again"
             )
-        pending = output.missing(numbers)
+        pending, available = output.missing(numbers), available_bytes()
         paths = []
         for number in pending:
             _prove_group(plan, number)
             paths.append([present[name] for name in plan.group(number).files])
+            check_group_memory(number, plan.group(number), paths[-1], available)
         if pending:
             _write_pending(output, plan, pending, paths, workers)
     return len(pending)
