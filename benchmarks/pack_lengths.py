@@ -6,7 +6,7 @@
 The lengths are log-normal (median 545 tokens), cut at the row. Each run is a process of its own; its memory is what the peak
 of resident memory rises above what numpy and the lengths take, the library's own code and its imports included.
 Beside it, what numpy alone takes to sort the same lengths (`argsort`), which any packer of decreasing lengths has to do; and
-a plain best fit of decreasing lengths, compiled by numba, in processes of its own.
+a plain best fit of decreasing lengths, compiled by numba, in separate processes.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ def run_plain(sequences: int, row: int) -> dict[str, float]:
     """The plain best fit in this process."""
     lengths = lengths_of(sequences, row)
     np.argsort(lengths, kind="stable")
-    found = measured(lambda: plain_best_fit(lengths, row))
-    indices, offsets = found.result
+    plain = measured(lambda: plain_best_fit(lengths, row))
+    indices, offsets = plain.result
     if np.add.reduceat(lengths[indices].astype(np.int64), offsets[:-1]).max() > row:
         raise SystemExit("the plain best fit overfills a pack")
-    return {"MiB": (found.memory_bytes or 0) / 2**20, "packs": offsets.size - 1}
+    return {"MiB": (plain.memory_bytes or 0) / 2**20, "packs": offsets.size - 1}
 
 
 def run_once(sequences: int, row: int) -> dict[str, float]:

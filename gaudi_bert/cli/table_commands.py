@@ -228,5 +228,5 @@ def _describe_verified_table(result: Mapping[str, Any]) -> list[str]:
 
 
 def verified_lines(result: Mapping[str, Any]) -> list[str]:
-    """The lines of a proof that `pack --verify` made."""
+    """The lines of the proof of `pack --verify`."""
     return [f"verified: {line}" for line in output.describe_verification(result["verify"])] if "verify" in result else []

@@ -117,7 +117,7 @@ class PackedRows:
 
 
 def open_packed_rows(source: str | Path, packed: Path, metadata: TableMetadata, reporter: Reporter) -> PackedRows:
-    """Open both sides, and hold what can be told without reading rows."""
+    """Open both sides, and check what needs no reading of rows."""
     path = settings_path(packed, TableMetadata.path_in(packed))
     signature = read_signature(path)
     settings = section_from_mapping(TableSettings, signature.settings, str(path))

@@ -29,15 +29,15 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("
 
     None where the operating system does not tell.
     """
-    found = []
+    limits = []
     for path in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes"):
         text = _text(path).strip()
         if text.isdecimal():
-            found.append(int(text))
+            limits.append(int(text))
     for line in _text(meminfo).splitlines():
         if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
-    return min(found, default=None)
+            limits.append(int(line.split()[1]) * 1024)
+    return min(limits, default=None)
 
 
 def check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path], available: int | None) -> None:

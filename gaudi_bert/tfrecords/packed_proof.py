@@ -231,7 +231,7 @@ def counts_of_groups(packed: Path, metadata: Metadata) -> Iterator[IntArray]:
 
 
 def check_files(folder: VerifiedFolder[Stored], proof: Proof[Stored]) -> None:
-    """There is no manifest and no index but those of the groups, and metadata.json states what was proven."""
+    """The folder holds no manifest and no index but those of the groups, and metadata.json states what was proven."""
     packed, metadata = folder.packed, folder.metadata
     groups = len(metadata.shard_table.group_firsts)
     known = {path(packed, number).name for number in range(groups) for path in (manifest_path, index_path)}
