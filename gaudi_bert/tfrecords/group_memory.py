@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gaudi_bert.artefacts.plan import PlannedGroup
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_text
 from gaudi_bert.common.progress import count_of, human_bytes
 
 _BYTES_OF_A_TOKEN = 3
@@ -60,6 +61,6 @@ def check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path], 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii")
+        return read_text(path)
     except OSError:
         return ""
