@@ -121,8 +121,8 @@ def main() -> None:
     parser.add_argument("--once", choices=("ours", "plain"), help="one run in this process, as JSON")
     arguments = parser.parse_args()
     if arguments.once:
-        run = run_once if arguments.once == "ours" else run_plain
-        print(json.dumps(run(arguments.sequences, arguments.row)))
+        once = run_once if arguments.once == "ours" else run_plain
+        print(json.dumps(once(arguments.sequences, arguments.row)))
         return
     show_processor()
     print(f"{arguments.sequences:,} lengths in rows of {arguments.row:,}, {arguments.runs} runs")
