@@ -219,7 +219,7 @@ class StreamReader(Generic[Prepared]):
         mine = [
             (epoch, visit.shard)
             for epoch, visit in soon
-            if visit.shard not in self._open
+            if not (epoch == self._epoch and (visit.shard in now or visit.shard in self._open))
             and (self._is_read[visit.stream % self._order.streams] or visit.begin >= self._order.full_rounds(epoch))
         ]
         return list(dict.fromkeys(mine))[: max(0, most)]
