@@ -1,7 +1,7 @@
 """Which stream reads which shards, and when: shards that are read together come from all parts of the input.
 
-An input is often sorted: by topic, by source, by length. Shards of the same group hold the same files, and groups whose files
-are neighbours hold similar text. So the streams are spread over the input like the teeth of a comb, which moves along it:
+An input is often sorted: by topic, by source, by length. Shards of a group hold the same files, and groups whose files are
+neighbours hold similar text. So the streams are spread over the input like the teeth of a comb, which moves along it:
 
 1. The input is a ring, cut at a random shard. Its shards, in the order of their regions, are dealt row by row, one to each
    stream, the largest of a row to the stream with the fewest packs so far. So every stream has shards of all parts of the

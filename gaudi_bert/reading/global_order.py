@@ -2,11 +2,11 @@
 
 Packs are read from C streams at once, and a stream reads its shards one after the other, so that C shards are open, not all.
 There are several sets of C streams, which take turns of 32 rounds, so that the packs of a longer time come from more shards.
-`dealing.py` decides which shards a stream reads. Streams are of nearly equal length, and none is longer than the one before it.
+`dealing.py` decides which shards a stream reads. Streams are of nearly equal length, none longer than the one before it.
 
 While the same k streams have packs, their next 32 packs each are a block (the last one may be shorter). In a block the first
-C streams take a turn, then the next C, and so on. Round t of a turn is the t-th pack of each of its streams, by the number of
-the stream. Packs are numbered in this sequence, 0 .. packs - 1. Process r of W takes the packs whose number mod W is r.
+C streams take a turn, then the next C, and so on. Round t of a turn is the t-th pack of each of its streams, by their
+numbers. Packs are numbered in this sequence, 0 .. packs - 1. Process r of W takes the packs whose number mod W is r.
 
 A position in the data is one number, of packs that all processes have read; it means the same with any W. The packs of a
 shard are permuted within windows of so many records, then the windows: a shard is read nearly from front to back.
@@ -150,7 +150,7 @@ class GlobalOrder:
         return ShardOrder(records, np.stack([begins, firsts, lasts], axis=1))
 
     def visits(self, epoch: int, done: int, rank: int, world_size: int) -> Iterator[Visit]:
-        """The shards that a process reads in an epoch once `done` packs of it are read, as it reads them, each once a turn."""
+        """The shards that a process reads once `done` packs of an epoch are read, as it reads them, each once a turn."""
         last_turn, seen = -1, set[int]()
         step = _NUMBERS_AT_ONCE * world_size
         for begin in range(done, self.packs, step):

@@ -139,7 +139,9 @@ class StreamReader(Generic[Prepared]):
         ended = []
         if now[0] > self._now[0] or now[1] >= self._first_end:
             needed = set(located.shards.tolist())
-            ended = [shard for shard, opened in self._open.items() if shard not in needed and self._is_past(shard, opened, now)]
+            ended = [
+                shard for shard, opened in self._open.items() if shard not in needed and self._is_past(shard, opened, now)
+            ]
         self._now = now
         self._is_read[located.streams % self._order.streams] = True
         self._close(ended)
@@ -155,9 +157,9 @@ class StreamReader(Generic[Prepared]):
             for shard in np.unique(located.shards[due]).tolist():
                 self._prefetch(shard, int(located.positions[located.shards == shard].max()))
 
-    def _is_past(self, shard: int, opened: _OpenShard, now: tuple[int, int]) -> bool:
-        """Whether a shard is not read any more in this turn."""
-        return bool(self._last_turn[shard] < now[0]) or opened.end <= now[1]
+    def _is_past(self, shard: int, now: tuple[int, int]) -> bool:
+        """Whether an open shard is not read any more in this turn."""
+        return bool(self._last_turn[shard] < now[0]) or self._open[shard].end <= now[1]
 
     def _close(self, shards: list[int]) -> None:
         if not shards:

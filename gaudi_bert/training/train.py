@@ -154,7 +154,7 @@ def _plan(
             check_fits(each, config)
     processes = processes_of(settings, communicator, dry_run)
     if source.cache is not None:
-        source.cache.check_room(source.streams, processes)
+        source.cache.check_room(source.streams, processes, source.sets)
     plan = RunPlan(
         settings.training,
         source.packing_factor,
