@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.common.arrays import IntArray, whole_number
 from gaudi_bert.common.errors import InputError, refuse_removed
 from gaudi_bert.pytorch.indexed import IndexedTable
@@ -132,6 +133,11 @@ class _StoredPacks:
 
 def _open_packs(folder: Path, seed: int, share: _Share, table: Path | None) -> _StoredPacks:
     """Open the packs of `folder`, of whatever format."""
+    if in_store(folder):
+        raise InputError(
+            f"{shown_location(folder)}: PackedDataset reads folders of this machine; copy it here, or train with "
+            "`gaudi-bert train`, which reads URLs"
+        )
     if table is not None:
         index = IndexedTable(folder, table)
         return _StoredPacks(index, share, seed, shard_multiple=index.shard_multiple, identity=index.identity)
@@ -144,8 +150,8 @@ def _open_packs(folder: Path, seed: int, share: _Share, table: Path | None) -> _
         return _StoredPacks(files, share, seed, window=files.window_rows, shard_multiple=shard_multiple, identity=identity)
     if has_metadata:
         metadata = read_metadata(folder)
-        table = metadata.shard_table
-        check_shards(folder, table)
+        shards = metadata.shard_table
+        check_shards(folder, shards)
         return _StoredPacks(
             open_shards(folder, metadata),
             share,
@@ -153,7 +159,7 @@ def _open_packs(folder: Path, seed: int, share: _Share, table: Path | None) -> _
             shard_multiple=metadata.shard_multiple,
             identity=metadata.identity(repr)[:_IDENTITY_DIGITS],
             sets=MOST_SETS if metadata.groups else 1,
-            regions=regions_of_groups(table.group_sizes, metadata.input_files, metadata.seed) if metadata.groups else None,
+            regions=regions_of_groups(shards.group_sizes, metadata.input_files, metadata.seed) if metadata.groups else None,
             rows_of=rows_of_packs,
         )
     if folder.is_dir() and any(folder.iterdir()):

@@ -139,9 +139,7 @@ class StreamReader(Generic[Prepared]):
         ended = []
         if now[0] > self._now[0] or now[1] >= self._first_end:
             needed = set(located.shards.tolist())
-            ended = [
-                shard for shard, opened in self._open.items() if shard not in needed and self._is_past(shard, opened, now)
-            ]
+            ended = [shard for shard in self._open if shard not in needed and self._is_past(shard, now)]
         self._now = now
         self._is_read[located.streams % self._order.streams] = True
         self._close(ended)
@@ -186,7 +184,7 @@ class StreamReader(Generic[Prepared]):
             self._files.open(shard, content)
             position, end = int(located.positions[first]), int(located.ends[first])
             window = _window_at(order, position)
-            self._open[shard] = self._earlier.pop(shard, None) or _OpenShard(end, order, window, window)
+            self._open[shard] = self._earlier.pop(shard, _OpenShard(end, order, window, window))
             self._is_open[shard] = True
             waits = 0 if self._is_settled else _FIRST_PACKS // self._shards_at_once
             self._prefetch_at[shard] = position + waits

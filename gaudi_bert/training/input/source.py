@@ -186,8 +186,8 @@ def check_fits(source: DataSource, config: BertConfig) -> None:
 #
 # A reader has at most a shard of each stream open, has the next ones prepared (`reading/streams.py`), and returns to those
 # of the other sets. So what it needs follows from the largest shards, whatever the size of the data. Shards that were read
-# stay until their room is needed, and the least recently used goes first: data that fits is fetched once. The state of a run is a number of
-# packs, so nothing of this is stored: a run that is resumed fetches again.
+# stay until their room is needed, and the least recently used goes first: data that fits is fetched once. The state of a
+# run is a number of packs, so nothing of this is stored: a run that is resumed fetches again.
 
 
 class ShardCache:
@@ -206,8 +206,8 @@ class ShardCache:
         needed = int(np.sort(self._bytes)[::-1][: streams * sets + ahead].sum())
         if needed > self._room:
             raise InputError(
-                f"{self.folder}: a process needs {needed:,} bytes for the shards of {streams * sets} streams and the next "
-                f"{ahead}, store.cache_bytes is {self._room:,}; raise it (on Kubernetes kubernetes.scratch, to twice as much)"
+                f"{self.folder}: a process needs {needed:,} bytes for the shards of {streams * sets} streams and the "
+                f"next {ahead}, store.cache_bytes is {self._room:,}; raise it (on Kubernetes kubernetes.scratch, to twice as much)"
             )
 
     def bring(self, number: int) -> None:
