@@ -27,13 +27,14 @@ ORDER = 3
 """The number of this order, which positions carry: those of another order mean other packs."""
 WINDOW_PACKS = 4096
 TURN_ROUNDS = 32
-_FEWEST_STREAMS, _MOST_STREAMS = 32, 512
+_FEWEST_STREAMS = 32
+MOST_STREAMS = 512
 _NUMBERS_AT_ONCE = 8192
 
 
 def streams_of(shard_multiple: int) -> int:
     """From how many streams a folder is read whose groups have a multiple of so many shards."""
-    return min(_MOST_STREAMS, max(_FEWEST_STREAMS, shard_multiple))
+    return min(MOST_STREAMS, max(_FEWEST_STREAMS, shard_multiple))
 
 
 def check_rank(rank: int, world_size: int) -> None:

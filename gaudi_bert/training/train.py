@@ -195,6 +195,7 @@ def _describe(settings: PipelineSettings, source: DataSource, config: BertConfig
         f"{training.optimizer}, learning rate {training.learning_rate:g}"
         + (_SMALL_MODELS_RATE if config.hidden_size >= 512 and has_default_rate else ""),
         *plan.short_lines(),
+        *filter(None, [source.reading_cost(plan.processes)]),
         *(plan.table() if dry_run else []),
     ]
 

@@ -219,6 +219,9 @@ def test_packed_tables_are_read_in_the_same_way(case: PackingCase, tmp_path: Pat
 def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Path) -> None:
     refusals = {
         "rank = 2: 0 to 1 is allowed": lambda: PackedDataset(case.packed, 2, 2),
+        "s3://bucket/packed: PackedDataset reads folders of this machine; copy it here": lambda: PackedDataset(
+            "s3://bucket/packed"
+        ),
         "world_size = 0: at least 1 is needed": lambda: PackedDataset(case.packed, 0, 0),
         "batch_packs = 0: at least 1 is needed": lambda: PackedDataset(case.packed, batch_packs=0),
         "batch_packs = -1: at least 1 is needed": lambda: PackedLoader(PackedDataset(case.packed), -1, batch_ids),

@@ -28,7 +28,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import open_file
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.reading.dealing import MOST_SETS, regions_of_groups
-from gaudi_bert.reading.global_order import streams_of
+from gaudi_bert.reading.global_order import MOST_STREAMS, streams_of
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
 from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_shards, is_packed, open_shards, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
@@ -90,6 +90,18 @@ class DataSource:
         if self.metadata is None or not self.metadata.groups:
             return None
         return regions_of_groups(self.metadata.shard_table.group_sizes, self.metadata.input_files, self.metadata.seed)
+
+    def reading_cost(self, processes: int) -> str | None:
+        """What so many processes cost that have no streams of their own; None where each has."""
+        readers = processes // math.gcd(self.streams, processes)
+        if readers == 1 or self.metadata is None:
+            return None
+        multiple = -(-self.streams // processes) * processes
+        remedy = f"= {multiple}, once" if multiple <= MOST_STREAMS else f"= {MOST_STREAMS}, less often"
+        return (
+            f"note: each shard is read by {readers} of the {processes} processes, so that about {readers} times the bytes of "
+            f"the packs are read (of a bucket, fetched); packed with packing.shard_multiple {remedy}"
+        )
 
     def open_files(self) -> RecordFiles:
         """The records by their files and numbers."""
@@ -207,7 +219,8 @@ class ShardCache:
         if needed > self._room:
             raise InputError(
                 f"{self.folder}: a process needs {needed:,} bytes for the shards of {streams * sets} streams and the "
-                f"next {ahead}, store.cache_bytes is {self._room:,}; raise it (on Kubernetes kubernetes.scratch, to twice as much)"
+                f"next {ahead}, store.cache_bytes is {self._room:,}; raise it (on Kubernetes kubernetes.scratch, to twice "
+                "as much)"
             )
 
     def bring(self, number: int) -> None:

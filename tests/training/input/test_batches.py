@@ -359,3 +359,15 @@ def test_a_stream_is_taken_up_after_any_batch() -> None:
     later = list(islice(task_batches(data, task(), 3, 3, TrainingOrder(7, 0, packs_done=21)), 5))
     for one, other in zip(whole[7:], later, strict=True):
         assert {name: values.tobytes() for name, values in one.items()} == {name: v.tobytes() for name, v in other.items()}
+
+
+def test_a_number_of_processes_without_streams_of_their_own_is_said_with_its_cost(tmp_path: Path) -> None:
+    source = open_source(make_case(tmp_path / "case").packed)
+    assert source.streams == 32
+    assert [source.reading_cost(processes) for processes in (1, 2, 8, 32)] == [None] * 4
+    costs = {3: (3, "= 33, once"), 48: (3, "= 48, once"), 64: (2, "= 64, once"), 1024: (32, "= 512, less often")}
+    for processes, (readers, remedy) in costs.items():
+        line = source.reading_cost(processes)
+        assert line is not None
+        assert f"by {readers} of the {processes} processes" in line
+        assert line.endswith(f"packing.shard_multiple {remedy}")
