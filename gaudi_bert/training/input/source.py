@@ -99,8 +99,8 @@ class DataSource:
         multiple = -(-self.streams // processes) * processes
         remedy = f"= {multiple}, once" if multiple <= MOST_STREAMS else f"= {MOST_STREAMS}, less often"
         return (
-            f"note: each shard is read by {readers} of the {processes} processes, so that about {readers} times the bytes of "
-            f"the packs are read (of a bucket, fetched); packed with packing.shard_multiple {remedy}"
+            f"note: each shard is read by {readers} of the {processes} processes, so that about {readers} times the bytes "
+            f"of the packs are read (of a bucket, fetched); packed with packing.shard_multiple {remedy}"
         )
 
     def open_files(self) -> RecordFiles:
