@@ -88,9 +88,10 @@ class Trainer:
 
     def __post_init__(self) -> None:
         settings = TrainingSettings(seed=1)
-        engine, compiled = load_engine(self.engine), self.engine == "tensorflow"
+        engine, in_pytorch = load_engine(self.engine), self.engine == "pytorch"
+        device = engine.open_device(settings) if in_pytorch else None
         spec = ModelSpec(self.config, PretrainingHead())
-        model = engine.build(spec, seed=1, compute_dtype=self.precision, compiled=compiled)
+        model = engine.build(spec, device, seed=1, compute_dtype=self.precision, compiled=not in_pytorch)
         updates = engine.updates(model, settings, self.communicator, 1)
         self._step = TrainingStep(updates, self.communicator, settings, PretrainingObjective(), 1)
         self._batches = self._read()
@@ -131,8 +132,8 @@ def training_flops_a_row(config: BertConfig, source: DataSource, reads_all: bool
     return 3 * ((config.num_hidden_layers - 1) * layer(length) + last + heads)
 
 
-def unpacked_batches(source: DataSource, batch_packs: int, count: int) -> list[Batch]:
-    """`count` batches of padded rows, for those who do not read our records."""
+def some_batches(source: DataSource, batch_packs: int, count: int) -> list[Batch]:
+    """The first `count` batches, for those who do not read our records."""
     limits = value_limits(source, SMALL)
     batches = training_batches(source, limits, batch_packs, TrainingOrder(seed=1, shuffle_packs=4096))
     return [{name: np.copy(value) for name, value in next(batches).items()} for _ in range(count)]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "pack_histogram", "pack_lengths"]
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -36,9 +36,9 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def open_encoder(
-    folder: Path, tokenizer: RowTokenizer, *, with_head: bool, precision: Literal["float32", "bfloat16"]
+    folder: Path, tokenizer: RowTokenizer, *, with_head: bool, precision: Literal["float32", "bfloat16"], device: str = "cpu"
 ) -> PackedEncoder:
-    """The encoder of a folder with its tokenizer, on a CUDA GPU where there is one.
+    """The encoder of a folder with its tokenizer, on a device; on "hpu" all batches have one shape.
 
     `with_head` keeps a head for texts or tokens, if config.json names one; `precision` is that of weights and computation.
 
@@ -50,10 +50,10 @@ def open_encoder(
         name = architecture_of(folder)
         auto = next((kind for ending, kind in _AUTO.items() if name.endswith(ending)), auto)
     model = read_model(folder, auto)
-    model.to("cuda" if torch.cuda.is_available() else "cpu", torch.float32 if precision == "float32" else torch.bfloat16)
+    model.to(device, torch.float32 if precision == "float32" else torch.bfloat16)
     try:
         with quiet_transformers():
-            return PackedEncoder(model, tokenizer)
+            return PackedEncoder(model, tokenizer, static_shapes=device == "hpu")
     except InputError as error:
         reason = str(error).removesuffix(f"; {REMEDY}")
         raise InputError(f"{folder}: {reason}; {_WAY_ON}") from error

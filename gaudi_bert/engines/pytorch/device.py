@@ -8,6 +8,7 @@ card of its local rank.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from typing import Literal
 
@@ -55,6 +56,7 @@ def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, thre
     if kind == "cpu":
         if threads is not None:
             torch.set_num_threads(threads)
+        _keep_freed_memory()
         description = f"CPU, {torch.get_num_threads()} threads"
         return Device("cpu", "cpu", settings.precision, description, compiles)
     if kind == "cuda":
@@ -66,6 +68,22 @@ def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, thre
         names = ", ".join(f"gaudi.{name}" for name in sorted(gaudi.model_fields_set))
         notes += (f"note: {names}: for TensorFlow only; set the vendor's PT_HPU_ variables in the environment instead",)
     return Device("hpu", "hpu", settings.precision, "Gaudi card, PyTorch", compiles, notes)
+
+
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep what this process frees, up to its peak.
+
+    Every update allocates the same large tensors again. By default they return to the kernel in between, which clears each
+    page when it is touched next: a fifth of the time of an update. Other C libraries stay as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def _load_gaudi() -> None:

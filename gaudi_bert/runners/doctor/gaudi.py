@@ -113,6 +113,9 @@ def check_cards(facts: GaudiFacts, device_nodes: tuple[str, ...], settings: Pipe
     cards, nodes = settings.resources.cards, len(device_nodes)
     kinds = f" ({', '.join(sorted(set(facts.cards)))})" if facts.cards else ""
     finding = f"{nodes} device nodes{kinds}, the pipeline asks for {cards}"
+    if facts.cards and not nodes:
+        finding = f"{facts.source} lists {len(facts.cards)}{kinds}, but /dev/accel holds no card"
+        return failed("cards", finding, "load the driver (modprobe habanalabs), or give the container its devices")
     if nodes < cards:
         remedy = f"load the driver (modprobe habanalabs), give the container its devices, or set resources.cards to {nodes}"
         return failed("cards", f"{finding} cards", remedy)

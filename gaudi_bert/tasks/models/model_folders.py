@@ -71,10 +71,10 @@ def open_model_folder(path: Path, engine: EngineChoice = "auto") -> ModelFolder:
         from gaudi_bert.tasks.models.bert_folder import BertFolder
 
         return BertFolder(path, load_engine(choose_engine(engine, key="--engine").name))
-    choose_engine(engine, is_bert=False, key="--engine")
+    chosen = choose_engine(engine, is_bert=False, key="--engine")
     from gaudi_bert.tasks.models.torch_folder import TorchFolder
 
-    return TorchFolder(path)
+    return TorchFolder(path, load_engine(chosen.name))
 
 
 def open_task_folder(path: Path, engine: EngineChoice = "auto") -> TaskFolder:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import Precision
+from gaudi_bert.engines.protocol import Engine
 from gaudi_bert.model.heads import Pooling
 from gaudi_bert.pytorch.encoder import PackedEncoder
 from gaudi_bert.pytorch.model_folder import open_encoder
@@ -17,7 +19,8 @@ from gaudi_bert.training.weights.model_files import tokenizer_length
 class TorchFolder:
     """An encoder; its head, if it has one, is not used."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, engine: Engine) -> None:
+        self._device = engine.open_device(TrainingSettings())
         self._path, self._tokenizer = path, open_tokenizer(path)
         self._encoder = self._opened("float32")
         self.hidden_size, self.positions = self._encoder.hidden_size, self._encoder.positions
@@ -25,7 +28,8 @@ class TorchFolder:
         self.identity = folder_identity(path)
 
     def _opened(self, precision: Precision) -> PackedEncoder:
-        return open_encoder(self._path, self._tokenizer, with_head=False, precision=precision)
+        device = self._device.name
+        return open_encoder(self._path, self._tokenizer, with_head=False, precision=precision, device=device)
 
     def _encoder_of(self, precision: Precision) -> PackedEncoder:
         return self._encoder if precision == "float32" else self._opened(precision)

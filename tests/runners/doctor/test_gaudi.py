@@ -88,7 +88,7 @@ def test_the_command_asks_hl_smi(tmp_path: Path) -> None:
     lines = {line[9:].partition(":")[0]: line for line in done.stdout.splitlines()}
     assert lines["driver"] == "ok       driver: driver and image are both 1.24.0"
     assert lines["software"].startswith("ok       software: hl-smi 1.24.0")
-    assert lines["cards"].startswith("failed   cards: 0 device nodes (HL-325L), the pipeline asks for 8 cards")
+    assert lines["cards"].startswith("failed   cards: hl-smi lists 2 (HL-325L), but /dev/accel holds no card")
     assert lines["module ids"] == "ok       module ids: 0, 1"
     assert "engines" in lines
     printed = json.loads(doctor(tmp_path, "--json").stdout)

@@ -11,8 +11,7 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.doctor.checks import CheckResult, examine_store
-from gaudi_bert.runners.doctor.engines import Packages
-from gaudi_bert.runners.doctor.host import HostAnswers, ask_host, check_host
+from gaudi_bert.runners.doctor.host import HostAnswers, Packages, ask_host, check_host
 from tests.builders.command_line import run_command
 from tests.builders.s3_server import S3Server, quick
 from tests.builders.stand_in_cards import hl_smi_table
@@ -62,6 +61,7 @@ def test_a_server_as_the_vendor_wants_it_is_ready() -> None:
             "failed",
             "2 device nodes (HL-225), the pipeline asks for 8",
         ),
+        ({"device_nodes": ()}, "cards", "failed", "hl-smi lists 8 (HL-225), but /dev/accel holds no card"),
         ({"modules": ""}, "module ids", "warning", "hl-smi lists none"),
         ({"modules": MODULES.replace("7,", "6,")}, "module ids", "failed", "some are twice"),
         ({"environment": {"HABANA_VISIBLE_MODULES": "0,1"}}, "module ids", "failed", "HABANA_VISIBLE_MODULES=0,1"),
@@ -92,6 +92,11 @@ def test_a_laptop_is_not_asked_for_what_only_cards_need() -> None:
     results = check_host(HostAnswers(runtimes='{"runc": {}}'), load_pipeline(None))
     verdicts = [(result.check, result.verdict) for result in results]
     assert verdicts == [("engines", "warning"), ("cards", "ok"), ("container runtime", "ok")]
+
+
+def test_cards_without_device_nodes_are_named_though_the_pipeline_asks_for_none() -> None:
+    answers = dataclasses.replace(SERVER, device_nodes=())
+    assert "hl-smi lists 8 (HL-225)" in str(wrong(check_host(answers, load_pipeline(None)))["cards"])
 
 
 def test_this_machine_can_be_asked() -> None:
