@@ -122,7 +122,7 @@ PRESUPPOSED = {
     "docs/pytorch.md": "my-tfrecords my-bert",
     "docs/tables.md": "dataset",
     "docs/tokenising.md": "texts my-model",
-    "docs/train.md": "my.yaml records work pipelines",
+    "docs/train.md": "my.yaml records work pipelines texts my-model train.jsonl dev.jsonl new.jsonl",
 }
 # Pages whose commands another test runs, or this one on another page.
 ELSEWHERE = {
