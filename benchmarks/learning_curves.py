@@ -151,8 +151,8 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     from gaudi_bert.training.evaluator import PretrainingEvaluator
     from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
     from gaudi_bert.training.input.source import open_source
+    from gaudi_bert.training.loop import learning_rate_at
     from gaudi_bert.training.objective import PretrainingObjective
-    from gaudi_bert.training.schedule import learning_rate_at
     from gaudi_bert.training.step import TrainingStep
 
     source = open_source(work / "packed" if variant.packed else work / "short" / "train")

@@ -100,7 +100,7 @@ class Runner:
 
     def run(self, seed: int) -> Run:
         """The training loss of some early updates, and the held-out loss after each quarter."""
-        from gaudi_bert.training.schedule import learning_rate_at
+        from gaudi_bert.training.loop import learning_rate_at
 
         self._start_from(seed)
         shape = {"learning_rate": LEARNING_RATE, "warmup_updates": WARMUP_UPDATES, "decay_power": 1.0}

@@ -135,7 +135,7 @@ STOREYS = {
         *("verify", "pack", "import_tables", "tokenize"),
     ),
     "training": (
-        *("input", "objective", "step", "run_plan", "metrics", "evaluator", "speedup", "equivalence"),
+        *("input", "objective", "step", "run_plan", "metrics", "evaluator"),
         *("results", "checkpoint", "stored_inputs", "mlperf", "run", "loop", "weights"),
         *("train", "evaluate", "verify_model", "check_graph"),
     ),
@@ -289,8 +289,7 @@ OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/errors.py", "common/progress.py",
     "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/doctor/host.py", "runners/stop_ranks.py",
     "runners/kubernetes/kustomize.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
-    "training/event_file.py", "training/metrics.py",
-    "tables/tokenize.py",
+    "training/metrics.py", "tables/tokenize.py",
 }  # fmt: skip
 NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model", "files"}
 

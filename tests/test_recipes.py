@@ -18,9 +18,9 @@ from gaudi_bert.tasks.finetune import finetune
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.wire.example import encode_example
 from gaudi_bert.tfrecords.wire.framing import write_record
+from gaudi_bert.training.loop import learning_rate_at
 from gaudi_bert.training.results import DryRun, FineTuneInput
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.schedule import learning_rate_at
 from gaudi_bert.training.train import train
 from tests.builders.agree import agree
 from tests.builders.reporters import QUIET

@@ -9,6 +9,7 @@ random ones; without data, so are the sequences.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray, random_words
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, IntArray, random_words
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.values import Engine as EngineChoice
@@ -25,11 +26,10 @@ from gaudi_bert.engines.protocol import Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import PACKED_FEATURES, as_packed
 from gaudi_bert.model.heads import Loss, PretrainingHead
-from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
+from gaudi_bert.model.sequences import PlacedSequence, Sequence, join_sequences, split_packs
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.schema import RecordError, check_features
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
-from gaudi_bert.training.equivalence import Differences, compare_packed_with_unpacked, probe_leaks
 from gaudi_bert.training.input.batches import check_values, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits
 from gaudi_bert.training.results import VerifyModelResult
@@ -161,7 +161,7 @@ def _compare(proof: _Proof, loss: Loss) -> _Comparison:
     return _Comparison(compared.packs, compared.sequences, differences, ratios[worst], worst)
 
 
-def _gradient_ratios(differences: Differences) -> dict[str, float]:
+def _gradient_ratios(differences: _Differences) -> dict[str, float]:
     """|difference| / |gradient| of each variable; 0 where both are 0 to within 1e-9 (the key biases)."""
     return {
         name: 0.0 if difference <= ZERO_GRADIENT_BOUND and size <= ZERO_GRADIENT_BOUND else difference / max(size, 1e-30)
@@ -295,3 +295,101 @@ def _join(sequences: list[Sequence], length: int) -> Batch:
             packs.append([sequence])
     slots = max(sum(len(sequence.masked_ids) for sequence in pack) for pack in packs)
     return join_sequences(packs, length, slots, max(len(pack) for pack in packs))
+
+
+# --- packed compared with unpacked
+
+# The proof that packing changes nothing, for any weights and any packs.
+#
+# The same sequences go through the model twice: as packs, and one to a row. Outputs, losses and the gradient of
+# every variable must agree to rounding (Krell et al., 2021, section 3.2: "the behavior of the model is the
+# same"). The leak probe is sharper: all tokens of one sequence of each pack are changed, and not one bit of any
+# other sequence's outputs may change. Outputs are those of training, where the last layer is computed for the positions
+# that the heads read, and in addition the hidden states of all tokens.
+#
+# Letters: B packs, L positions, Q masked slots, S depth, V vocabulary, H hidden size.
+
+
+@dataclass(frozen=True)
+class _Differences:
+    """How far packed is from unpacked; each output's largest absolute difference, and its largest absolute value.
+
+    `gradients` holds, for each variable, the norm of the difference and the norm of the gradient.
+    """
+
+    outputs: dict[str, tuple[float, float]]
+    losses: dict[str, tuple[float, float]]
+    gradients: dict[str, tuple[float, float]]
+    sequences: int
+    packs: int
+
+
+@dataclass(frozen=True)
+class _LeakReport:
+    """Of the leak probe: outputs of unchanged sequences that were compared, and how many of them changed by a bit."""
+
+    sequences_compared: int
+    leaks: int
+    own_outputs_moved: bool
+
+
+def compare_packed_with_unpacked(model: Model, packed: BatchArrays, loss: Loss = "token") -> _Differences:
+    """Run `packed` (packed features as arrays) and the same sequences one to a row, and compare."""
+    placed = split_packs(packed)
+    length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
+    ours = model.trial(packed, loss)
+    single = model.trial(join_sequences([[each.sequence] for each in placed], length, slots, 1), loss)
+    outputs: dict[str, tuple[float, float]] = {}
+    for row, each in enumerate(placed):
+        alone = PlacedSequence(each.sequence, row, 1, 0, np.arange(len(each.masked_slots)))
+        pairs = zip(_outputs_of(ours.outputs, each), _outputs_of(single.outputs, alone), strict=True)
+        for (name, mine), (_, theirs) in pairs:
+            difference, largest = outputs.get(name, (0.0, 0.0))
+            outputs[name] = (max(difference, _largest(mine - theirs)), max(largest, _largest(theirs)))
+    return _Differences(
+        outputs=outputs,
+        losses={name: (abs(ours.losses[name] - alone), abs(alone)) for name, alone in single.losses.items()},
+        gradients={name: (_norm(ours.gradients[name] - alone), _norm(alone)) for name, alone in single.gradients.items()},
+        sequences=len(placed),
+        packs=len(packed["input_ids"]),
+    )
+
+
+def probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen: int = 0) -> _LeakReport:
+    """Change every token of one sequence in each pack; compare all outputs of all others, bit for bit.
+
+    Of a pack of k sequences, number `chosen` modulo k is changed.
+    """
+    placed = split_packs(packed)
+    per_pack = np.bincount([each.pack for each in placed], minlength=len(packed["input_ids"]))
+    is_chosen = [each.number - 1 == chosen % int(per_pack[each.pack]) for each in placed]
+    changed_ids = packed["input_ids"].copy()
+    for each, changes in zip(placed, is_chosen, strict=True):
+        if changes:
+            changed_ids[each.pack, each.positions] = (each.sequence.input_ids + 1) % vocabulary_size
+    before, after = (model.trial(batch, "token").outputs for batch in (packed, {**packed, "input_ids": changed_ids}))
+    leaks, moved = 0, True
+    for each, changes in zip(placed, is_chosen, strict=True):
+        pairs = zip(_outputs_of(before, each), _outputs_of(after, each), strict=True)
+        same = [one.tobytes() == other.tobytes() for (_, one), (_, other) in pairs if one.size]
+        if changes:
+            moved = moved and not any(same)
+        else:
+            leaks += not all(same)
+    return _LeakReport(len(placed) - sum(is_chosen), leaks, moved)
+
+
+def _outputs_of(outputs: dict[str, Float32Array], placed: PlacedSequence) -> Iterator[tuple[str, Float32Array]]:
+    """The outputs that belong to one sequence."""
+    slots = {"hidden_states": placed.positions, "masked_lm_logits": placed.masked_slots}
+    for name, values in outputs.items():
+        of_pack = values[placed.pack]
+        yield name, of_pack[slots[name]] if name in slots else of_pack[placed.number - 1]
+
+
+def _largest(values: Float32Array) -> float:
+    return float(np.max(np.abs(values), initial=0.0))
+
+
+def _norm(values: Float32Array) -> float:
+    return float(np.linalg.norm(values.astype(np.float64).ravel()))

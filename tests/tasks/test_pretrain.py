@@ -31,7 +31,7 @@ from gaudi_bert.tasks.pretrain import train_on_table
 from gaudi_bert.tasks.table_data import WordTargets, evaluation_table_batches, open_packed_table, table_batches
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.input.batches import TrainingOrder
-from gaudi_bert.training.schedule import learning_rate_at
+from gaudi_bert.training.loop import learning_rate_at
 from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, run_command, succeed
 from tests.builders.encoders import CONFIGS, SIZES, TOKENIZER

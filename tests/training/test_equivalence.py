@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.model.sequences import join_sequences, split_packs
-from gaudi_bert.training.equivalence import compare_packed_with_unpacked
+from gaudi_bert.training.verify_model import compare_packed_with_unpacked
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
 from tests.builders.engine_models import as_model, gradients_of

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.training.loop import learning_rate_at
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.schedule import learning_rate_at
 from tests.builders.agree import agree
 from tests.oracles import training as naive
 

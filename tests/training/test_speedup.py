@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gaudi_bert.training.speedup import Speedup
+from gaudi_bert.training.train import Speedup
 from tests.builders.agree import agree
 
 

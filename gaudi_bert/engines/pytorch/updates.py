@@ -5,7 +5,7 @@ Letters: M micro-batches, K sums of a head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from gaudi_bert.engines.communicator import Communicator
 from gaudi_bert.engines.protocol import UpdateScalars
 from gaudi_bert.engines.pytorch.distributed import TorchCommunicator
 from gaudi_bert.engines.pytorch.model import TorchModel, to_numpy
-from gaudi_bert.engines.pytorch.optimizers import Optimizer, clip_factor
 
 
 class TorchSums:
@@ -92,3 +91,103 @@ class TorchUpdates:
     def graphs_built(self) -> int:
         """How many graphs of forward and backward passes have been built."""
         return self._model.graphs_built
+
+
+# --- AdamW, LAMB and clipping
+
+# AdamW and LAMB in PyTorch, by the rules that `engines/tensorflow/updates.py` states, and clipping.
+#
+# On CPUs and GPUs AdamW is PyTorch's fused operation, one pass over memory for each variable; elsewhere, and for LAMB, it is
+# written out in operations that any device has.
+
+
+_FUSED_DEVICES = ("cpu", "cuda")
+
+
+def clip_factor(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
+    """What all gradients are multiplied by so that their joint Euclidean norm is at most `clip_norm` (0: they stay).
+
+    Also the norm before; both are float32 scalars. The norm is not finite when a gradient is not.
+    """
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+    return torch.ones_like(norm) if clip_norm == 0 else clip_norm / norm.clamp(min=clip_norm), norm
+
+
+class Optimizer:
+    """AdamW or LAMB over named variables; moments are known by the names of the variables."""
+
+    def __init__(
+        self, variables: Mapping[str, torch.nn.Parameter], settings: TrainingSettings, is_decayed: Callable[[str], bool]
+    ) -> None:
+        self._variables, self._settings = dict(variables), settings
+        self.first_moments = {name: torch.zeros_like(variable) for name, variable in self._variables.items()}
+        self.second_moments = {name: torch.zeros_like(variable) for name, variable in self._variables.items()}
+        self._decayed = {name for name in self._variables if is_decayed(name)}
+
+    def apply(self, gradients: Mapping[str, Tensor], scalars: UpdateScalars, factor: Tensor, update: int) -> None:
+        """Move every variable by its gradient times `factor`; gradients may be overwritten."""
+        adapted = [name for name in self._variables if self._is_adapted(name)]
+        plain = [name for name in self._variables if name not in set(adapted)]
+        for name in adapted:
+            self._move_by_lamb(name, gradients[name].mul_(factor), scalars)
+        for decays in (True, False):
+            names = [name for name in plain if (name in self._decayed) == decays]
+            if names:
+                self._move_by_adamw(names, [gradients[name] for name in names], scalars, factor, update, decays)
+
+    def _is_adapted(self, name: str) -> bool:
+        settings = self._settings
+        return settings.optimizer == "lamb" and (settings.layer_adaptation == "all" or name in self._decayed)
+
+    def _move_by_adamw(
+        self,
+        names: list[str],
+        gradients: list[Tensor],
+        scalars: UpdateScalars,
+        factor: Tensor,
+        update: int,
+        decays: bool,
+    ) -> None:
+        settings, variables = self._settings, [self._variables[name] for name in names]
+        if variables[0].device.type not in _FUSED_DEVICES or not hasattr(torch, "_fused_adamw_"):
+            for name, gradient in zip(names, gradients, strict=True):
+                direction = self._direction(name, gradient.mul_(factor), scalars)
+                self._variables[name].sub_(direction.mul_(scalars.learning_rate))
+            return
+        steps = [torch.full((), float(update), device=variables[0].device) for _ in names]
+        torch._fused_adamw_(
+            variables,
+            gradients,
+            [self.first_moments[name] for name in names],
+            [self.second_moments[name] for name in names],
+            [],
+            steps,
+            lr=scalars.learning_rate,
+            beta1=settings.beta_1,
+            beta2=settings.beta_2,
+            weight_decay=settings.weight_decay if decays else 0.0,
+            eps=settings.epsilon,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=1.0 / factor,
+        )
+
+    def _move_by_lamb(self, name: str, gradient: Tensor, scalars: UpdateScalars) -> None:
+        variable = self._variables[name]
+        direction = self._direction(name, gradient, scalars)
+        variable_norm, direction_norm = torch.linalg.vector_norm(variable), torch.linalg.vector_norm(direction)
+        usable = (variable_norm > 0) & (direction_norm > 0)
+        one = torch.ones_like(variable_norm)
+        ratio = torch.where(usable, variable_norm / torch.where(usable, direction_norm, one), one)
+        variable.sub_(direction.mul_(ratio * scalars.learning_rate))
+
+    def _direction(self, name: str, gradient: Tensor, scalars: UpdateScalars) -> Tensor:
+        """Advances the moments, and gives the direction, in memory of its own."""
+        settings, first, second = self._settings, self.first_moments[name], self.second_moments[name]
+        first.mul_(settings.beta_1).add_(gradient, alpha=1.0 - settings.beta_1)
+        second.mul_(settings.beta_2).addcmul_(gradient, gradient, value=1.0 - settings.beta_2)
+        denominator = (second * scalars.second_correction).sqrt_().add_(settings.epsilon)
+        direction = torch.div(first, denominator).mul_(scalars.first_correction)
+        if name in self._decayed and settings.weight_decay > 0:
+            direction.add_(self._variables[name], alpha=settings.weight_decay)
+        return direction

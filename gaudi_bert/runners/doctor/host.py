@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -10,20 +11,35 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gaudi_bert.common.errors import has_tensorflow, install_command
 from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.values import EngineName
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
-from gaudi_bert.runners.doctor.engines import Packages, ask_packages, check_engines, engine_states
-from gaudi_bert.runners.doctor.gaudi import GaudiFacts, check_cards, check_driver, check_software, read_facts
+from gaudi_bert.runners.doctor.gaudi import BRIDGES, GaudiFacts, check_cards, check_driver, check_software, read_facts
 from gaudi_bert.runners.launch import EFA_SSH_PORT
 from gaudi_bert.runners.resources import quantity_value
 
 _COMMAND_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Packages:
+    """The version of Python, and of what is installed there; an empty text is not installed.
+
+    `bridges` are the vendor's packages by which the engines use Gaudi cards.
+    """
+
+    python: tuple[int, int] = (3, 11)
+    tensorflow: str = ""
+    torch: str = ""
+    transformers: str = ""
+    bridges: Mapping[EngineName, str] = field(default_factory=lambda: _NO_BRIDGES)
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,7 @@ def ask_host() -> HostAnswers:
         tcp=_content("/proc/net/tcp"),
         cores=len(set(re.findall(r"physical id\s*: (\d+)[\s\S]*?core id\s*: (\d+)", _content("/proc/cpuinfo")))),
         environment={name: value for name, value in os.environ.items() if name.startswith("HABANA_")},
-        packages=ask_packages(),
+        packages=_ask_packages(),
     )
 
 
@@ -223,3 +239,98 @@ _CHECKS: tuple[Callable[[HostAnswers, PipelineSettings], CheckResult], ...] = (
     _runtime,
     _ports,
 )
+
+
+# --- which engines can run here
+
+
+_TENSORFLOW = "2.15"
+_NO_BRIDGES: Mapping[EngineName, str] = {"tensorflow": "", "pytorch": ""}
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """Whether an engine can run: `reason` says why it cannot, and is empty where it can."""
+
+    name: EngineName
+    title: str
+    reason: str = ""
+    remedy: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """For machines."""
+        return {"runs": not self.reason, "reason": self.reason, "remedy": self.remedy}
+
+
+def _ask_packages() -> Packages:
+    """Ask the Python that runs."""
+    return Packages(
+        python=sys.version_info[:2],
+        tensorflow=_installed("tensorflow-cpu") or _installed("tensorflow"),
+        torch=_installed("torch"),
+        transformers=_installed("transformers"),
+        bridges={engine: _installed(package) for engine, package in BRIDGES.items()},
+    )
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def engine_states(packages: Packages, *, on_cards: bool) -> list[EngineState]:
+    """Both engines; `on_cards`: on the Gaudi cards of this machine."""
+    states = [_tensorflow(packages), _pytorch(packages)]
+    return [_with_bridge(state, packages) if on_cards else state for state in states]
+
+
+def _tensorflow(packages: Packages) -> EngineState:
+    version, remedy = packages.tensorflow, install_command("tensorflow")
+    title = f"TensorFlow {version}"
+    if version.startswith(f"{_TENSORFLOW}."):
+        return EngineState("tensorflow", title)
+    if version:
+        return EngineState("tensorflow", title, f"TensorFlow is {version}, and {_TENSORFLOW} is needed", remedy)
+    if not has_tensorflow(packages.python):
+        python = ".".join(map(str, packages.python))
+        return EngineState("tensorflow", title, f"TensorFlow {_TENSORFLOW} has no version for Python {python}", remedy)
+    return EngineState("tensorflow", title, "TensorFlow is not installed", remedy)
+
+
+def _pytorch(packages: Packages) -> EngineState:
+    if not packages.torch:
+        return EngineState("pytorch", "PyTorch", "PyTorch is not installed", install_command("pytorch"))
+    only = "" if packages.transformers else ", BERT only: transformers is not installed"
+    return EngineState("pytorch", f"PyTorch {packages.torch}{only}")
+
+
+def _with_bridge(state: EngineState, packages: Packages) -> EngineState:
+    """An engine on cards, which needs the vendor's framework and bridge."""
+    if packages.bridges[state.name] and not state.reason:
+        return state
+    module = {"tensorflow": "habana_frameworks.tensorflow", "pytorch": "habana_frameworks.torch"}[state.name]
+    remedy = f"install {BRIDGES[state.name]} of the driver's release, with the vendor's framework"
+    reason = state.reason or f"{module} is not installed, which the cards need"
+    return EngineState(state.name, state.title, reason, remedy)
+
+
+def check_engines(packages: Packages, settings: PipelineSettings, *, on_cards: bool) -> CheckResult:
+    """Which engine can run here, and why the other cannot; a warning where none can, or not the one that is named."""
+    states = engine_states(packages, on_cards=on_cards)
+    named = settings.training.engine
+    finding = f"Python {'.'.join(map(str, packages.python))}: {'; '.join(_described(states))}"
+    missing = [state for state in states if state.reason and named in ("auto", state.name)]
+    if all(state.reason for state in states) or (named != "auto" and missing):
+        # PyTorch runs on every Python.
+        first = missing[-1]
+        return warning("engines", finding, f"to train by {first.name}: {first.remedy}; or use --on docker")
+    return passed("engines", finding)
+
+
+def _described(states: list[EngineState]) -> Iterator[str]:
+    for state in states:
+        yield f"{state.name} does not run ({state.reason})" if state.reason else f"{state.name} runs ({state.title})"
+    if all(state.reason for state in states):
+        yield "estimate, pack, verify and import need neither"

@@ -17,8 +17,8 @@ from gaudi_bert.engines.protocol import ComputeDtype, Model, ModelSpec
 from gaudi_bert.model.config import initial_value, parameter_specs
 from gaudi_bert.model.heads import PretrainingHead, TaskHead, VectorHead
 from gaudi_bert.model.sequences import join_sequences
-from gaudi_bert.training.equivalence import compare_packed_with_unpacked, probe_leaks
 from gaudi_bert.training.objective import LossDenominators
+from gaudi_bert.training.verify_model import compare_packed_with_unpacked, probe_leaks
 from tests.builders import training_updates as work
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG

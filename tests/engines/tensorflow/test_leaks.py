@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.model.sequences import join_sequences, split_packs
-from gaudi_bert.training.equivalence import probe_leaks
+from gaudi_bert.training.verify_model import probe_leaks
 from tests.builders.engine_models import as_model
 from tests.builders.model_packs import VOCABULARY, random_packs, small_model
 

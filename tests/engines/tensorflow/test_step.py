@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.tensorflow import optimizers
-from gaudi_bert.engines.tensorflow.optimizers import Optimizer, UpdateTensors, clip_factor
+from gaudi_bert.engines.tensorflow import updates as optimizers
+from gaudi_bert.engines.tensorflow.updates import Optimizer, UpdateTensors, clip_factor
 from gaudi_bert.model.config import is_decayed
 from gaudi_bert.training.input.source import open_source
 from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for

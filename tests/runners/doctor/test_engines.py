@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.doctor.engines import Packages, check_engines, engine_states
+from gaudi_bert.runners.doctor.host import Packages, check_engines, engine_states
 
 BOTH = Packages(tensorflow="2.15.1", torch="2.13.0", transformers="5.23.0")
 BRIDGE = {"tensorflow": "", "pytorch": "1.24.0.481"}

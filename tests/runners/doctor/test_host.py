@@ -11,8 +11,7 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.doctor.checks import CheckResult, examine_store
-from gaudi_bert.runners.doctor.engines import Packages
-from gaudi_bert.runners.doctor.host import HostAnswers, ask_host, check_host
+from gaudi_bert.runners.doctor.host import HostAnswers, Packages, ask_host, check_host
 from tests.builders.command_line import run_command
 from tests.builders.s3_server import S3Server, quick
 from tests.builders.stand_in_cards import hl_smi_table
