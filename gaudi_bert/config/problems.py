@@ -20,17 +20,18 @@ from gaudi_bert.config.values import Settings
 
 _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", dict: "key: value pairs", tuple: "list"}
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+_LOWER = ("gt", "ge")
 
 
 def allowed_values(field: FieldInfo) -> str:
     """What a key holds and its limits: `integer, >= 1 and <= 1,024`."""
     kind = _kind(field.annotation)
-    limits = [
-        f"{sign} {getattr(limit, name):,}"
-        for limit in field.metadata
-        for name, sign in _SIGNS.items()
-        if getattr(limit, name, None) is not None
+    stated = [
+        (name, getattr(limit, name)) for limit in field.metadata for name in _SIGNS if getattr(limit, name, None) is not None
     ]
+    # A type's own lower limit goes without saying where the field has a higher one.
+    lowest = max((value for name, value in stated if name in _LOWER), default=None)
+    limits = [f"{_SIGNS[name]} {value:,}" for name, value in stated if name not in _LOWER or value == lowest]
     return f"{kind}, {' and '.join(limits)}" if limits else kind
 
 

@@ -21,7 +21,7 @@ from gaudi_bert.config.pipeline import (
     section_from_options,
     settings_page,
 )
-from gaudi_bert.config.problems import full_keys
+from gaudi_bert.config.problems import allowed_values, full_keys
 from gaudi_bert.config.sections import (
     FineTuneSettings,
     ModelSettings,
@@ -114,6 +114,11 @@ def test_what_is_refused_says_what_is_right(override: str, said: str) -> None:
         load_pipeline(None, [override])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_of_two_lower_limits_the_higher_one_is_named() -> None:
+    assert allowed_values(TableSettings.model_fields["group_bytes"]) == "integer, >= 1,048,576"
+    assert allowed_values(TokenizeSettings.model_fields["part_bytes"]) == "integer, >= 1"
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,12 @@ def test_the_command_names_what_is_right_and_refuses_what_leaks(folder: Path) ->
 
 def test_the_command_refuses_what_cannot_be(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no such"}')
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "config.json").write_text("[]")
     for arguments, message in [
         (["--huggingface", str(folder / "nothing")], "no such folder"),
         (["--huggingface", str(tmp_path)], "transformers cannot open it"),
+        (["--huggingface", str(tmp_path / "list")], "is not an object with the settings of a model"),
         (["--huggingface", str(folder), "--target", "flush"], "way of feeding 'flush'"),
         (["--huggingface", str(folder), "--data", "x"], "leave --checkpoint and --data out"),
         (["--target", "flash"], "give its folder with --huggingface"),

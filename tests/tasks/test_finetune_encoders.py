@@ -19,7 +19,6 @@ from gaudi_bert.config.sections import TASK_NAMES
 from gaudi_bert.tasks.answer_rows import PredictOptions
 from gaudi_bert.tasks.predict import predict
 from tests.builders.agree import agree
-from tests.builders.bert_folder import write_bert
 from tests.builders.effort import LONG
 from tests.builders.encoders import TOKENIZER, write_encoder
 from tests.builders.reporters import QUIET, Listener
@@ -69,49 +68,6 @@ def test_what_a_run_leaves(name: str, task: str, files: dict[str, tuple[Path, Pa
         for row, answer in zip(lines_of(files[task][1]), lines_of(out / "predictions.jsonl"), strict=True):
             logits = opened.eval()(**library(row["text"], row["text_pair"], return_tensors="pt")).logits
             agree(list(answer["probabilities"].values()), logits[0].softmax(-1).tolist(), 1e-5, scale=1.0)
-
-
-def learned(task: str, files: dict[str, tuple[Path, Path]], model: Path, out: Path, **changes: Any) -> list[float]:
-    """The loss of every update of a run over half the usual rate, so that rounding does not grow from update to update."""
-    run(task, *files[task], model, out, finetune={"learning_rate": 5e-4, "epochs": 4, **changes})
-    return [line["loss"] for line in lines_of(out / "metrics.jsonl") if line["kind"] == "train"]
-
-
-def without_dropout(model: Path) -> Path:
-    """The same folder, so that two runs draw nothing."""
-    config = read_json(model / "config.json")
-    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return model
-
-
-@pytest.mark.parametrize("task", ["classification", "token-classification"])
-def test_a_bert_by_either_engine(task: str, files: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow", exc_type=ImportError)
-    model = without_dropout(write_bert(tmp_path / "m", layers=2))
-    ours, theirs = (learned(task, files, model, tmp_path / name, engine=name) for name in ("pytorch", "tensorflow"))
-    assert len(ours) > 10
-    agree(ours, theirs, 1e-4)
-    answers = [lines_of(tmp_path / name / "predictions.jsonl") for name in ("pytorch", "tensorflow")]
-    agree(*answers, 1e-3, scale=1.0)
-    # TensorFlow, which answers where it is installed, from what PyTorch left.
-    predict(tmp_path / "pytorch", str(files[task][1]), str(tmp_path / "a.jsonl"), PredictOptions(), {}, reporter=QUIET)
-    agree(lines_of(tmp_path / "a.jsonl"), answers[0], 1e-5, scale=1.0)
-
-
-@pytest.mark.parametrize("name", ["bert", "roberta"])
-@pytest.mark.parametrize("task", ["classification", "token-classification"])
-def test_packed_is_unpacked(name: str, task: str, files: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
-    if name == "bert":
-        write_bert(tmp_path / "m", layers=1)
-    else:
-        write_encoder(tmp_path / "m", name, "AutoModelForMaskedLM")
-    model, curves = without_dropout(tmp_path / "m"), []
-    for depth in (1, 5):
-        # Batches of all rows: their sequences are the same, packed or not.
-        curves.append(learned(task, files, model, tmp_path / str(depth), engine="pytorch", depth=depth, batch_sequences=53))
-    assert len(curves[0]) == len(curves[1])
-    agree(*curves, 1e-4)
 
 
 def test_a_bare_encoder_and_its_own_head(files: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:

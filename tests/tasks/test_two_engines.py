@@ -1,0 +1,112 @@
+"""Fine-tuning by either engine, and of packs or single sequences: the same losses, and answers that `transformers` gives."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", exc_type=ImportError)
+pytest.importorskip("transformers", exc_type=ImportError)
+
+import torch
+import transformers
+
+from gaudi_bert.tasks.answer_rows import PredictOptions
+from gaudi_bert.tasks.predict import predict
+from tests.builders.agree import agree
+from tests.builders.bert_folder import write_bert
+from tests.builders.encoders import write_encoder
+from tests.builders.reporters import QUIET
+from tests.builders.task_files import write_rows
+from tests.tasks.conftest import run
+
+pytestmark = pytest.mark.slow
+
+TASKS = ["classification", "token-classification"]
+UPDATES = 20
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+LEARNS = {"epochs": 5, "learning_rate": 5e-3}
+# All rows in each update, so that packs and single sequences are the same batches.
+ALL_ROWS, FULL_BATCH = 13, {"epochs": UPDATES, "batch_sequences": 13, "micro_batch_packs": 13}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def losses_of(out: Path) -> list[float]:
+    losses = [line["loss"] for line in lines_of(out / "metrics.jsonl") if line["kind"] == "train"]
+    assert len(losses) >= UPDATES
+    return losses[:UPDATES]
+
+
+def write_model(folder: Path, name: str) -> Path:
+    """A model of fresh small weights, without dropout."""
+    if name == "bert":
+        config = write_bert(folder, layers=2) / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), **NO_DROPOUT}))
+    else:
+        write_encoder(folder, name, "AutoModelForMaskedLM", **NO_DROPOUT)
+    return folder
+
+
+def hide_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "tensorflow" else found(name, *more)
+    )
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_bert_fine_tuned_by_either_engine(
+    task: str, files: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorflow", exc_type=ImportError)
+    model = write_model(tmp_path / "bert", "bert")
+    for engine in ("tensorflow", "pytorch"):
+        run(task, *files[task], model, tmp_path / engine, finetune={"engine": engine, **LEARNS})
+    agree(losses_of(tmp_path / "pytorch"), losses_of(tmp_path / "tensorflow"), 1e-4)
+    answers = [lines_of(tmp_path / engine / "predictions.jsonl") for engine in ("pytorch", "tensorflow")]
+    agree(answers[0], answers[1], 1e-4, scale=1.0)
+    rows = files[task][1]
+    for answering in ("tensorflow", "pytorch"):  # from what PyTorch left
+        if answering == "pytorch":
+            hide_tensorflow(monkeypatch)
+        predict(tmp_path / "pytorch", str(rows), str(tmp_path / f"{answering}.jsonl"), PredictOptions(), {}, reporter=QUIET)
+        check_answers(tmp_path / "pytorch", task, lines_of(rows), lines_of(tmp_path / f"{answering}.jsonl"))
+
+
+def check_answers(folder: Path, task: str, rows: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
+    """The answers are those of the class of `transformers`, one row at a time."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    kind = "AutoModelForTokenClassification" if task == "token-classification" else "AutoModelForSequenceClassification"
+    model = getattr(transformers, kind).from_pretrained(folder).eval()
+    for row, answer in zip(rows, answers, strict=True):
+        with torch.no_grad():
+            if task == "classification":
+                logits = model(**tokenizer(row["text"], row["text_pair"], return_tensors="pt")).logits[0]
+                agree(list(answer["probabilities"].values()), logits.softmax(-1).tolist(), 1e-5, scale=1.0)
+                continue
+            words = tokenizer(row["tokens"], is_split_into_words=True, return_tensors="pt")
+            probabilities, best = model(**words).logits[0].softmax(-1).max(-1)
+        first = [words.word_ids().index(word) for word in range(len(row["tokens"]))]
+        nouns = [place for place in first if model.config.id2label[int(best[place])] == "B-noun"]
+        assert [tag["tag"] for tag in answer["tags"]] == ["noun"] * len(nouns)
+        agree([tag["score"] for tag in answer["tags"]], probabilities[nouns].tolist(), 1e-5, scale=1.0)
+    assert task == "classification" or any(answer["tags"] for answer in answers)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_packs_are_single_sequences(name: str, task: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", name)
+    rows = write_rows(tmp_path / "rows.jsonl", task, ALL_ROWS, 1)
+    for out, depth in (("packed", 5), ("single", 1)):
+        run(task, rows, None, model, tmp_path / out, finetune={**FULL_BATCH, "engine": "pytorch", "depth": depth})
+    plans = [json.loads((tmp_path / out / "metrics.json").read_text()) for out in ("packed", "single")]
+    agree(losses_of(tmp_path / "packed"), losses_of(tmp_path / "single"), 1e-4)
+    assert plans[0]["packs"] < plans[1]["packs"] == ALL_ROWS
