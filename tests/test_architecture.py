@@ -127,12 +127,13 @@ STOREYS = {
     "packing": ("heuristics", "nnls_solver", "long_packs", "nnls", "exact", "algorithms", "pack_lengths", "estimate"),
     "tfrecords": (
         *("wire", "files", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
-        *("packed_proof", "histogram", "plan", "write", "verify", "inspect", "pack", "convert", "vendor_packs"),
+        *("packed_proof", "group_proof", "differences", "histogram", "plan", "group_memory", "write"),
+        *("verify", "proof_parts", "verify_parts", "inspect", "pack", "convert", "vendor_packs"),
     ),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (
         *("rows", "write_packs", "groups", "packed_parquet"),
-        *("verify", "pack", "import_tables", "tokenize"),
+        *("verify", "verify_parts", "pack", "import_tables", "tokenize"),
     ),
     "training": (
         *("input", "objective", "step", "run_plan", "metrics", "evaluator"),
@@ -142,7 +143,10 @@ STOREYS = {
     "engines": ("watchdog", "processes", "protocol", "tensorflow", "pytorch", "choose"),
     "tasks": ("kinds", "task_data", "objective", "models", "finetune", "pretrain", "predict", "embed"),
     "runners": ("docker", "kubernetes", "doctor"),
-    "cli": ("data_commands", "estimate_commands", "model_commands", "pipeline_commands", "cluster_commands", "main"),
+    "cli": (
+        *("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands"),
+        *("cluster_commands", "main"),
+    ),
 }
 
 # Modules that are slow to load or that some environments lack: where a file may import them when it is itself imported,

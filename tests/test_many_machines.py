@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -76,6 +77,11 @@ def test_any_number_of_parts_gives_the_same_plan_and_packs(
         succeed("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--shard", f"{part}/{parts}")
     succeed("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--finish")
     assert made_in(tmp_path / "packed") == made_in(case.packed)
+    for part in in_any_order(parts):
+        succeed("verify", case.records, tmp_path / "packed", "--shard", f"{part}/{parts}")
+    succeed("verify", case.records, tmp_path / "packed", "--finish")
+    succeed("verify", case.records, shutil.copytree(case.packed, tmp_path / "whole"))
+    assert made_in(tmp_path / "packed") == made_in(tmp_path / "whole")
 
 
 @pytest.mark.repeated
@@ -161,15 +167,27 @@ def test_the_planning_of_the_page_plans_what_one_command_plans(case: PackingCase
     assert (tmp_path / "plan.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
 
 
+@pytest.mark.slow
+def test_the_verifying_of_the_page_proves_what_one_command_proves(case: PackingCase, tmp_path: Path) -> None:
+    (tmp_path / "records").symlink_to(case.records)
+    for name in ("packed", "whole"):
+        shutil.copytree(case.packed, tmp_path / name)
+    run_example("Verifying", tmp_path)
+    succeed("verify", case.records, tmp_path / "whole")
+    assert made_in(tmp_path / "packed") == made_in(tmp_path / "whole")
+    assert (tmp_path / "packed" / "verification.json").exists()
+
+
 @pytest.mark.parametrize("example", ["xargs", "Slurm"])
 @pytest.mark.slow
 def test_an_example_of_the_page_packs_what_one_command_packs(example: str, case: PackingCase, tmp_path: Path) -> None:
     (tmp_path / "records").symlink_to(case.records)
     run_example(example, tmp_path)
     succeed("pack", case.records, "--out", tmp_path / "whole")
+    succeed("verify", case.records, tmp_path / "whole")
     packed = made_in(tmp_path / "packed")
     assert packed == made_in(tmp_path / "whole")
-    assert "metadata.json" in packed
+    assert "verification.json" in packed
 
 
 def test_the_job_of_the_page_is_one_that_a_cluster_takes_and_whose_pods_are_its_parts() -> None:

@@ -114,14 +114,14 @@ def remove_artefact(artefact: Path, final: Path | None = None) -> None:
             others = [path for path in _others(artefact, settings) if not path.name.endswith(".lock")]  # it may be held
             remove(*sorted(others, key=lambda path: path != final))
         else:
-            remove(artefact, *_parts_of(artefact))
+            remove(artefact, *parts_of(artefact))
         remove(settings)
 
 
 def _holds_something(artefact: Path, settings: Path) -> bool:
     if artefact.is_dir():
         return any(not path.name.startswith(".") for path in _others(artefact, settings))
-    return artefact.exists() or bool(_parts_of(artefact))
+    return artefact.exists() or bool(parts_of(artefact))
 
 
 def _others(artefact: Path, settings: Path) -> list[Path]:
@@ -131,7 +131,7 @@ def _others(artefact: Path, settings: Path) -> list[Path]:
     return [path for path in paths if path not in (settings, *folders)]
 
 
-def _parts_of(artefact: Path) -> list[Path]:
+def parts_of(artefact: Path) -> list[Path]:
     """The parts stored next to a file: `x-00000.json` of `x.json`."""
     if not artefact.parent.is_dir():
         return []

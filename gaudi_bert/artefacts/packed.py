@@ -36,6 +36,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.config.values import matching
 
+Fingerprint = Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
 _Factor = Annotated[float, Field(ge=1)]
 
 
@@ -312,7 +313,7 @@ class Verification(_Verified):
     packs: Count
     shards: Count
     input_files: Count
-    fingerprint: Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
+    fingerprint: Fingerprint
 
     only_read = ("fingerprint",)
 
@@ -352,6 +353,35 @@ class TableVerification(_Verified):
         columns = () if metadata.index_only else (*metadata.aligned_columns, *metadata.scalar_columns)
         counts: dict[str, Any] = {"groups": len(metadata.groups), "shards": len(metadata.shard_table)}
         return cls(**{key: getattr(metadata, key) for key in copied}, **counts, columns=columns)
+
+
+class GroupVerification(Artefact):
+    """verification-GGGGG.json: one group as a part of `verify` proved it; removed when verification.json is written.
+
+    Attributes:
+        signature_sha256: of the verification, which knows metadata.json and the names and sizes of the inputs.
+        files_sha256: of the shards, the manifest and the inputs of the group as files: a copy or a change is another.
+        lower_bound: packs that were proven to be necessary.
+        fingerprint: of its sequences; None for tables.
+    """
+
+    remedy = "remove it and verify this group again"
+    omits_defaults = True
+
+    format_version: Literal[1]
+    signature_sha256: Sha256
+    files_sha256: Sha256
+    group: Count
+    sequences: Count
+    packs: Count
+    tokens: Count
+    lower_bound: Count
+    fingerprint: Fingerprint | None = None
+
+
+def group_verification_path(verification: Path, group: int) -> Path:
+    """The path of the proof of one group, next to verification.json."""
+    return verification.with_name(f"{verification.stem}-{group:05d}{verification.suffix}")
 
 
 # --- conversion.json: all packs of a folder are there in another format, in the folder `OUT` next to `OUT-conversion/`.

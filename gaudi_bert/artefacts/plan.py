@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -334,6 +334,13 @@ class WritablePlan(Plan):
             raise InputError(f"{path}: planned from counts without files; plan from `gaudi-bert histogram RECORDS`")
         content = {key: getattr(plan, key) for key in cls.model_fields}
         return cls.parse(content, str(path), cls.remedy).with_path(Path(path))
+
+    def with_shards(self, shards: Mapping[str, int]) -> Self:
+        """This plan with another `shard_multiple` or `shard_bytes`: it is another plan, of the same packs."""
+        if not shards:
+            return self
+        content = {key: getattr(self, key) for key in type(self).model_fields}
+        return self.parse({**content, **shards}, str(self.path), self.remedy).with_path(self.path)
 
 
 def _check_files(groups: Sequence[PlannedGroup], files: Sequence[InputFile], first: int) -> None:

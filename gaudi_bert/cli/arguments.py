@@ -14,7 +14,7 @@ from gaudi_bert.common.launch import parse_part
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.config.pipeline import PipelineSettings
-    from gaudi_bert.config.sections import TaskSettings
+    from gaudi_bert.config.sections import PackingSettings, TaskSettings
 
 Records = Annotated[
     str, typer.Argument(help="Unpacked TFRecords or HDF5 files: a folder, a file or a glob.", show_default=False)
@@ -46,6 +46,10 @@ Set = Annotated[
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Change a setting (`gaudi-bert settings` lists them): training.updates=100."
     ),
+]
+SetPacking = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of `packing`: packing.shard_multiple=256."),
 ]
 TextColumn = Annotated[
     str | None,
@@ -88,6 +92,26 @@ def pipeline_settings(
     from gaudi_bert.config.pipeline import load_pipeline
 
     return load_pipeline(pipeline, overrides or (), options)
+
+
+def packing_settings(overrides: list[str] | None, **options: object) -> PackingSettings:
+    """How sequences are packed: options by name, then `--set packing.key=value`; a key of another section is refused."""
+    from gaudi_bert.config.pipeline import section_from_options
+    from gaudi_bert.config.sections import PackingSettings
+
+    if not overrides:
+        return section_from_options(PackingSettings, **options)
+    typed = {f"packing.{name}": (f"--{name.replace('_', '-')}", value) for name, value in options.items()}
+    settings = pipeline_settings(None, overrides, typed).packing
+    for override in overrides:
+        if set_key(override).partition(".")[0] != "packing":
+            raise InputError(f"--set {override}: this command reads the keys of `packing` alone, such as packing.depth=4")
+    return settings
+
+
+def set_key(override: str) -> str:
+    """The key of a `--set KEY=VALUE`."""
+    return override.partition("=")[0].strip()
 
 
 def task_settings(overrides: list[str] | None, options: Mapping[str, tuple[str, object]]) -> TaskSettings:

@@ -1,4 +1,4 @@
-"""Commands from text and tables to packed data: prepare, import, histogram, plan, write, pack, verify, convert, inspect."""
+"""Commands from text to packed data: prepare, histogram, plan, write, pack, verify, convert, inspect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gaudi_bert.cli import arguments, output
+from gaudi_bert.cli import arguments, output, table_commands
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, count_of
 
@@ -65,104 +65,6 @@ def prepare(
     output.print_result(result, json, output.describe_examples)
 
 
-def tokenize(
-    text: Annotated[
-        list[str],
-        typer.Argument(
-            help="Files of text (JSON lines, CSV, TSV, Parquet, plain lines), folders or globs; `python-docs`; - is a pipe.",
-            show_default=False,
-        ),
-    ],
-    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or a model's folder.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The folder for tables of tokens.", show_default=False)],
-    max_sequence_length: Annotated[int, typer.Option(help="Most tokens of a row.", show_default=False)],
-    too_long: Annotated[
-        str | None, typer.Option(help="Longer texts: split (default), truncate, drop or error.", show_default=False)
-    ] = None,
-    no_special_tokens: Annotated[
-        bool, typer.Option("--no-special-tokens", help="Leave out the tokens that the tokenizer adds to each row.")
-    ] = False,
-    text_column: arguments.TextColumn = None,
-    text_pair_column: arguments.TextPairColumn = None,
-    label_column: arguments.LabelColumn = None,
-    columns: arguments.Columns = None,
-    no_header: arguments.NoHeader = False,
-    format_: arguments.Format = None,
-    shard: arguments.Shard = None,
-    overwrite: arguments.Overwrite = False,
-    json: arguments.Json = False,
-) -> None:
-    """Make tables of tokens from text, with any tokenizer of the library `tokenizers`; `pack` packs them."""
-    from gaudi_bert.config.pipeline import section_from_options
-    from gaudi_bert.config.sections import TokenizeSettings
-    from gaudi_bert.tables.tokenize import tokenize_texts
-
-    settings = section_from_options(
-        TokenizeSettings,
-        max_sequence_length=max_sequence_length,
-        too_long=too_long,
-        special_tokens=not no_special_tokens,
-        text_column=text_column,
-        text_pair_column=text_pair_column,
-        label_column=label_column,
-        columns=None if columns is None else tuple(name.strip() for name in columns.split(",")),
-        no_header=no_header or None,
-        format=format_,
-    )
-    part = arguments.parse_shard(shard)
-    result = tokenize_texts(text, tokenizer, out, settings, shard=part, reporter=Reporter(), overwrite=overwrite)
-    output.print_result(result, json, _describe_tokens)
-
-
-def _describe_tokens(result: Mapping[str, Any]) -> list[str]:
-    if "missing_parts" in result:
-        return [f"{result['missing_parts']} of {count_of(result['parts'], 'part')} to be done by other shards"]
-    rows, too_long = count_of(result["rows"], "row"), result["too_long"]
-    lines = [
-        f"{count_of(result['texts'], 'text')} became {rows} with {count_of(result['tokens'], 'token')}"
-        f"{output.skipped_note(result)}"
-    ]
-    if result["empty_texts"]:
-        lines.append(f"{count_of(result['empty_texts'], 'text')} held nothing but space and gave no row")
-    lost = f"{count_of(too_long['dropped_tokens'], 'token')} lost"
-    became = {"split": f"{too_long['added_sequences']:,} rows more, no token lost", "truncate": f"cut, {lost}"}
-    about = f"{count_of(too_long['rows'], 'text')} too long for {count_of(result['max_sequence_length'], 'token')}"
-    return [
-        *lines,
-        f"{about}: {became.get(too_long['policy'], f'dropped, {lost}')}" if too_long["rows"] else "no text was too long",
-    ]
-
-
-def import_tables(
-    source: Annotated[
-        str, typer.Argument(help="A .parquet, .arrow or .jsonl file, a folder or a glob.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option(help="The folder for unpacked TFRecords.", show_default=False)],
-    max_sequence_length: Annotated[int | None, typer.Option(min=1, help="Default: the longest row.")] = None,
-    input_column: arguments.InputColumn = None,
-    max_predictions: Annotated[
-        int | None, typer.Option(min=1, help="Default: the most masked positions of any row.")
-    ] = None,
-    shard: arguments.Shard = None,
-    overwrite: arguments.Overwrite = False,
-    json: arguments.Json = False,
-) -> None:
-    """Make unpacked TFRecords from tables with `input_ids` (Parquet, Arrow, JSON lines, Hugging Face datasets)."""
-    from gaudi_bert.tables import import_tables
-
-    result = import_tables.import_tables(
-        source,
-        out,
-        max_sequence_length=max_sequence_length,
-        max_predictions=max_predictions,
-        input_column=input_column or "input_ids",
-        shard=arguments.parse_shard(shard),
-        reporter=Reporter(),
-        overwrite=overwrite,
-    )
-    output.print_result(result, json, output.describe_import)
-
-
 def histogram(
     records: arguments.Records,
     out: Annotated[Path, typer.Option(help="The histogram.json to write.", show_default=False)],
@@ -192,6 +94,7 @@ def plan(
     leftovers: Annotated[str | None, typer.Option(help="nnls only: best-fit or complement.")] = None,
     masked_slots: Annotated[int | None, typer.Option(help="Masked positions per pack (Q).")] = None,
     seed: arguments.Seed = None,
+    set_: arguments.SetPacking = None,
     shard: arguments.Shard = None,
     finish: Annotated[bool, typer.Option("--finish", help="After all --shard, check them and write plan.json.")] = False,
     workers: arguments.Workers = None,
@@ -199,14 +102,12 @@ def plan(
     json: arguments.Json = False,
 ) -> None:
     """Decide which lengths share a row, and prove how close to optimal it is."""
-    from gaudi_bert.config.pipeline import section_from_options
-    from gaudi_bert.config.sections import PackingSettings
     from gaudi_bert.tfrecords import plan
     from gaudi_bert.tfrecords.plan import plan_shard
 
     part = arguments.parse_shard(shard, finish)
-    settings = section_from_options(
-        PackingSettings, algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
+    settings = arguments.packing_settings(
+        set_, algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
     )
     # A shell's `histograms/*.json` also matches the settings stored next to each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
@@ -223,6 +124,12 @@ def write(
     records: arguments.Records,
     plan: Annotated[Path, typer.Option(help="The plan.json.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The folder for packed shards.", show_default=False)],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Other shards than planned: packing.shard_multiple or packing.shard_bytes."
+        ),
+    ] = None,
     shard: arguments.Shard = None,
     finish: Annotated[bool, typer.Option("--finish", help="Check all groups and write the metadata.")] = False,
     workers: arguments.Workers = None,
@@ -234,12 +141,29 @@ def write(
     from gaudi_bert.tfrecords.write import write_shard
 
     part = arguments.parse_shard(shard, finish)
+    common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
+    common["shards"] = _shard_settings(set_, plan)
     if part is not None:
-        shard_result = write_shard(records, plan, out, part, reporter=Reporter(), overwrite=overwrite, workers=workers)
-        output.print_result(shard_result, json, output.describe_groups)
+        output.print_result(write_shard(records, plan, out, part, **common), json, output.describe_groups)
         return
-    result = write.write(records, plan, out, finish=finish, reporter=Reporter(), overwrite=overwrite, workers=workers)
-    output.print_result(result, json, output.describe_packing)
+    output.print_result(write.write(records, plan, out, finish=finish, **common), json, output.describe_packing)
+
+
+_OF_SHARDS = ("shard_multiple", "shard_bytes")
+"""What a plan proposes and `write` may still change: no pack depends on it."""
+
+
+def _shard_settings(overrides: list[str] | None, plan: Path) -> dict[str, int]:
+    """What `write --set` changes about the shards of a plan; what the plan has decided is refused."""
+    settings = arguments.packing_settings(overrides)
+    decided = sorted(settings.model_fields_set.difference(_OF_SHARDS))
+    if decided:
+        typed = next((each for each in overrides or () if arguments.set_key(each) == f"packing.{decided[0]}"), "packing")
+        raise InputError(
+            f"--set {typed}: {plan.name} has decided `packing.{decided[0]}`; give it to `gaudi-bert plan`, and here only "
+            + " or ".join(f"packing.{name}" for name in _OF_SHARDS)
+        )
+    return settings.model_dump(include=settings.model_fields_set)
 
 
 def pack(
@@ -248,6 +172,7 @@ def pack(
     algorithm: arguments.Algorithm = None,
     depth: arguments.Depth = None,
     seed: arguments.Seed = None,
+    set_: arguments.SetPacking = None,
     max_sequence_length: Annotated[
         int | None, typer.Option(min=1, metavar="L", help="Tables: slots per pack.", show_default=False)
     ] = None,
@@ -286,16 +211,14 @@ def pack(
     if is_table(records):
         common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
         part = arguments.parse_shard(shard)
-        result = _pack_table(records, out, {**both, **of_tables}, part, finish, verify, common)
-        output.print_result(result, json, _describe_packed_table)
+        result = table_commands.pack_as_table(records, out, {**both, **of_tables}, set_ or [], part, finish, verify, common)
+        output.print_result(result, json, table_commands.describe_packed_table)
         return
-    _refuse_options_of_tables(records, {**of_tables, "shard": shard, "finish": finish})
-    from gaudi_bert.config.pipeline import section_from_options
-    from gaudi_bert.config.sections import PackingSettings
+    table_commands.refuse_options_of_tables(records, {**of_tables, "shard": shard, "finish": finish})
     from gaudi_bert.tfrecords import pack
     from gaudi_bert.tfrecords.verify import verify as verify_packs
 
-    settings = section_from_options(PackingSettings, **both)
+    settings = arguments.packing_settings(set_, **both)
     packed = pack.pack(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers)
     if verify:
         packed = replace(packed, verified=verify_packs(records, out, reporter=Reporter(), workers=workers))
@@ -303,102 +226,42 @@ def pack(
 
 
 def _describe_pack(result: Mapping[str, Any]) -> list[str]:
-    return [*output.describe_packing(result), *_verified_lines(result)]
-
-
-def _verified_lines(result: Mapping[str, Any]) -> list[str]:
-    return [f"verified: {line}" for line in output.describe_verification(result["verify"])] if "verify" in result else []
+    return [*output.describe_packing(result), *table_commands.verified_lines(result)]
 
 
 def verify(
     records: arguments.RecordsOrTable,
     packed: Annotated[Path, typer.Argument(help="The packed folder.", show_default=False)],
+    shard: arguments.Shard = None,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="After all --shard, check them and write verification.json.")
+    ] = False,
     workers: arguments.Workers = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Verify again what has been verified.")] = False,
     json: arguments.Json = False,
 ) -> None:
     """Prove that every sequence is in the packed folder exactly once, byte for byte."""
     from gaudi_bert.tables.sources import is_table
-    from gaudi_bert.tables.verify import verify_table
-    from gaudi_bert.tfrecords import verify
 
+    part = arguments.parse_shard(shard, finish)
+    if finish and overwrite:
+        raise InputError(
+            "--finish and --overwrite exclude each other; verify the parts again with --shard K/N --overwrite, then --finish"
+        )
     if is_table(records):
-        proof = verify_table(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
-        output.print_result(proof, json, _describe_verified_table)
+        table_commands.verify_as_table(records, packed, part, finish, overwrite, workers, json)
         return
-    result = verify.verify(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
-    output.print_result(result, json, output.describe_verification)
+    from gaudi_bert.tfrecords import verify, verify_parts
 
-
-# --- tables: what `pack` and `verify` do with them, and print
-
-
-def _refuse_options_of_tables(source: str, options: Mapping[str, object]) -> None:
-    for name, value in options.items():
-        if value:
-            raise InputError(
-                f"--{name.replace('_', '-')} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
-                ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
-            )
-
-
-def _pack_table(
-    source: str,
-    out: Path,
-    options: Mapping[str, object],
-    part: tuple[int, int] | None,
-    finish: bool,
-    verified: bool,
-    common: Mapping[str, Any],
-) -> object:
-    """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
-    from gaudi_bert.config.pipeline import section_from_options
-    from gaudi_bert.config.sections import TableSettings
-    from gaudi_bert.tables.pack import pack_table, pack_table_shard
-
-    if options["max_sequence_length"] is None:
-        raise InputError(f"{source}: is a table: say how many slots a pack has, for example --max-sequence-length 2048")
-    if part is not None and (finish or verified):
-        raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
-    settings = section_from_options(TableSettings, **options)
+    reporter = Reporter()
+    result: object
     if part is not None:
-        return pack_table_shard(source, out, settings, part, **common)
-    return pack_table(source, out, settings, finish=finish, verified=verified, **common)
-
-
-def _describe_packed_table(result: Mapping[str, Any]) -> list[str]:
-    if "too_long" not in result:
-        return output.describe_groups(result)
-    packing = output.describe_packing({**result, "depth_used": result["deepest_pack"]})
-    lines = [f"{count_of(result['rows'], 'row')}, {count_of(result['sequences'], 'sequence')}", *packing]
-    if result["gap"] and result["algorithm"] != "optimal":
-        saved = f"{count_of(result['gap'], 'pack')} might be saved"
-        lines.append(f"{saved}: --algorithm optimal looks for them, which takes a few seconds per group")
-    return [*lines, _describe_long_rows(result), *_verified_lines(result)]
-
-
-def _describe_long_rows(result: Mapping[str, Any]) -> str:
-    effect = result["too_long"]
-    if not effect["rows"]:
-        return "no row was too long: none is cut, split or dropped"
-    were = "row was" if effect["rows"] == 1 else "rows were"
-    tokens = count_of(effect["dropped_tokens"], "token")
-    done = {
-        "truncate": f"cut by {tokens}",
-        "split": f"split, which added {count_of(effect['added_sequences'], 'sequence')}; no token is lost",
-        "drop": f"dropped with {tokens}",
-    }
-    return f"{effect['rows']:,} {were} too long: {done[effect['policy']]} (--too-long {effect['policy']})"
-
-
-def _describe_verified_table(result: Mapping[str, Any]) -> list[str]:
-    what = "in the index" if result["index_only"] else f"value for value in {', '.join(result['columns'])}"
-    counted = f"{count_of(result['rows'], 'row')}, {count_of(result['sequences'], 'sequence')}"
-    return [
-        f"{counted} in {count_of(result['packs'], 'pack')}{output.skipped_note(result)}",
-        f"every sequence is there exactly once, {what}",
-        _describe_long_rows(result),
-    ]
+        result = verify_parts.verify_shard(records, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
+    elif finish:
+        result = verify_parts.finish_verification(records, packed, reporter=reporter)
+    else:
+        result = verify.verify(records, packed, reporter=reporter, overwrite=overwrite, workers=workers)
+    output.print_result(result, json, output.describe_verification)
 
 
 def convert(

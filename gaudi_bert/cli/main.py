@@ -19,7 +19,15 @@ from typing import Any, ClassVar, NoReturn
 import typer
 
 from gaudi_bert import __version__
-from gaudi_bert.cli import cluster_commands, data_commands, estimate_commands, help, model_commands, pipeline_commands
+from gaudi_bert.cli import (
+    cluster_commands,
+    data_commands,
+    estimate_commands,
+    help,
+    model_commands,
+    pipeline_commands,
+    table_commands,
+)
 from gaudi_bert.common.errors import (
     FailedError,
     GaudiBertError,
@@ -37,8 +45,8 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Before anything is written": {"estimate": estimate_commands.estimate},
     "From text or tables to packs": {
         "prepare": data_commands.prepare,
-        "tokenize": data_commands.tokenize,
-        "import": data_commands.import_tables,
+        "tokenize": table_commands.tokenize,
+        "import": table_commands.import_tables,
         "histogram": data_commands.histogram,
         "plan": data_commands.plan,
         "write": data_commands.write,

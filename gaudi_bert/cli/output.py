@@ -70,7 +70,14 @@ def _masked_slots_line(result: Mapping[str, Any]) -> str:
 
 
 def describe_verification(result: Mapping[str, Any]) -> list[str]:
-    """The line of a folder that was verified."""
+    """The line of a folder that was verified, or of a part of it."""
+    if "groups_written" in result:
+        if not result["groups"]:
+            return ["nothing to do: there are fewer groups than parts"]
+        there = " (all were verified already, nothing to do)" if not result["groups_written"] else ""
+        counted = f"{count_of(result['sequences'], 'sequence')} in {count_of(result['packs'], 'pack')}"
+        groups = count_of(result["groups"], "group")
+        return [f"{groups}: {counted}, each exactly once{there}; --finish completes the proof when all parts are done"]
     return [f"every one of {count_of(result['sequences'], 'sequence')} is in the packs exactly once{skipped_note(result)}"]
 
 

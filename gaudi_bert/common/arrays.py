@@ -48,7 +48,29 @@ def random_words(count: int, seed: int, purpose: str, *indices: int) -> NDArray[
 
 def permutation(count: int, seed: int, purpose: str, *indices: int) -> IntArray:
     """A permutation of 0 .. count - 1, int64, fixed for ever by its arguments."""
-    return np.argsort(random_words(count, seed, purpose, *indices), kind="stable")
+    return permutation_of_kind(np.int64, count, seed, purpose, *indices)
+
+
+def permutation_of_kind(kind: type[np.signedinteger[Any]], count: int, seed: int, purpose: str, *indices: int) -> AnyArray:
+    """The same in another integer type: of int32, ten million numbers take 40 MB and not 80."""
+    return _order_of_words(random_words(count, seed, purpose, *indices), kind)
+
+
+_SORTED_AT_ONCE = 1 << 19
+
+
+def _order_of_words(words: NDArray[np.uint64], kind: type[np.signedinteger[Any]]) -> AnyArray:
+    """The stable argsort of uniform words; of many, those of one range after the other, for memory's sake."""
+    ranges = min(words.size // _SORTED_AT_ONCE, 255).bit_length()
+    if not ranges:
+        return np.argsort(words, kind="stable").astype(kind, copy=False)
+    range_of = words.astype("<u8", copy=False).view(np.uint8)[7::8] >> (8 - ranges)
+    order, done = np.empty(words.size, kind), 0
+    for number in range(1 << ranges):
+        chosen = np.flatnonzero(range_of == number)
+        order[done : done + chosen.size] = chosen[np.argsort(words[chosen], kind="stable")]
+        done += chosen.size
+    return order
 
 
 def mixed_words(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArray[np.uint64]:

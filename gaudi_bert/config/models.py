@@ -25,7 +25,11 @@ def model_overrides(name: str) -> list[str]:
         return [f"model.{key}={value}" for key, value in MODELS[name].items()]
     if not name.endswith(".json"):
         near = difflib.get_close_matches(name, MODELS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(MODELS)}, or give a config.json"
+        hint = (
+            f"did you mean {near[0]}?"
+            if near
+            else f"choose {', '.join(MODELS)}, or give a config.json; other models need --data with a packed table"
+        )
         raise InputError(f"--model {shortened(name)}: {hint}")
     content = read_json(Path(name))
     kind = content.get("model_type", "bert") if isinstance(content, dict) else None

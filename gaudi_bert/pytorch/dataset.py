@@ -24,10 +24,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.common.arrays import IntArray, whole_number
 from gaudi_bert.common.errors import InputError, refuse_removed
 from gaudi_bert.pytorch.indexed import IndexedTable
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
+from gaudi_bert.reading.dealing import MOST_SETS, regions_of_groups
 from gaudi_bert.reading.global_order import ORDER, WINDOW_PACKS, GlobalOrder, check_rank, first_of_rank, streams_of
 from gaudi_bert.reading.streams import StreamReader
 from gaudi_bert.tables.packed_parquet import open_tables
@@ -98,8 +100,8 @@ class MappedPacks(Dataset[Row]):
 class _StoredPacks:
     """Packs that are stored in shards.
 
-    `rows_of` converts what `files.read` returns to rows, packs of a shard move within `window`, and `identity` distinguishes
-    these packs from others.
+    `rows_of` converts what `files.read` returns to rows, packs of a shard move within `window`, `identity` distinguishes
+    these packs from others, and `sets` and `regions` are as of `GlobalOrder`.
     """
 
     def __init__(
@@ -111,10 +113,12 @@ class _StoredPacks:
         window: int | Callable[[int], int] = WINDOW_PACKS,
         shard_multiple: int,
         identity: str,
+        sets: int = 1,
+        regions: IntArray | None = None,
         rows_of: Callable[[Any], Sequence[Row]] = list,
     ) -> None:
         self._files, self._rows_of, self.identity = files, rows_of, identity
-        order = GlobalOrder(files.sizes, seed, window, streams_of(shard_multiple))
+        order = GlobalOrder(files.sizes, seed, window, streams_of(shard_multiple), sets, regions)
         self._reader = StreamReader(files, order, *share)
         self.packs = order.packs
 
@@ -129,6 +133,11 @@ class _StoredPacks:
 
 def _open_packs(folder: Path, seed: int, share: _Share, table: Path | None) -> _StoredPacks:
     """Open the packs of `folder`, of whatever format."""
+    if in_store(folder):
+        raise InputError(
+            f"{shown_location(folder)}: PackedDataset reads folders of this machine; copy it here, or train with "
+            "`gaudi-bert train`, which reads URLs"
+        )
     if table is not None:
         index = IndexedTable(folder, table)
         return _StoredPacks(index, share, seed, shard_multiple=index.shard_multiple, identity=index.identity)
@@ -141,13 +150,16 @@ def _open_packs(folder: Path, seed: int, share: _Share, table: Path | None) -> _
         return _StoredPacks(files, share, seed, window=files.window_rows, shard_multiple=shard_multiple, identity=identity)
     if has_metadata:
         metadata = read_metadata(folder)
-        check_shards(folder, metadata.shard_table)
+        shards = metadata.shard_table
+        check_shards(folder, shards)
         return _StoredPacks(
             open_shards(folder, metadata),
             share,
             seed,
             shard_multiple=metadata.shard_multiple,
             identity=metadata.identity(repr)[:_IDENTITY_DIGITS],
+            sets=MOST_SETS if metadata.groups else 1,
+            regions=regions_of_groups(shards.group_sizes, metadata.input_files, metadata.seed) if metadata.groups else None,
             rows_of=rows_of_packs,
         )
     if folder.is_dir() and any(folder.iterdir()):

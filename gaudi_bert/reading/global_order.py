@@ -1,10 +1,12 @@
-"""The one order in which packs are read, whatever the number of processes that read them: `order: 2`.
+"""The one order in which packs are read, whatever the number of processes that read them: `order: 3`.
 
 Packs are read from C streams at once, and a stream reads its shards one after the other, so that C shards are open, not all.
-For an epoch, the shards that hold packs are sorted by packs, descending, ties permuted by (seed, epoch), and dealt: shard j
-goes to stream j mod C. So streams are of nearly equal length, and none is longer than the one before it. The shards of a
-stream are permuted by (seed, epoch, stream). Round t is the t-th pack of every stream that has one, by the number of the
-stream, and packs are numbered round after round, 0 .. packs - 1. Process r of W takes the packs whose number mod W is r.
+There are several sets of C streams, which take turns of 32 rounds, so that the packs of a longer time come from more shards.
+`dealing.py` decides which shards a stream reads. Streams are of nearly equal length, none longer than the one before it.
+
+While the same k streams have packs, their next 32 packs each are a block (the last one may be shorter). In a block the first
+C streams take a turn, then the next C, and so on. Round t of a turn is the t-th pack of each of its streams, by their
+numbers. Packs are numbered in this sequence, 0 .. packs - 1. Process r of W takes the packs whose number mod W is r.
 
 A position in the data is one number, of packs that all processes have read; it means the same with any W. The packs of a
 shard are permuted within windows of so many records, then the windows: a shard is read nearly from front to back.
@@ -13,22 +15,26 @@ shard are permuted within windows of so many records, then the windows: a shard 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, IntArray, permutation, random_words, whole_number
+from gaudi_bert.common.arrays import IntArray, permutation, random_words, whole_number
+from gaudi_bert.reading.dealing import MOST_SETS, deal_shards
 
-ORDER = 2
+ORDER = 3
 """The number of this order, which positions carry: those of another order mean other packs."""
 WINDOW_PACKS = 4096
-_FEWEST_STREAMS, _MOST_STREAMS = 32, 512
+TURN_ROUNDS = 32
+_FEWEST_STREAMS = 32
+MOST_STREAMS = 512
+_NUMBERS_AT_ONCE = 8192
 
 
 def streams_of(shard_multiple: int) -> int:
     """From how many streams a folder is read whose groups have a multiple of so many shards."""
-    return min(_MOST_STREAMS, max(_FEWEST_STREAMS, shard_multiple))
+    return min(MOST_STREAMS, max(_FEWEST_STREAMS, shard_multiple))
 
 
 def check_rank(rank: int, world_size: int) -> None:
@@ -50,13 +56,15 @@ class Located(NamedTuple):
     """Where packs are stored, int64 [n] each.
 
     Attributes:
-        rounds: in which they are read.
+        turns: in which they are read; one turn for all rounds in which a single set of streams has packs.
+        rounds: of their streams.
         streams: by number.
         shards: that hold them.
         positions: in the order of the shard (`GlobalOrder.shard_order`).
         ends: the round at which the stream has read the shard.
     """
 
+    turns: IntArray
     rounds: IntArray
     streams: IntArray
     shards: IntArray
@@ -64,17 +72,14 @@ class Located(NamedTuple):
     ends: IntArray
 
 
-class _Visits(NamedTuple):
-    """The shards that a process reads, each once, sorted by the round at which it begins, int64 [n] each.
+class Visit(NamedTuple):
+    """A shard that a process reads in a turn: from one round of its stream on; `end` is where the shard ends."""
 
-    Attributes:
-        begins, ends: the rounds at which their stream begins to read them and has read them.
-    """
-
-    shards: IntArray
-    streams: IntArray
-    begins: IntArray
-    ends: IntArray
+    turn: int
+    shard: int
+    stream: int
+    begin: int
+    end: int
 
 
 class ShardOrder(NamedTuple):
@@ -98,10 +103,13 @@ class GlobalOrder:
         seed: decides, with the number of the epoch, all orders.
         window_packs: records of a window, within which a pack may move; or a function of the shard that gives them.
         streams: how many shards are read at once (C).
+        sets: of streams, which take turns; 1 where to open a shard again is expensive.
+        regions: of the input, from which each shard comes (`dealing.regions_of_groups`); None where unknown.
 
     Attributes:
         packs: of an epoch.
-        streams: with fewer shards, as many as there are shards with packs.
+        streams: that are read at once; with fewer shards, as many as there are shards with packs.
+        sets: fewer where there are not enough shards for all.
     """
 
     def __init__(
@@ -110,16 +118,20 @@ class GlobalOrder:
         seed: int,
         window_packs: int | Callable[[int], int] = WINDOW_PACKS,
         streams: int = _FEWEST_STREAMS,
+        sets: int = MOST_SETS,
+        regions: IntArray | None = None,
     ) -> None:
         self.sizes = np.asarray(sizes, np.int64)
-        self.seed, self.window_packs = seed, window_packs
-        self.streams = max(1, min(streams, int(np.count_nonzero(self.sizes))))
+        self.seed, self.window_packs, self._regions = seed, window_packs, regions
+        shards = int(np.count_nonzero(self.sizes))
+        self.streams = max(1, min(streams, shards))
+        self.sets = max(1, min(sets, MOST_SETS, shards // self.streams))
         self.packs = int(self.sizes.sum())
         self._schedules: dict[int, _ShardSchedule] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process, which deals the shards itself."""
-        return GlobalOrder, (self.sizes, self.seed, self.window_packs, self.streams)
+        return GlobalOrder, (self.sizes, self.seed, self.window_packs, self.streams, self.sets, self._regions)
 
     def locate(self, epoch: int, numbers: IntArray) -> Located:
         """The shards of packs, and their positions in these; `numbers` are int64 [n], each 0 .. packs - 1."""
@@ -138,9 +150,21 @@ class GlobalOrder:
         begins = np.cumsum(lasts - firsts) - (lasts - firsts)
         return ShardOrder(records, np.stack([begins, firsts, lasts], axis=1))
 
-    def visits(self, epoch: int, done: int, rank: int, world_size: int) -> _Visits:
-        """The shards that a process reads in an epoch once `done` packs of it are read."""
-        return self._schedule(epoch).visits(done, rank, world_size)
+    def visits(self, epoch: int, done: int, rank: int, world_size: int) -> Iterator[Visit]:
+        """The shards that a process reads once `done` packs of an epoch are read, as it reads them, each once a turn."""
+        last_turn, seen = -1, set[int]()
+        step = _NUMBERS_AT_ONCE * world_size
+        for begin in range(done, self.packs, step):
+            located = self.locate(epoch, numbers_of_rank(begin, min(begin + step, self.packs), rank, world_size))
+            _, firsts = np.unique(located.turns * len(self.sizes) + located.shards, return_index=True)
+            firsts.sort()
+            columns = (located.turns, located.shards, located.streams, located.rounds, located.ends)
+            for visit in map(Visit._make, zip(*(values[firsts].tolist() for values in columns), strict=True)):
+                if visit.turn != last_turn:
+                    last_turn, seen = visit.turn, set()
+                if visit.shard not in seen:
+                    seen.add(visit.shard)
+                    yield visit
 
     def shards_at_once(self, world_size: int) -> int:
         """How many shards one of so many processes reads at once, until the first stream ends."""
@@ -154,7 +178,9 @@ class GlobalOrder:
         if epoch not in self._schedules:
             if len(self._schedules) == 2:  # one that is read, and the next one, whose first shards are opened ahead
                 del self._schedules[min(self._schedules)]
-            self._schedules[epoch] = _ShardSchedule.of(self.sizes, self.streams, self.seed, epoch)
+            regions = np.arange(len(self.sizes)) if self._regions is None else self._regions
+            dealt = deal_shards(self.sizes, regions, self.streams, self.sets, self.seed, epoch)
+            self._schedules[epoch] = _ShardSchedule.of(self.sizes, dealt, self.streams)
         return self._schedules[epoch]
 
 
@@ -170,72 +196,50 @@ class _ShardSchedule(NamedTuple):
         stream_firsts: int64 [streams], packs of the streams before.
         numbers, rounds, stream_counts: int64 [segments], the first pack, the first round, and how many streams have packs.
         ends: int64 [segments], the round at which the first of these streams ends.
+        turns: int64 [segments], the number of the first turn.
+        at_once: how many streams are read in a turn.
     """
 
     shards: IntArray
     first_packs: IntArray
+    last_packs: IntArray
     stream_firsts: IntArray
     numbers: IntArray
     rounds: IntArray
     stream_counts: IntArray
     ends: IntArray
-    last_packs: IntArray
+    turns: IntArray
+    at_once: int
 
     @classmethod
-    def of(cls, sizes: IntArray, most_streams: int, seed: int, epoch: int) -> _ShardSchedule:
-        order = permutation(len(sizes), seed, "shard order", epoch)
-        order = order[np.argsort(-sizes[order], kind="stable")][: int(np.count_nonzero(sizes))]
-        count = min(most_streams, len(order))
-        dealt = [order[stream::count] for stream in range(count)]
-        streams = [each[permutation(len(each), seed, "stream order", epoch, stream)] for stream, each in enumerate(dealt)]
+    def of(cls, sizes: IntArray, streams: Sequence[IntArray], at_once: int) -> _ShardSchedule:
         lengths = np.array([sizes[each].sum() for each in streams], np.int64)
         ends = np.unique(lengths)
         rounds = np.concatenate([[0], ends[:-1]]).astype(np.int64)[: len(ends)]
         stream_counts = np.array([np.count_nonzero(lengths > first) for first in rounds], np.int64)
         packs = (ends - rounds) * stream_counts
-        shards = np.concatenate([*streams, np.empty(0, np.int64)])
+        turns = np.where(stream_counts > at_once, -(-(ends - rounds) // TURN_ROUNDS) * -(-stream_counts // at_once), 0)
+        shards = np.concatenate([*streams, np.empty(0, np.int64)]).astype(np.int64)
         last_packs = np.cumsum(sizes[shards])
         first_packs, stream_firsts = last_packs - sizes[shards], np.cumsum(lengths) - lengths
-        numbers = np.cumsum(packs) - packs
-        return cls(shards, first_packs, stream_firsts, numbers, rounds, stream_counts, ends, last_packs)
+        numbers, first_turns = np.cumsum(packs) - packs, np.cumsum(turns) - turns
+        by_segment = (numbers, rounds, stream_counts, ends, first_turns)
+        return cls(shards, first_packs, last_packs, stream_firsts, *by_segment, at_once)
 
     def locate(self, numbers: IntArray) -> Located:
         segment = np.searchsorted(self.numbers, numbers, side="right") - 1
-        rounds, streams = np.divmod(numbers - self.numbers[segment], self.stream_counts[segment])
-        rounds += self.rounds[segment]
+        count = self.stream_counts[segment]
+        block, in_block = np.divmod(numbers - self.numbers[segment], TURN_ROUNDS * count)
+        first_rounds = self.rounds[segment] + TURN_ROUNDS * block
+        turn_rounds = np.minimum(TURN_ROUNDS, self.ends[segment] - first_rounds)
+        set_number, in_turn = np.divmod(in_block, turn_rounds * self.at_once)
+        first_streams = set_number * self.at_once
+        round_of_turn, stream_of_set = np.divmod(in_turn, np.minimum(self.at_once, count - first_streams))
+        rounds, streams = first_rounds + round_of_turn, first_streams + stream_of_set
+        sets = -(-count // self.at_once)
+        turns = self.turns[segment] + np.where(sets > 1, block * sets + set_number, 0)
         firsts = self.stream_firsts[streams]
         packs = firsts + rounds
-        slots = self._slots(packs)
+        slots = np.searchsorted(self.last_packs, packs, side="right")
         ends = self.last_packs[slots] - firsts
-        return Located(rounds, streams, self.shards[slots], packs - self.first_packs[slots], ends)
-
-    def visits(self, done: int, rank: int, world_size: int) -> _Visits:
-        """The shards whose streams the process reads, from segment to segment."""
-        parts = [np.empty((4, 0), np.int64)]
-        for number, first_round, count, end in zip(self.numbers, self.rounds, self.stream_counts, self.ends, strict=True):
-            last = int(number + (end - first_round) * count)
-            first = first_of_rank(max(done, int(number)), rank, world_size)
-            if first >= last:
-                continue
-            cycle = min(int(count) // math.gcd(int(count), world_size), -(-(last - first) // world_size))
-            streams = np.sort((first - number + world_size * np.arange(cycle)) % count)
-            firsts = self.stream_firsts[streams]
-            begin = first_round + max(0, done - number) // count
-            slots, which = _ranges(self._slots(firsts + begin), self._slots(firsts + end - 1) + 1)
-            begins = np.maximum(self.first_packs[slots] - firsts[which], begin)
-            parts.append(np.stack([slots, streams[which], begins, self.last_packs[slots] - firsts[which]]))
-        slots, streams, begins, ends = np.concatenate(parts, axis=1)
-        _, firsts = np.unique(slots, return_index=True)
-        chosen = firsts[np.argsort(begins[firsts], kind="stable")]
-        return _Visits(self.shards[slots[chosen]], streams[chosen], begins[chosen], ends[chosen])
-
-    def _slots(self, packs: AnyArray) -> IntArray:
-        """The positions in `shards` of packs that are counted through all streams."""
-        return np.searchsorted(self.last_packs, packs, side="right")
-
-
-def _ranges(firsts: IntArray, lasts: IntArray) -> tuple[IntArray, IntArray]:
-    """All numbers from each of `firsts` up to below each of `lasts`, and in which of these ranges each of them is."""
-    counts = lasts - firsts
-    which = np.repeat(np.arange(len(firsts)), counts)
-    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts) + firsts[which], which
+        return Located(turns, rounds, streams, self.shards[slots], packs - self.first_packs[slots], ends)

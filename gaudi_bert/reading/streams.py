@@ -1,8 +1,9 @@
 """Shards read in the one order (`global_order.py`): those that are being read are open, and no others.
 
-A process has at most C / gcd(C, W) shards open until the first stream ends, then at most as many as streams remain. A
-thread prepares as many again, those that the process reads next (at the end of an epoch, of the next epoch): it fetches
-them, locates their records and permutes these. A shard is closed when its stream has read it.
+A process has at most C / gcd(C, W) shards open until the first stream ends, then at most C. A thread prepares as many again,
+those that the process reads next (at the end of an epoch, of the next epoch): it fetches them, locates their records and
+permutes these. A shard is closed when its stream has read it, or when the turn of its stream ends; then only its order and
+the windows that were prefetched are remembered.
 
 The order of a shard is permuted, so the disk's own read-ahead would fetch megabytes for each pack. Instead the next window
 of records is prefetched. That, and preparing the next shards, begins when some hundreds of packs are read, so that a process
@@ -11,18 +12,17 @@ begins at once.
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.reading.global_order import GlobalOrder, Located, ShardOrder
+from gaudi_bert.reading.global_order import GlobalOrder, Located, ShardOrder, Visit
 
 Prepared = TypeVar("Prepared")
 
@@ -55,21 +55,15 @@ class ShardFiles(Generic[Prepared]):
         """Release the memory of these records, which are not read again."""
 
 
-class _Visit(NamedTuple):
-    epoch: int
-    shard: int
-    stream: int
-    begin: int
-    end: int
-
-
 _Key = tuple[int, int]
 """An epoch and a shard."""
+_Coming = tuple[int, Visit]
+"""An epoch and a visit in it."""
 
 
 @dataclass
 class _OpenShard:
-    """A shard that is read.
+    """A shard that is read, in this turn or in others.
 
     Attributes:
         end: the round at which its stream has read it.
@@ -124,27 +118,34 @@ class StreamReader(Generic[Prepared]):
         self._process = os.getpid()
         self._ahead = _Ahead(self._files, self._order)
         self._open: dict[int, _OpenShard] = {}
+        self._earlier: dict[int, _OpenShard] = {}  # of this epoch, closed at the end of a turn
         self._is_open = np.zeros(len(self._order.sizes), np.bool_)
+        self._last_turn = np.full(len(self._order.sizes), -1)
         self._prefetch_at = np.full(len(self._order.sizes), _NEVER)
-        self._is_read = np.zeros(self._order.streams, np.bool_)  # the streams of which this process has read
-        self._epoch, self._round, self._first_end, self._settles_at, self._is_settled = -1, 0, _NEVER, 0, False
-        self._visits: Iterator[tuple[Any, Iterator[_Visit]]] = iter(())
-        self._soon: list[_Visit] = []
+        self._is_read = np.zeros(self._order.streams, np.bool_)  # the streams of a set of which this process has read
+        self._epoch, self._now, self._first_end, self._settles_at, self._is_settled = -1, (0, 0), _NEVER, 0, False
+        self._visits: Iterator[_Coming] = iter(())
+        self._soon: list[_Coming] = []
 
     def _go_to(self, epoch: int, located: Located, number: int) -> None:
         """Open the shards of these packs, `number` being the first pack, and close those that are read."""
-        now = int(located.rounds[0])
-        if epoch != self._epoch or now < self._round:
+        now = int(located.turns[0]), int(located.rounds[0])
+        if epoch != self._epoch or now < self._now:
             self._close(list(self._open))
-            self._visits = _groups_of_visits(self._order, epoch, number, *self._share)
-            self._settles_at = now + _FIRST_PACKS // self._shards_at_once if self._epoch < 0 else now
+            self._earlier.clear()
+            self._visits = _all_visits(self._order, epoch, number, *self._share)
+            self._settles_at = number + _FIRST_PACKS * self._share[1] if self._epoch < 0 else number
             self._is_settled, self._epoch, self._soon = False, epoch, []
-        self._round = now
-        self._is_read[located.streams] = True
-        ended = [shard for shard, opened in self._open.items() if opened.end <= now] if now >= self._first_end else []
+        ended = []
+        if now[0] > self._now[0] or now[1] >= self._first_end:
+            needed = set(located.shards.tolist())
+            ended = [shard for shard in self._open if shard not in needed and self._is_past(shard, now)]
+        self._now = now
+        self._is_read[located.streams % self._order.streams] = True
         self._close(ended)
+        self._last_turn[located.shards] = located.turns
         is_open = self._is_open[located.shards]
-        settles = not self._is_settled and now >= self._settles_at
+        settles = not self._is_settled and number >= self._settles_at
         self._is_settled = self._is_settled or settles
         if ended or settles or not is_open.all():
             self._open_these(located, np.flatnonzero(~is_open))
@@ -154,12 +155,19 @@ class StreamReader(Generic[Prepared]):
             for shard in np.unique(located.shards[due]).tolist():
                 self._prefetch(shard, int(located.positions[located.shards == shard].max()))
 
+    def _is_past(self, shard: int, now: tuple[int, int]) -> bool:
+        """Whether an open shard is not read any more in this turn."""
+        return bool(self._last_turn[shard] < now[0]) or self._open[shard].end <= now[1]
+
     def _close(self, shards: list[int]) -> None:
         if not shards:
             return
         for shard in shards:
-            del self._open[shard]
+            self._earlier.pop(shard, None)
+            self._earlier[shard] = self._open.pop(shard)
             self._files.close(shard)
+        for shard in list(self._earlier)[: max(0, len(self._earlier) - self._order.sets * self._order.streams)]:
+            del self._earlier[shard]
         self._is_open[shards], self._prefetch_at[shards] = False, _NEVER
         self._first_end = min((opened.end for opened in self._open.values()), default=_NEVER)
 
@@ -168,40 +176,53 @@ class StreamReader(Generic[Prepared]):
         shards, firsts = np.unique(located.shards[missing], return_index=True)
         in_turn = np.argsort(firsts)
         keys = [(self._epoch, shard) for shard in shards[in_turn].tolist()]
-        later = self._next(int(located.rounds[-1]), {shard for _, shard in keys}) if self._is_settled else []
-        self._ahead.prepare(keys + later)
+        later = self._next(int(located.turns[-1]), int(located.rounds[-1]), {shard for _, shard in keys})
+        self._ahead.prepare(keys + (later if self._is_settled else []))
         prepared = self._ahead.take(keys)
         for (_, shard), first in zip(keys, missing[firsts[in_turn]].tolist(), strict=True):
             content, order = prepared[shard]
             self._files.open(shard, content)
             position, end = int(located.positions[first]), int(located.ends[first])
             window = _window_at(order, position)
-            self._open[shard] = _OpenShard(end, order, window, window)
+            self._open[shard] = self._earlier.pop(shard, _OpenShard(end, order, window, window))
             self._is_open[shard] = True
-            self._prefetch_at[shard] = position + max(0, self._settles_at - int(located.rounds[first]))
-            self._first_end = min(self._first_end, end)
+            waits = 0 if self._is_settled else _FIRST_PACKS // self._shards_at_once
+            self._prefetch_at[shard] = position + waits
+        self._first_end = min((opened.end for opened in self._open.values()), default=_NEVER)
 
-    def _next(self, last_round: int, now: set[int]) -> list[_Key]:
-        """The shards that this process reads after `last_round` (and `now`): as many as it reads at once, and their ties.
+    def _next(self, turn: int, last_round: int, now: set[int]) -> list[_Key]:
+        """The shards that this process reads later: as many as it reads at once, and those that begin with the last of them.
 
-        With the open ones they are at most so many more than there are streams. Streams that it has not read, as those of
+        With the open ones they are at most so many more than are read at once. Streams that it has not read, as those of
         other workers of a process, are skipped; but when streams have ended, any may be its own.
         """
 
-        def comes(visit: _Visit) -> bool:
-            is_read = visit.end <= self._round or visit.shard in now or visit.shard in self._open
-            return visit.epoch > self._epoch or not is_read
+        def comes(coming: _Coming) -> bool:
+            epoch, visit = coming
+            if epoch > self._epoch:
+                return True
+            is_past = (visit.turn, visit.end) <= self._now or visit.turn < self._now[0]
+            is_here = visit.turn <= turn and (visit.shard in now or visit.shard in self._open)
+            return not (is_past or is_here)
 
-        soon = [visit for visit in self._soon if comes(visit)]
-        while sum(visit.epoch > self._epoch or visit.begin > last_round for visit in soon) < self._shards_at_once:
-            group = next(self._visits, None)
-            if group is None:
-                break
-            soon += [visit for visit in group[1] if comes(visit)]
+        def is_later(coming: _Coming) -> bool:
+            return coming[0] > self._epoch or (coming[1].turn, coming[1].begin) > (turn, last_round)
+
+        soon = [coming for coming in self._soon if comes(coming)]
+        later = sum(map(is_later, soon))
+        while later < self._shards_at_once and (coming := next(self._visits, None)) is not None:
+            if comes(coming):
+                soon.append(coming)
+                later += is_later(coming)
         self._soon = soon
         most = self._order.streams + self._shards_at_once - len(self._open) - len(now)
-        mine = [each for each in soon if self._is_read[each.stream] or each.begin >= self._order.full_rounds(each.epoch)]
-        return [(visit.epoch, visit.shard) for visit in mine[: max(0, most)]]
+        mine = [
+            (epoch, visit.shard)
+            for epoch, visit in soon
+            if not (epoch == self._epoch and (visit.shard in now or visit.shard in self._open))
+            and (self._is_read[visit.stream % self._order.streams] or visit.begin >= self._order.full_rounds(epoch))
+        ]
+        return list(dict.fromkeys(mine))[: max(0, most)]
 
     def _prefetch(self, shard: int, position: int) -> None:
         """Prefetch the window of a position and, from its middle on, the next one; drop those before."""
@@ -218,17 +239,11 @@ class StreamReader(Generic[Prepared]):
         self._prefetch_at[shard] = next_middle if position >= middle else middle
 
 
-def _groups_of_visits(
-    order: GlobalOrder, epoch: int, done: int, rank: int, world_size: int
-) -> Iterator[tuple[Any, Iterator[_Visit]]]:
-    """What a process reads from a position on, and in the next epoch; each group begins in one round."""
-
-    def visits() -> Iterator[_Visit]:
-        for number, first in ((epoch, done), (epoch + 1, 0)):
-            for visit in zip(*order.visits(number, first, rank, world_size), strict=True):
-                yield _Visit(number, *map(int, visit))
-
-    return itertools.groupby(visits(), lambda visit: (visit.epoch, visit.begin))
+def _all_visits(order: GlobalOrder, epoch: int, done: int, rank: int, world_size: int) -> Iterator[_Coming]:
+    """What a process reads from a position on, and in the next epoch."""
+    for number, first in ((epoch, done), (epoch + 1, 0)):
+        for visit in order.visits(number, first, rank, world_size):
+            yield number, visit
 
 
 def _window_at(order: ShardOrder, position: int) -> int:
@@ -243,6 +258,8 @@ class _Ahead(Generic[Prepared]):
         self._pool = ThreadPoolExecutor(files.threads, thread_name_prefix="shards-ahead")
         self._waiting: list[_Key] = []
         self._begun: dict[_Key, Future[tuple[Prepared, ShardOrder]]] = {}
+        self._orders: dict[_Key, ShardOrder] = {}
+        self._most_orders = (order.sets + 1) * order.streams
         self.waited_seconds = 0.0
 
     def prepare(self, keys: Sequence[_Key]) -> None:
@@ -273,8 +290,14 @@ class _Ahead(Generic[Prepared]):
             if future is None:
                 self._waiting.remove((epoch, shard))
             prepared[shard] = self._prepare(epoch, shard) if future is None or future.cancel() else future.result()
+        for key in list(self._orders)[: max(0, len(self._orders) - self._most_orders)]:
+            self._orders.pop(key, None)
         self.waited_seconds += time.perf_counter() - start
         return prepared
 
     def _prepare(self, epoch: int, shard: int) -> tuple[Prepared, ShardOrder]:
-        return self._files.prepare(shard), self._order.shard_order(epoch, shard)
+        content, order = self._files.prepare(shard), self._orders.get((epoch, shard))
+        if order is None:
+            order = self._order.shard_order(epoch, shard)
+        self._orders[epoch, shard] = order
+        return content, order

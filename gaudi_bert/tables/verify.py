@@ -7,7 +7,8 @@ with the row that it claims to be of. Every sequence must be there exactly once.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,14 +65,60 @@ def verify_table(
         sizes = {file: file.stat().st_size for file in table_files(table)}
         prove = partial(_prove, table, folder, metadata, reporter, workers)
         again = overwrite or is_mirrored(folder)  # a store counts in seconds, and a copied table is always new
-        return proof.verify_folder(folder, metadata, sizes, TableVerification, prove, reporter=reporter, overwrite=again)
+        verified = proof.VerifiedFolder(folder, metadata, sizes, TableVerification, reporter)
+        return proof.verify_folder(verified, prove, again)
 
 
-def _prove(
-    source: str | Path, packed: Path, metadata: TableMetadata, reporter: Reporter, workers: int | None
-) -> proof.Proof[TableVerification]:
-    """Compare both sides group by group, and compute the manifests and the metadata again from what was read."""
-    notes, path = packed / NOTES_NAME, settings_path(packed, TableMetadata.path_in(packed))
+_TakeManifest = Callable[[TableGroupManifest, int], None]
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """A packed table and the table that it is held to.
+
+    Attributes:
+        inputs: bytes and CRC-32C of its files.
+        signature_sha256: of the settings and inputs that it was packed from.
+    """
+
+    packed: Path
+    metadata: TableMetadata
+    table: GroupedTable
+    settings: TableSettings
+    inputs: Mapping[str, Mapping[str, int]]
+    signature_sha256: str
+
+    def prove(
+        self,
+        numbers: Sequence[int],
+        take: Callable[[TableGroupManifest, int], None],
+        reporter: Reporter,
+        workers: int | None,
+    ) -> None:
+        """Compare groups with their rows; `take` gets the manifest of each as it must be, and the CRC-32C of the stored."""
+        shards, notes = self.metadata.shard_table, self.packed / NOTES_NAME
+        rows = sum(share.part.rows for number in numbers for share in self.table.groups[number])
+        with reporter.task("verify", rows, "rows") as task:
+            for number in numbers:
+                first, count = int(shards.group_firsts[number]), int(shards.group_sizes[number])
+                names = [shards.name(shard) for shard in range(first, first + count)]
+                stored, crc32c = proof.read_manifest(TableGroupManifest, notes, number)
+                manifest = _prove_group(
+                    self.packed, self.table, stored, number, names, self.settings, self.signature_sha256, workers
+                )
+                proof.check_same(manifest_path(notes, number), stored, manifest)
+                take(manifest, crc32c)
+                task.advance(manifest.rows)
+
+    def proof_of(self, groups: TableSums) -> proof.Proof[TableVerification]:
+        """What the folder must state, by the manifests of all groups."""
+        right = table_metadata(self.table, self.settings, groups, self.inputs, self.metadata.tool_version)
+        return proof.Proof(right, TableVerification.of(right))
+
+
+def open_packed_rows(source: str | Path, packed: Path, metadata: TableMetadata, reporter: Reporter) -> PackedRows:
+    """Open both sides, and check what needs no reading of rows."""
+    path = settings_path(packed, TableMetadata.path_in(packed))
     signature = read_signature(path)
     settings = section_from_mapping(TableSettings, signature.settings, str(path))
     present = [input_file(file) for file in table_files(source)]
@@ -80,22 +127,19 @@ def _prove(
     if signature.inputs != inputs:
         raise FailedError(f"{path}: its inputs are not those of metadata.json; {metadata.remedy}")
     proof.check_numbers(packed, metadata)
-    table, shards = open_table(source, settings, reporter), metadata.shard_table
-    if len(shards.group_firsts) != len(table.groups):
-        raise FailedError(
-            f"{packed}: {len(shards.group_firsts)} groups, the table gives {len(table.groups)}; {metadata.remedy}"
-        )
-    groups = TableSums()
-    with reporter.task("verify", table.rows, "rows") as task:
-        for number, (first, count) in enumerate(zip(shards.group_firsts, shards.group_sizes, strict=True)):
-            names = [shards.name(shard) for shard in range(first, first + count)]
-            stored, crc32c = proof.read_manifest(TableGroupManifest, notes, number)
-            manifest = _prove_group(packed, table, stored, number, names, settings, signature.sha256, workers)
-            proof.check_same(manifest_path(notes, number), stored, manifest)
-            groups.add(manifest, crc32c)
-            task.advance(manifest.rows)
-    right = table_metadata(table, settings, groups, inputs, metadata.tool_version)
-    return proof.Proof(right, TableVerification.of(right))
+    table, groups = open_table(source, settings, reporter), len(metadata.shard_table.group_firsts)
+    if groups != len(table.groups):
+        raise FailedError(f"{packed}: {groups} groups, the table gives {len(table.groups)}; {metadata.remedy}")
+    return PackedRows(packed, metadata, table, settings, inputs, signature.sha256)
+
+
+def _prove(
+    source: str | Path, packed: Path, metadata: TableMetadata, reporter: Reporter, workers: int | None
+) -> proof.Proof[TableVerification]:
+    """Compare both sides group by group, and compute the manifests and the metadata again from what was read."""
+    rows, groups = open_packed_rows(source, packed, metadata, reporter), TableSums()
+    rows.prove(range(len(rows.table.groups)), groups.add, reporter, workers)
+    return rows.proof_of(groups)
 
 
 def _prove_group(

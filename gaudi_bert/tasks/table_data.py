@@ -156,7 +156,7 @@ class _TableReader:
         def window(file: int) -> int:  # packs that move within a row group need no other one
             return min(most, files.window_rows(file))
 
-        of_epochs = GlobalOrder(files.sizes, order.seed, window, streams_of(source.metadata.shard_multiple))
+        of_epochs = GlobalOrder(files.sizes, order.seed, window, streams_of(source.metadata.shard_multiple), 1)
         self._reader = StreamReader(files, of_epochs, order.rank, order.size)
         self.packs = of_epochs.packs
 

@@ -18,12 +18,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from gaudi_bert.artefacts.base import Artefact
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, settings_path
-from gaudi_bert.artefacts.packed import Metadata, TableMetadata, TableVerification, Verification
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, parts_of
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, TableVerification, Verification
 from gaudi_bert.artefacts.references import InputFile, manifest_path
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import Shard, index_path
@@ -48,42 +51,93 @@ class Proof(Generic[Stored]):
     verification: Stored
 
 
+@dataclass(frozen=True)
+class VerifiedFolder(Generic[Stored]):
+    """A packed folder that is verified: what is read for it, and the files that hold the result.
+
+    Attributes:
+        inputs: the files of the records or of the table, with their bytes.
+    """
+
+    packed: Path
+    metadata: Metadata | TableMetadata
+    inputs: Mapping[Path, int]
+    kind: type[Stored]
+    reporter: Reporter
+
+    @property
+    def out(self) -> Path:
+        """verification.json."""
+        return self.kind.path_in(self.packed)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the result can be stored."""
+        return is_mirrored(self.packed) or os.access(self.packed, os.W_OK)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Of the verification: metadata.json, and the names and sizes of the inputs."""
+        sha256 = hashlib.sha256(read_file(self.metadata.path_in(self.packed))).hexdigest()
+        files = {path.name: size for path, size in self.inputs.items()}
+        return Signature("verify", {}, {"metadata_sha256": sha256, "files": files})
+
+    @cached_property
+    def identity(self) -> str:
+        """Of all files that the proof holds for, as they are when this is first called."""
+        return identity_of(self._sources())
+
+    def stored(self) -> StageOutput[Stored] | None:
+        """The result that is stored already, where no file has changed since."""
+        if not is_finished(self.out, self.out, self.signature) or not self._is_of_these():
+            return None
+        self.reporter.say(f"{shown_path(self.packed)}: already verified, nothing to do")
+        return StageOutput(self.kind.read_of(self.out, self.metadata), skipped=True)
+
+    def begin(self, keep_groups: bool = False) -> None:
+        """Remove the result of before, and proofs of groups: all, or with `keep_groups` those of another signature.
+
+        A verification is of no use to anyone once its data changed, so it is replaced without `overwrite`.
+        """
+        remove(self.out, *([] if keep_groups else parts_of(self.out)))
+        begin_artefact(self.out, self.out, self.signature, overwrite=True)
+
+    def store(self, verification: Stored) -> None:
+        """Store the result, which holds for the files as `identity` knows them."""
+        write_text(self._seen, self.identity)
+        verification.write(self.out)
+
+    @property
+    def _seen(self) -> Path:
+        return hidden_beside(self.out, "seen")
+
+    def _sources(self) -> Iterator[Path]:
+        return itertools.chain(_files_of(self.packed, self.metadata), self.inputs)
+
+    def _is_of_these(self) -> bool:
+        """Whether a stored verification is of these files as they are now; in a store, whether none is newer."""
+        if is_mirrored(self.out):
+            return max(map(last_change, self._sources())) <= last_change(self.out) < math.inf
+        return self._seen.exists() and read_text(self._seen) == self.identity
+
+
 def verify_folder(
-    packed: Path,
-    metadata: Metadata | TableMetadata,
-    inputs: Mapping[Path, int],
-    kind: type[Stored],
-    prove: Callable[[], Proof[Stored]],
-    *,
-    reporter: Reporter,
-    overwrite: bool,
+    folder: VerifiedFolder[Stored], prove: Callable[[], Proof[Stored]], overwrite: bool
 ) -> StageOutput[Stored]:
-    """Verify a packed folder, unless that was done and nothing has changed since; `inputs` are files with their bytes."""
-    out = kind.path_in(packed)
-    seen = hidden_beside(out, "seen")
-
-    def sources() -> Iterator[Path]:
-        return itertools.chain(_files_of(packed, metadata), inputs)
-
-    identity = _identity_of(sources())
-    sha256 = hashlib.sha256(read_file(metadata.path_in(packed))).hexdigest()
-    files = {path.name: size for path, size in inputs.items()}
-    signature = Signature("verify", {}, {"metadata_sha256": sha256, "files": files})
-    if not overwrite and is_finished(out, out, signature) and _is_of_these(out, seen, identity, sources()):
-        reporter.say(f"{shown_path(packed)}: already verified, nothing to do")
-        return StageOutput(kind.read_of(out, metadata), skipped=True)
-    is_writable = is_mirrored(packed) or os.access(packed, os.W_OK)
-    if is_writable:
-        # A verification is of no use to anyone once its data changed, so it is replaced without `overwrite`.
-        remove(out, settings_path(out))
-        begin_artefact(out, out, signature)
+    """Verify a packed folder, unless that was done and nothing has changed since."""
+    stored = None if overwrite else folder.stored()
+    if stored is not None:
+        return stored
+    if folder.is_writable:
+        folder.begin()
     else:
-        reporter.say(f"note: {shown_path(packed)} is read-only, so the verification cannot be stored there")
+        name = shown_path(folder.packed)
+        folder.reporter.say(f"note: {name} is read-only, so the verification cannot be stored there")
+    _ = folder.identity  # before anything is read
     proof = prove()
-    _check_files(packed, metadata, proof)
-    if is_writable:
-        write_text(seen, identity)
-        proof.verification.write(out)
+    check_files(folder, proof)
+    if folder.is_writable:
+        folder.store(proof.verification)
     return StageOutput(proof.verification)
 
 
@@ -96,7 +150,7 @@ def _files_of(packed: Path, metadata: Metadata | TableMetadata) -> Iterator[Path
             yield from (manifest_path(packed, number), index_path(packed, number))
 
 
-def _identity_of(sources: Iterable[Path]) -> str:
+def identity_of(sources: Iterable[Path]) -> str:
     """Identifies files as they are now: a copy has other inodes, a file that was written to has another time."""
     digest = hashlib.sha256()
     for source in sources:
@@ -107,13 +161,6 @@ def _identity_of(sources: Iterable[Path]) -> str:
         known = (last_change(source),) if status is None else (status.st_size, status.st_ino, status.st_ctime_ns)
         digest.update(repr((source.name, *known)).encode("utf-8"))
     return digest.hexdigest()
-
-
-def _is_of_these(out: Path, seen: Path, identity: str, sources: Iterable[Path]) -> bool:
-    """Whether a stored verification is of these files as they are now; in a store, whether none is newer."""
-    if is_mirrored(out):
-        return max(map(last_change, sources)) <= last_change(out) < math.inf
-    return seen.exists() and read_text(seen) == identity
 
 
 # --- what is held to the folder before its shards are read
@@ -177,7 +224,15 @@ def read_manifest(kind: type[Manifest], packed: Path, number: int) -> tuple[Mani
         release(path)
 
 
-def _check_files(packed: Path, metadata: Metadata | TableMetadata, proof: Proof[Stored]) -> None:
+def counts_of_groups(packed: Path, metadata: Metadata) -> Iterator[IntArray]:
+    """Of each group, int64 [L], sequences of length 1, 2, ..., by its manifest, which was held to the data."""
+    for number in range(len(metadata.shard_table.group_firsts)):
+        yield np.array(read_manifest(GroupManifest, packed, number)[0].counts, np.int64)
+
+
+def check_files(folder: VerifiedFolder[Stored], proof: Proof[Stored]) -> None:
+    """The folder holds no manifest and no index but those of the groups, and metadata.json states what was proven."""
+    packed, metadata = folder.packed, folder.metadata
     groups = len(metadata.shard_table.group_firsts)
     known = {path(packed, number).name for number in range(groups) for path in (manifest_path, index_path)}
     path = metadata.path_in(packed)

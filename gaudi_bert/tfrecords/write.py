@@ -36,6 +36,7 @@ from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
 from gaudi_bert.tfrecords.files import open_inputs, records_folder
+from gaudi_bert.tfrecords.group_memory import available_bytes, check_group_memory
 from gaudi_bert.tfrecords.packed_shards import WRITERS_PER_CORE, PackEncoder, count_group_shards, output_buffer
 from gaudi_bert.tfrecords.packed_shards import write_shard as write_packs
 from gaudi_bert.tfrecords.scanning.scan import CompactedFormat, RecordScan, map_files, map_in_threads, worker_count
@@ -53,16 +54,18 @@ def write(
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
+    shards: Mapping[str, int] | None = None,
     store: StoreSettings | None = None,
 ) -> StageOutput[Metadata]:
     """Write the packed records of a plan.
 
     With `finish`, no group is written: it is checked that all are there (see `write_shard`), and metadata.json is written.
+    `shards` has another `shard_multiple` or `shard_bytes` than the plan.
     """
     started = time.monotonic()
     _check_apart(records, out)
     with local_copy(plan, store) as path, mirrored(out, store) as folder:
-        content = WritablePlan.read(path)
+        content = WritablePlan.read(path).with_shards(shards or {})
         output = _output(folder, content, reporter)
         if output.begin(overwrite):
             return StageOutput(Metadata.read(folder), skipped=True)
@@ -82,6 +85,7 @@ def write_shard(
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
+    shards: Mapping[str, int] | None = None,
     store: StoreSettings | None = None,
 ) -> StageOutput[Metadata] | GroupsResult:
     """Write the groups K, K + N, ... of a plan, for `shard` (K, N); `write` with `finish` afterwards, once.
@@ -90,7 +94,7 @@ def write_shard(
     """
     _check_apart(records, out)
     with local_copy(plan, store) as path, mirrored(out, store) as folder:
-        content = WritablePlan.read(path)
+        content = WritablePlan.read(path).with_shards(shards or {})
         output = _output(folder, content, reporter)
         if output.begin(overwrite):
             return StageOutput(Metadata.read(folder), skipped=True)
@@ -137,11 +141,12 @@ def _write_groups(
             raise InputError(
                 f"{inputs.vocabulary}: is not the vocabulary of the plan; make the histogram and the plan again"
             )
-        pending = output.missing(numbers)
+        pending, available = output.missing(numbers), available_bytes()
         paths = []
         for number in pending:
             _prove_group(plan, number)
             paths.append([present[name] for name in plan.group(number).files])
+            check_group_memory(number, plan.group(number), paths[-1], available)
         if pending:
             _write_pending(output, plan, pending, paths, workers)
     return len(pending)

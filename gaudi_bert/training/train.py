@@ -157,7 +157,7 @@ def _plan(
             check_fits(each, config)
     processes = processes_of(settings, communicator, dry_run)
     if source.cache is not None:
-        source.cache.check_room(source.streams, processes)
+        source.cache.check_room(source.streams, processes, source.sets)
     plan = RunPlan(
         settings.training,
         source.packing_factor,
@@ -198,6 +198,7 @@ def _describe(settings: PipelineSettings, source: DataSource, config: BertConfig
         f"{training.optimizer}, learning rate {training.learning_rate:g}"
         + (_SMALL_MODELS_RATE if config.hidden_size >= 512 and has_default_rate else ""),
         *plan.short_lines(),
+        *filter(None, [source.reading_cost(plan.processes)]),
         *(plan.table() if dry_run else []),
     ]
 

@@ -39,6 +39,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify records": ("records/part-2", "verify records packed"),
     "verify a folder": ("packed", "verify records packed"),
     "verify by settings": ("packed/settings.json", "verify records packed"),
+    "verify a part": ("packed/group-00000.json", "verify records packed --shard 0/2"),
+    "verify a part of a table": (
+        "packed-table/__gaudi_bert__/group-00000.json",
+        "verify rows.parquet packed-table --shard 0/2",
+    ),
     "verify a table": ("packed-table/__gaudi_bert__/metadata.json", "verify rows.parquet packed-table"),
     "verify a table by settings": ("packed-table/__gaudi_bert__/settings.json", "verify rows.parquet packed-table"),
     "verify a folder of tables": ("packed-table", "verify rows.parquet packed-table"),
@@ -178,6 +183,16 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
 }
+
+OPTIONS |= {
+    f"--set of {command.split()[0]}": (command, OPTIONS["--set"][1])
+    for command in (
+        "pack records --out out",
+        "plan histogram.json --out out.json",
+        "write records --plan plan.json --out out",
+    )
+}
+OPTIONS["--shard of verify"] = ("verify records packed", OPTIONS["--shard"][1])
 
 CASES = [
     *(("file", name, bad) for name in COMMANDS for bad in BAD_FILES),

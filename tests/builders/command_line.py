@@ -78,7 +78,7 @@ def _set_environment(wanted: Mapping[str, str]) -> None:
 
 # The words of pydantic, which are for programmers, and regular expressions.
 _PYDANTIC = re.compile(
-    r"Input should|should (?:match|have|be)|valid (?:string|integer|number|list|tuple|dictionary|boolean)|unable to parse|"
+    r"Input should|should (?:match|have|be)|\bvalid (?:string|integer|number|list|tuple|dictionary|boolean)|unable to parse|"
     r"Value error|Extra inputs|Field required|instance of|constrained-|literal\[|function-|NoneType|pydantic"
 )
 _EXPRESSION = re.compile(r"\^\[|\\[dsw]|[\])][*+?{]|\[a-z|\[\^|\(\?")

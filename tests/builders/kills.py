@@ -41,6 +41,7 @@ from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.plan import plan, plan_shard
 from gaudi_bert.tfrecords.vendor_packs import HDF5_PACKS, PREDECESSOR_PACKS
 from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.verify_parts import finish_verification, verify_shard
 from gaudi_bert.tfrecords.write import write, write_shard
 from tests.builders.faulty_proxy import faulty_proxy
 from tests.builders.folders import comparable, contents
@@ -110,7 +111,7 @@ def preparation(text: Path, out: Path, _: int, __: int) -> list[list[Action]]:
 
 
 def parts(records: Path, out: Path, _: int, round_number: int) -> list[list[Action]]:
-    """`histogram` and `write` part by part, as on several machines; the plan is one step."""
+    """`histogram`, `write` and `verify` part by part, as on several machines; the plan is one step."""
     count = PARTS[round_number % len(PARTS)]
     scratch = out.with_name(f"{out.name}-histograms")
 
@@ -120,14 +121,18 @@ def parts(records: Path, out: Path, _: int, round_number: int) -> list[list[Acti
             scratch.mkdir(exist_ok=True)
             histogram(records, scratch / f"{number}.json", shard=shard, reporter=QUIET, workers=1)
 
+    one = {"reporter": QUIET, "workers": 1}
+
     def write_part(number: int) -> None:
-        write_shard(records, out / "plan.json", out / "packed", (number, count), reporter=QUIET, workers=1)
+        write_shard(records, out / "plan.json", out / "packed", (number, count), **one)
 
     return [
         [partial(count_part, number) for number in range(count)],
         [lambda: plan(list(scratch.glob("*[0-9].json")), out / "plan.json", PACKING, reporter=QUIET)],
         [partial(write_part, number) for number in range(count)],
         [lambda: write(records, out / "plan.json", out / "packed", finish=True, reporter=QUIET)],
+        [partial(verify_shard, records, out / "packed", (part, count), **one) for part in range(count)],
+        [lambda: finish_verification(records, out / "packed", reporter=QUIET)],
     ]
 
 

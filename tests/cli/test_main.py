@@ -164,7 +164,7 @@ DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "demo.yaml"
         (["inspect", "absent", "--record", "x"], "Invalid value for '--record': must be an integer; see: "),
         (["pack"], "Missing argument 'records'; see: "),
         (["pack", "records", "--out"], "Option '--out' requires an argument; see: "),
-        (["pack", "records", "--otu", "o"], "No such option: --otu (Possible options: --out); see: "),
+        (["pack", "records", "--otu", "o"], "No such option: --otu (Possible options: --out, --set); see: "),
         (["pakc"], "No such command 'pakc'. Did you mean 'pack'? see: "),
         (["k8s", "sttus"], "No such command 'sttus'"),
         ([], "Missing command; see: "),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import tests.oracles.wire as naive
 from gaudi_bert.common import crc32c as engine
-from gaudi_bert.common.arrays import first_not_whole, permutation, random_words
+from gaudi_bert.common.arrays import first_not_whole, permutation, permutation_of_kind, random_words
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import Feature, PackedFeature, UnpackedFeature
@@ -29,6 +29,15 @@ def test_it_never_changes_and_purpose_seed_and_indices_all_matter() -> None:
     assert permutation(11, 12345, "packs", 0).tolist() == [8, 2, 5, 9, 6, 0, 7, 10, 4, 1, 3]
     keys = [(1, "a"), (2, "a"), (1, "b"), (1, "a", 0), (1, "a", 1), (1, "a", 0, 1), (1, "a", 1, 0)]
     assert len({tuple(random_words(4, *key).tolist()) for key in keys}) == len(keys)
+
+
+@pytest.mark.parametrize("count", [0, 1, 524_287, 524_288, 1_300_001])
+def test_a_large_permutation_is_sorted_range_by_range_and_the_same(count: int) -> None:
+    plain = np.argsort(random_words(count, 5, "large", 2), kind="stable")
+    for kind in (np.int32, np.int64):
+        sorted_words = permutation_of_kind(kind, count, 5, "large", 2)
+        assert sorted_words.dtype == kind
+        assert np.array_equal(sorted_words, plain)
 
 
 def test_every_place_is_equally_likely() -> None:

@@ -2,41 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gaudi_bert.common.arrays import permutation, random_words
 
-FEWEST_STREAMS = 32
+FEWEST_STREAMS, MOST_SETS, TURN_ROUNDS = 32, 4, 32
+Record = tuple[int, int]
 
 
 def dealt_epoch(
-    sizes: list[int], seed: int, epoch: int, window: int | list[int], streams: int = FEWEST_STREAMS
-) -> list[tuple[int, int]]:
+    sizes: list[int],
+    seed: int,
+    epoch: int,
+    window: int | list[int],
+    streams: int = FEWEST_STREAMS,
+    sets: int = MOST_SETS,
+    regions: Sequence[int] | None = None,
+) -> list[Record]:
     """(shard, record) of every pack of an epoch, in its order; `window` of all shards, or of each."""
-    rounds = dealt_rounds(sizes, seed, epoch, window, streams)
-    return [record for records in rounds for record in records]
+    return [record for turn in dealt_turns(sizes, seed, epoch, window, streams, sets, regions) for record in turn]
 
 
-def dealt_rounds(
-    sizes: list[int], seed: int, epoch: int, window: int | list[int], streams: int = FEWEST_STREAMS
-) -> list[list[tuple[int, int]]]:
-    rank_of = {shard: rank for rank, shard in enumerate(permutation(len(sizes), seed, "shard order", epoch).tolist())}
-    shards = sorted(
-        (shard for shard in range(len(sizes)) if sizes[shard]), key=lambda shard: (-sizes[shard], rank_of[shard])
-    )
-    dealt: list[list[int]] = [[] for _ in range(min(streams, len(shards)))]
-    for number, shard in enumerate(shards):
-        dealt[number % len(dealt)].append(shard)
-    read = []
-    for stream, its_shards in enumerate(dealt):
+def dealt_turns(
+    sizes: list[int],
+    seed: int,
+    epoch: int,
+    window: int | list[int],
+    streams: int = FEWEST_STREAMS,
+    sets: int = MOST_SETS,
+    regions: Sequence[int] | None = None,
+) -> list[list[Record]]:
+    """The packs of each set of streams in turn: a block of rounds ends after 32, and where a stream ends."""
+    shards = sum(1 for size in sizes if size)
+    streams = min(streams, shards)
+    sets = max(1, min(sets, shards // max(1, streams)))
+    hands = []
+    for shards_of_stream in dealt_shards(sizes, seed, epoch, streams, sets, regions):
         packs = []
-        for chosen in permutation(len(its_shards), seed, "stream order", epoch, stream).tolist():
-            shard = its_shards[chosen]
+        for shard in shards_of_stream:
             its_window = window if isinstance(window, int) else window[shard]
             packs += [(shard, record) for record in shuffled_shard(sizes[shard], seed, epoch, shard, its_window)]
-        read.append(packs)
-    rounds = []
-    while any(read):
-        rounds.append([packs.pop(0) for packs in read if packs])
-    return rounds
+        hands.append(packs)
+    turns = []
+    while hands := [packs for packs in hands if packs]:
+        rounds = min(TURN_ROUNDS, len(hands[-1]))
+        for first in range(0, len(hands), streams):
+            turns.append([packs.pop(0) for _ in range(rounds) for packs in hands[first : first + streams]])
+    return turns
+
+
+def dealt_shards(
+    sizes: list[int], seed: int, epoch: int, streams: int, sets: int, regions: Sequence[int] | None
+) -> list[list[int]]:
+    """The shards of each stream, as `reading/dealing.py` describes them."""
+    held = [shard for shard, size in enumerate(sizes) if size]
+    if not held:
+        return []
+    words = permutation(len(held), seed, "shard order", epoch).tolist()
+    region = {shard: (regions[shard] if regions is not None else shard) for shard in held}
+    ring = [shard for _, _, shard in sorted((region[shard], word, shard) for shard, word in zip(held, words, strict=True))]
+    cut = permutation(len(held), seed, "ring", epoch).tolist()[0]
+    ring = ring[cut:] + ring[:cut]
+    hands: list[list[int]] = [[] for _ in range(streams * sets)]
+    packs_of = [0] * len(hands)
+    for first in range(0, len(ring), len(hands)):
+        row = sorted(range(first, min(first + len(hands), len(ring))), key=lambda at: (-sizes[ring[at]], at))
+        shortest = sorted(range(len(hands)), key=lambda hand: (packs_of[hand], hand))
+        for at, hand in zip(row, shortest, strict=False):
+            hands[hand].append(at)
+            packs_of[hand] += sizes[ring[at]]
+    total, middle, before = sum(packs_of), [], 0
+    for shard in ring:
+        before += sizes[shard]
+        middle.append(before - (sizes[shard] + 1) // 2)
+    jitter = [int(word) % max(1, total // (8 * streams)) for word in random_words(len(held), seed, "jitter", epoch)]
+    longest_first = sorted(range(len(hands)), key=lambda hand: (-packs_of[hand], hand))
+    read = []
+    for number, hand in enumerate(longest_first):
+        tooth = number % streams * sets + [each for each in (0, 2, 1, 3) if each < sets][number // streams]
+        begin = total * tooth // len(hands)
+        keys = {at: (middle[at] - begin) % total + jitter[at] for at in hands[hand]}
+        read.append([ring[at] for at in sorted(sorted(keys), key=keys.__getitem__)])
+    return read
 
 
 def shuffled_shard(size: int, seed: int, epoch: int, shard: int, window: int) -> list[int]:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.reading.dealing import regions_of_groups
 from gaudi_bert.reading.global_order import WINDOW_PACKS
+from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from tests.builders.effort import tries
@@ -38,10 +40,12 @@ def epochs(case: PackingCase) -> list[list[bytes]]:
     packs = [
         [decode_example(each) for each in read_records(case.packed / shard.name)] if shard.packs else [] for shard in shards
     ]
+    metadata = read_metadata(case.packed)
+    regions = regions_of_groups(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed).tolist()
     return [
         [
             packs[shard][record]["input_ids"].astype(np.int32).tobytes()
-            for shard, record in dealt_epoch([shard.packs for shard in shards], SEED, epoch, WINDOW_PACKS)
+            for shard, record in dealt_epoch([shard.packs for shard in shards], SEED, epoch, WINDOW_PACKS, regions=regions)
         ]
         for epoch in range(3)
     ]
@@ -165,8 +169,8 @@ def test_a_rest_that_fills_no_batch_of_the_new_processes_is_left_out(case: Packi
 def test_a_state_of_an_earlier_order_is_refused(case: PackingCase) -> None:
     dataset = PackedDataset(case.packed, seed=SEED)
     state = dataset.state_dict() | {"packs_done": 7}
-    assert state.pop("order") == 2
-    for older in ({}, {"order": 1}):
+    assert state.pop("order") == 3
+    for older in ({}, {"order": 2}):
         with pytest.raises(InputError, match=r"written by an earlier edition, .* train again"):
             dataset.load_state_dict(state | older)
 
@@ -215,6 +219,9 @@ def test_packed_tables_are_read_in_the_same_way(case: PackingCase, tmp_path: Pat
 def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Path) -> None:
     refusals = {
         "rank = 2: 0 to 1 is allowed": lambda: PackedDataset(case.packed, 2, 2),
+        "s3://bucket/packed: PackedDataset reads folders of this machine; copy it here": lambda: PackedDataset(
+            "s3://bucket/packed"
+        ),
         "world_size = 0: at least 1 is needed": lambda: PackedDataset(case.packed, 0, 0),
         "batch_packs = 0: at least 1 is needed": lambda: PackedDataset(case.packed, batch_packs=0),
         "batch_packs = -1: at least 1 is needed": lambda: PackedLoader(PackedDataset(case.packed), -1, batch_ids),

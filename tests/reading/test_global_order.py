@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,15 +12,18 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.groups import form_groups
+from gaudi_bert.reading.dealing import deal_shards, regions_of_groups
 from gaudi_bert.reading.global_order import GlobalOrder, check_rank, numbers_of_rank, streams_of
 from tests.builders.properties import examples
-from tests.oracles.global_order import dealt_epoch, dealt_rounds
+from tests.oracles.global_order import dealt_epoch
 
 WORLD_SIZES = (1, 2, 4, 8, 16, 32, 64, 3, 5)
 UNEQUAL = [0, 97, 3, 0, 41, 41, 1, 260, 13, 5, 5, 5, 88, 2, 150, 31, 0, 7]
 
 some_sizes = st.lists(st.integers(0, 13) | st.sampled_from([0, 1, 60]), min_size=1, max_size=23)
 some_streams = st.integers(1, 9)
+some_sets = st.integers(1, 4)
 
 
 def epoch_records(order: GlobalOrder, epoch: int) -> list[tuple[int, int]]:
@@ -34,37 +38,38 @@ def records_at(order: GlobalOrder, epoch: int, numbers: IntArray) -> list[tuple[
     return [(shard, orders[shard][position]) for shard, position in pairs]
 
 
-@given(some_sizes, st.integers(0, 2**40), st.integers(0, 5), st.integers(1, 16), some_streams)
+@given(some_sizes, st.integers(0, 2**40), st.integers(0, 5), st.integers(1, 16), some_streams, some_sets, st.data())
 @examples(150)
-def test_packs_are_dealt_as_by_hand(sizes: list[int], seed: int, epoch: int, window: int, streams: int) -> None:
-    order = GlobalOrder(sizes, seed, window, streams)
+def test_packs_are_dealt_as_by_hand(
+    sizes: list[int], seed: int, epoch: int, window: int, streams: int, sets: int, data
+) -> None:
+    regions = data.draw(st.none() | st.lists(st.integers(0, 5), min_size=len(sizes), max_size=len(sizes)))
+    order = GlobalOrder(sizes, seed, window, streams, sets, None if regions is None else np.array(regions))
     assert order.packs == sum(sizes)
-    assert epoch_records(order, epoch) == dealt_epoch(sizes, seed, epoch, window, streams)
+    assert epoch_records(order, epoch) == dealt_epoch(sizes, seed, epoch, window, streams, sets, regions)
     assert sorted(epoch_records(order, epoch)) == [
         (shard, record) for shard, size in enumerate(sizes) for record in range(size)
     ]
 
 
-@given(some_sizes, st.integers(0, 99), some_streams, st.integers(1, 7), st.data())
+@given(some_sizes, st.integers(0, 99), some_streams, some_sets, st.integers(1, 7), st.data())
 @examples(150)
-def test_visits_are_the_shards_of_a_process(sizes: list[int], seed: int, streams: int, world_size: int, data) -> None:
-    """In the order in which it may read them; some more that are too short for its turn to come."""
-    order, rank = GlobalOrder(sizes, seed, 4, streams), data.draw(st.integers(0, world_size - 1))
+def test_visits_are_the_shards_of_a_process(
+    sizes: list[int], seed: int, streams: int, sets: int, world_size: int, data
+) -> None:
+    """In the order in which it reads them, each once a turn; and time goes on with the numbers."""
+    order, rank = GlobalOrder(sizes, seed, 4, streams, sets), data.draw(st.integers(0, world_size - 1))
     done = data.draw(st.integers(0, order.packs))
-    visits = order.visits(2, done, rank, world_size)
-    assert len(set(visits.shards.tolist())) == len(visits.shards)
-    assert (np.diff(visits.begins) >= 0).all()
-    spans = {shard: (begin, end) for shard, _, begin, end in zip(*(each.tolist() for each in visits), strict=True)}
-    numbers = numbers_of_rank(done, order.packs, rank, world_size)
-    located = order.locate(2, numbers)
-    for round_, shard, end in zip(located.rounds.tolist(), located.shards.tolist(), located.ends.tolist(), strict=True):
-        begin, last = spans[shard]
-        assert begin <= round_ < last == end
-    rounds = dealt_rounds(sizes, seed, 2, 4, streams)
-    of_pack = [(round_, record) for round_, records in enumerate(rounds) for record in records]
-    assert [of_pack[number][0] for number in numbers] == located.rounds.tolist()
-    for shard, (_, end) in spans.items():
-        assert end == 1 + max(round_ for round_, (other, _) in of_pack if other == shard)
+    visits = list(order.visits(2, done, rank, world_size))
+    located = order.locate(2, numbers_of_rank(done, order.packs, rank, world_size))
+    times = list(zip(located.turns.tolist(), located.rounds.tolist(), strict=True))
+    assert times == sorted(times)
+    first_reads: dict[tuple[int, int], int] = {}
+    for turn, shard, round_ in zip(located.turns.tolist(), located.shards.tolist(), located.rounds.tolist(), strict=True):
+        first_reads.setdefault((turn, shard), round_)
+    assert [((visit.turn, visit.shard), visit.begin) for visit in visits] == list(first_reads.items())
+    ends = dict(zip(located.shards.tolist(), located.ends.tolist(), strict=True))
+    assert all(visit.begin < visit.end == ends[visit.shard] for visit in visits)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -86,16 +91,18 @@ def test_any_number_of_processes_makes_the_same_updates(sizes: list[int], world_
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_a_process_reads_few_shards_at_once(world_size: int) -> None:
-    """C / gcd(C, W) until the first stream ends, then at most as many as streams remain."""
+    """C / gcd(C, W) until the first stream ends, then at most C."""
     sizes = UNEQUAL * 9
     order = GlobalOrder(sizes, 7)
-    ends = np.unique(order.locate(0, np.arange(order.packs)).rounds, return_counts=True)[1]
-    for rank in range(min(world_size, 3)):
-        visits = order.visits(0, 0, rank, world_size)
-        for round_ in range(len(ends)):
-            at_once = int(((visits.begins <= round_) & (visits.ends > round_)).sum())
-            assert at_once <= (order.shards_at_once(world_size) if round_ < order.full_rounds(0) else ends[round_])
+    assert (order.streams, order.sets) == (32, 4)
     assert order.shards_at_once(world_size) == 32 // np.gcd(32, world_size)
+    for rank in range(min(world_size, 3)):
+        located = order.locate(0, numbers_of_rank(0, order.packs, rank, world_size))
+        times = np.stack([located.turns, located.rounds], axis=1)
+        for time in np.unique(times, axis=0):
+            now = (times == time).all(axis=1)
+            most = order.shards_at_once(world_size) if time[1] < order.full_rounds(0) else order.streams
+            assert len(np.unique(located.shards[now])) <= most
 
 
 def test_streams_are_as_many_as_the_shards_of_a_group_within_bounds() -> None:
@@ -103,8 +110,40 @@ def test_streams_are_as_many_as_the_shards_of_a_group_within_bounds() -> None:
 
 
 def test_shards_of_very_unequal_groups_end_together() -> None:
-    order = GlobalOrder([1000] * 32 + [10] * 32, seed=1)
-    assert order.full_rounds(0) == 1010
+    order = GlobalOrder([1000] * 32 + [10] * 32, seed=1, sets=1, regions=np.repeat([0, 1], 32))
+    ends = order.locate(0, np.arange(order.packs)).rounds[-32:]
+    assert order.full_rounds(0) in (1000, 1010)
+    assert len(set(ends.tolist())) == 1 if order.full_rounds(0) == 1010 else True
+
+
+def test_streams_differ_by_no_more_than_a_shard() -> None:
+    sizes = np.array([7, 1, 300, 12, 45, 45, 90, 3] * 60)
+    for epoch in range(3):
+        lengths = [int(sizes[shards].sum()) for shards in deal_shards(sizes, np.arange(480), 16, 3, 5, epoch)]
+        assert lengths == sorted(lengths, reverse=True)
+        assert lengths[0] - lengths[-1] <= 300
+
+
+def test_streams_lie_far_apart_in_the_input_at_any_time() -> None:
+    """20 topics of equal size, sorted: each has a share of 1 / 20, within a stream, of the packs of any round of turns."""
+    regions = np.repeat(np.arange(200), 32)
+    order = GlobalOrder(np.full(6400, 100), 5, regions=regions)
+    one_of_each_turn = 32 * 32 * 4
+    for epoch in range(2):
+        topics = regions[order.locate(epoch, np.arange(order.packs)).shards] // 10
+        for first in range(0, order.packs - one_of_each_turn, 9973):
+            share = np.bincount(topics[first : first + one_of_each_turn], minlength=20) / one_of_each_turn
+            assert abs(share - 1 / 20).max() < 2 / 128
+    first, second = (order.locate(epoch, np.arange(1000)).shards for epoch in range(2))
+    assert (first != second).mean() > 0.9
+
+
+def test_regions_are_the_positions_of_the_files_of_groups() -> None:
+    files = [SimpleNamespace(name=f"part-{number:02d}", bytes=1, sequences=100) for number in range(40)]
+    groups = form_groups(files, group_sequences=100, group_bytes=1000, seed=9)
+    positions = [int(group[0].name[5:]) for group in groups]
+    assert regions_of_groups(np.full(40, 3), 40, 9).tolist() == np.repeat(positions, 3).tolist()
+    assert regions_of_groups(np.array([2, 1]), 5, 9).tolist() == [0, 0, 1]
 
 
 def test_a_pack_stays_in_its_window() -> None:

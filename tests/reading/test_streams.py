@@ -30,7 +30,7 @@ class CountedShards(ShardFiles[int]):
         self.prepared: list[int] = []
         self.discarded: list[int] = []
         self.opened: set[int] = set()
-        self.prefetched: set[tuple[int, int]] = set()
+        self.prefetched: list[tuple[int, int]] = []
 
     def prepare(self, shard: int) -> int:
         if shard == self.damaged:
@@ -43,7 +43,6 @@ class CountedShards(ShardFiles[int]):
         assert shard == prepared
         assert shard not in self.opened
         self.opened.add(shard)
-        self.prefetched = {each for each in self.prefetched if each[0] != shard}
 
     def close(self, shard: int) -> None:
         self.opened.remove(shard)
@@ -55,8 +54,7 @@ class CountedShards(ShardFiles[int]):
 
     def prefetch(self, shard: int, first: int, last: int) -> None:
         assert shard in self.opened
-        assert (shard, first) not in self.prefetched
-        self.prefetched.add((shard, first))
+        self.prefetched.append((shard, first))
 
     def drop_pages(self, shard: int, first: int, last: int) -> None:
         assert shard in self.opened
@@ -119,7 +117,8 @@ def test_each_window_is_prefetched_once_but_not_before_hundreds_of_packs_are_rea
             assert not files.prefetched
     every = {(shard, 100 * window) for shard in range(4) for window in range(20)}
     skipped = {(shard, first) for shard in range(4) for first in order.shard_order(0, shard).windows[:2, 1].tolist()}
-    assert every - skipped <= files.prefetched <= every
+    assert every - skipped <= set(files.prefetched) <= every
+    assert len(set(files.prefetched)) == len(files.prefetched)
 
 
 def test_a_shard_that_cannot_be_opened_is_reported_when_it_is_read() -> None:

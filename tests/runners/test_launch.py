@@ -23,6 +23,7 @@ from gaudi_bert.reading.global_order import GlobalOrder
 from gaudi_bert.runners import launch
 from gaudi_bert.runners.launch import LARGEST_VALUE_BYTES, RendezvousServer, run_training_processes, training_command
 from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.training.input.source import open_source
 from tests.builders import training_data as data
 
 TWO = pipeline_from_mapping({"resources": {"workers": 2}}, "test")
@@ -190,7 +191,9 @@ def test_a_damaged_record_of_one_process_ends_both_with_its_name(pipeline: Path,
     shutil.rmtree(folder / "train", ignore_errors=True)
     packed = folder / "packed" / "train"
     sizes = read_metadata(packed).shard_table.packs
-    own, others = (set(GlobalOrder(sizes, TrainingSettings().seed).visits(0, 0, rank, 2).shards.tolist()) for rank in (1, 0))
+    source = open_source(packed)
+    of_epochs = GlobalOrder(sizes, TrainingSettings().seed, streams=source.streams, sets=source.sets, regions=source.regions)
+    own, others = ({visit.shard for visit in of_epochs.visits(0, 0, rank, 2)} for rank in (1, 0))
     assert own - others, "rank 1 reads no shard of its own"
     for shard in own - others:
         file = packed / f"packed-00000-{shard:05d}.tfrecord"

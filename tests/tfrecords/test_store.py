@@ -19,6 +19,7 @@ from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.verify_parts import finish_verification, verify_shard
 from gaudi_bert.tfrecords.write import write, write_shard
 from tests.builders.command_line import run_command
 from tests.builders.faulty_proxy import FaultyProxy, faulty_proxy
@@ -103,6 +104,26 @@ def test_parts_by_many_machines_and_one_that_finishes(case: PackingCase, s3: S3S
         write_shard("s3://bucket/records", Path("s3://bucket/plan.json"), out, (part, 3), **common)
     write("s3://bucket/records", Path("s3://bucket/plan.json"), out, finish=True, **common)
     assert contents("s3://bucket/parts", Objects(store)) == local_contents(case.packed)
+
+
+def test_a_proof_by_many_machines_is_that_of_one(case: PackingCase, s3: S3Server, tmp_path: Path) -> None:
+    store, out = quick(s3.endpoint), Path("s3://bucket/proven")
+    common = {"reporter": QUIET, "store": store}
+    write("s3://bucket/records", case.plan, out, **common)
+    write(case.records, case.plan, tmp_path / "here", reporter=QUIET)
+    verify(case.records, tmp_path / "here", reporter=QUIET)
+    verify_shard("s3://bucket/records", out, (1, 3), **common)
+    with pytest.raises(FailedError, match="s3://bucket/proven: 3 of 4 groups are not verified: group 0 has no proof"):
+        finish_verification("s3://bucket/records", out, **common)
+    for part in (2, 0, 1):
+        verify_shard("s3://bucket/records", out, (part, 3), **common)
+    finish_verification("s3://bucket/records", out, **common)
+    assert contents("s3://bucket/proven", Objects(store)) == local_contents(tmp_path / "here")
+    assert verify("s3://bucket/records", out, **common).skipped
+    # Of a bucket's packs with records on the disk, each side is fetched by itself.
+    for part in range(2):
+        verify_shard(case.records, out, (part, 2), overwrite=True, **common)
+    assert finish_verification(case.records, out, **common).content.sequences == len(case.sequences)
 
 
 def test_compressed_files_and_one_side_on_the_disk(s3: S3Server, tmp_path: Path) -> None:

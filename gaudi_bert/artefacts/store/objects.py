@@ -11,6 +11,7 @@ The libraries are fsspec's: each takes its credentials as its own tools do. Noth
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import threading
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from gaudi_bert.common.errors import FailedError, InputError, install_command, shortened
+from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 
 # --- locations: a location in a store is written as its URL, or as the `Path` that `pathlib` makes of it
@@ -81,6 +83,11 @@ def open_filesystem(scheme: str, settings: StoreSettings) -> Any:
         extra = EXTRAS.get(scheme)
         remedy = f"run: {install_command(extra)}" if extra else "install fsspec and the library that it names for them"
         raise InputError(f"{scheme}://: nothing here reads such URLs; {remedy}") from error
+    except OSError as error:  # a library that loads another, as that of hdfs:// loads Java's
+        first = shortened(str(error).splitlines()[0], 160)
+        raise InputError(
+            f"{scheme}://: {first}; install what reads such URLs, or copy the data to s3://, gs://, az:// or a disk"
+        ) from error
     except ValueError as error:
         raise InputError(f"{scheme}://: {error}; use s3://, gs:// or az://, or another that fsspec knows") from error
 
@@ -190,6 +197,8 @@ PART_BYTES = 16 << 20
 """Larger objects are put in parts of this size, so that no object has to fit into memory."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_PATIENCE_SECONDS = 2.0
+"""How long a request is repeated before a line says so, and between two such lines."""
 _FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 
 
@@ -211,6 +220,7 @@ class Objects:
         self._sleep = sleep
         self._filesystems: dict[str, Any] = {}
         self._lock = threading.Lock()
+        self._told_at = -math.inf
 
     def info(self, url: str | Path) -> ObjectInfo | None:
         """The object at `url`; None where there is none."""
@@ -317,7 +327,7 @@ class Objects:
         """The answer to a request, repeated while a failure may be temporary."""
         scheme, settings = scheme_of(url), self.settings
         filesystem, passing = self._filesystem(scheme), _passing_errors(scheme)
-        pause, attempt = settings.first_pause_seconds, 0
+        pause, attempt, waited, start = settings.first_pause_seconds, 0, 0.0, time.monotonic()
         while True:
             attempt += 1
             try:
@@ -335,8 +345,20 @@ class Objects:
                         f"{url}: cannot {action}: {_reason(error)} ({attempt} attempts); check that the store is there and "
                         "how it is reached (store.endpoint_url, store.ca_file), then run the same again"
                     ) from error
+                waited += pause
+                if max(waited, time.monotonic() - start) >= _PATIENCE_SECONDS:
+                    coming = f"attempt {attempt + 1} of {settings.attempts} in {pause:g} s"
+                    self._tell(f"{url}: cannot {action}: {_reason(error)}; {coming}")
             self._sleep(pause)
             pause = min(2 * pause, settings.longest_pause_seconds)
+
+    def _tell(self, line: str) -> None:
+        """Say what is waited for, once in a while for all threads."""
+        with self._lock:
+            if time.monotonic() - self._told_at < _PATIENCE_SECONDS:
+                return
+            self._told_at = time.monotonic()
+        Reporter().say(line)
 
     def _refuse_what_stays(self, action: str, url: str, error: BaseException) -> None:
         """Say at once what another attempt would not fix."""

@@ -149,7 +149,9 @@ class _StreamedReader:
 
     def __init__(self, source: DataSource, limits: ValueLimits, order: TrainingOrder) -> None:
         self._source, self._limits, self._files = source, limits, source.open_files()
-        of_epochs = GlobalOrder(self._files.sizes, order.seed, order.shuffle_packs, source.streams)
+        of_epochs = GlobalOrder(
+            self._files.sizes, order.seed, order.shuffle_packs, source.streams, source.sets, source.regions
+        )
         self._reader = StreamReader(self._files, of_epochs, order.rank, order.size)
         self.packs = of_epochs.packs
 

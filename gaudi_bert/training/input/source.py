@@ -23,10 +23,12 @@ from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.artefacts.shards import ShardTable
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, release, shown_path
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import open_file
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.reading.global_order import streams_of
+from gaudi_bert.reading.dealing import MOST_SETS, regions_of_groups
+from gaudi_bert.reading.global_order import MOST_STREAMS, streams_of
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
 from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_shards, is_packed, open_shards, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
@@ -76,6 +78,30 @@ class DataSource:
     def streams(self) -> int:
         """How many shards are read at once."""
         return streams_of(self.metadata.shard_multiple if self.metadata is not None else 1)
+
+    @property
+    def sets(self) -> int:
+        """How many sets of so many shards take turns: one where no index locates the records of a shard."""
+        return MOST_SETS if self.metadata is not None and self.metadata.groups else 1
+
+    @property
+    def regions(self) -> IntArray | None:
+        """From which part of the input each shard comes, int64 [shards]; None for the sequence of the files."""
+        if self.metadata is None or not self.metadata.groups:
+            return None
+        return regions_of_groups(self.metadata.shard_table.group_sizes, self.metadata.input_files, self.metadata.seed)
+
+    def reading_cost(self, processes: int) -> str | None:
+        """What so many processes cost that have no streams of their own; None where each has."""
+        readers = processes // math.gcd(self.streams, processes)
+        if readers == 1 or self.metadata is None:
+            return None
+        multiple = -(-self.streams // processes) * processes
+        remedy = f"= {multiple}, once" if multiple <= MOST_STREAMS else f"= {MOST_STREAMS}, less often"
+        return (
+            f"note: each shard is read by {readers} of the {processes} processes, so that about {readers} times the bytes "
+            f"of the packs are read (of a bucket, fetched); packed with packing.shard_multiple {remedy}"
+        )
 
     def open_files(self) -> RecordFiles:
         """The records by their files and numbers."""
@@ -170,10 +196,10 @@ def check_fits(source: DataSource, config: BertConfig) -> None:
 
 # --- Packed shards of an object store on the local disk: fetched before they are read, several at once, within a bound
 #
-# A reader has at most a shard of each stream open, and has the next ones prepared (`reading/streams.py`). So what it
-# needs follows from the largest shards, whatever the size of the data. Shards that were read stay until their room is
-# needed, and the least recently used goes first: data that fits is fetched once. The state of a run is a number of
-# packs, so nothing of this is stored: a run that is resumed fetches again.
+# A reader has at most a shard of each stream open, has the next ones prepared (`reading/streams.py`), and returns to those
+# of the other sets. So what it needs follows from the largest shards, whatever the size of the data. Shards that were read
+# stay until their room is needed, and the least recently used goes first: data that fits is fetched once. The state of a
+# run is a number of packs, so nothing of this is stored: a run that is resumed fetches again.
 
 
 class ShardCache:
@@ -186,14 +212,15 @@ class ShardCache:
         self._users: Counter[int] = Counter()
         self._idle: dict[int, None] = {}
 
-    def check_room(self, streams: int, processes: int) -> None:
-        """Refuse shards of which those that a process reads and those that it reads next may not fit."""
+    def check_room(self, streams: int, processes: int, sets: int = 1) -> None:
+        """Refuse shards of which those of all sets of streams and those that a process reads next may not fit."""
         ahead = streams // math.gcd(streams, processes)
-        needed = int(np.sort(self._bytes)[::-1][: streams + ahead].sum())
+        needed = int(np.sort(self._bytes)[::-1][: streams * sets + ahead].sum())
         if needed > self._room:
             raise InputError(
-                f"{self.folder}: a process needs {needed:,} bytes for the shards of {streams} streams and the next {ahead}, "
-                f"store.cache_bytes is {self._room:,}; raise it (on Kubernetes kubernetes.scratch, to twice as much)"
+                f"{self.folder}: a process needs {needed:,} bytes for the shards of {streams * sets} streams and the "
+                f"next {ahead}, store.cache_bytes is {self._room:,}; raise it (on Kubernetes kubernetes.scratch, to twice "
+                "as much)"
             )
 
     def bring(self, number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 
 import pytest
@@ -113,13 +114,24 @@ def test_what_is_empty_or_not_there(s3: S3Server, tmp_path: Path) -> None:
     assert (tmp_path / "copy").read_bytes() == b""
 
 
-def test_a_server_that_is_away_is_asked_again_with_growing_pauses() -> None:
+def test_a_server_that_is_away_is_asked_again_with_growing_pauses(capsys: pytest.CaptureFixture[str]) -> None:
     pauses: list[float] = []
     pausing = {"attempts": 5, "first_pause_seconds": 0.5, "longest_pause_seconds": 3, "timeout_seconds": 1}
     settings = StoreSettings(endpoint_url="http://127.0.0.1:9", **pausing)
     with pytest.raises(FailedError, match=r"s3://bucket/x: cannot look at: .*127.0.0.1:9.* \(5 attempts\); .*endpoint_url"):
         Objects(settings, sleep=pauses.append).info("s3://bucket/x")
     assert pauses == [0.5, 1, 2, 3]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1, "one line in some seconds"
+    assert re.fullmatch(r"s3://bucket/x: cannot look at: .*; attempt 4 of 5 in 2 s", said[0])
+
+
+def test_a_library_that_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of hdfs:// where there is no Java: an error of many lines, which is none of the data."""
+    monkeypatch.setenv("ARROW_LIBHDFS_DIR", "/nonexistent")
+    with pytest.raises(InputError, match=r"^hdfs://: .*; install what reads such URLs, or copy the data to s3://") as caught:
+        Objects().info("hdfs://host/x")
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_credentials_are_said_at_once(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

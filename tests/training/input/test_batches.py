@@ -242,20 +242,20 @@ def test_hundreds_of_shards_are_read_with_few_descriptors(tmp_path: Path) -> Non
 
 
 def test_a_bucket_is_read_through_the_shards_of_its_streams(s3: S3Server, tmp_path: Path, monkeypatch) -> None:
-    """Equal to a local folder, over epochs, with room for the shards of two streams and the next two."""
-    monkeypatch.setattr("gaudi_bert.training.input.source.streams_of", lambda _: 2)
+    """Equal to a local folder, over epochs, with room for four sets of one stream and the next shard."""
+    monkeypatch.setattr("gaudi_bert.training.input.source.streams_of", lambda _: 1)
     case = make_case(tmp_path / "case", files=3, sequences_per_file=17)
     metadata = read_metadata(case.packed)
     store, table = quick(s3.endpoint), metadata.shard_table
     upload(case.packed, "s3://bucket/cached", Objects(store))
     local, order = open_source(case.packed), TrainingOrder(seed=3, shuffle_packs=4)
     config = replace(CONFIG, vocab_size=30522, max_position_embeddings=29)
-    batches, room = 3 * metadata.packs // 4, int(np.sort(table.bytes)[-4:].sum())
+    batches, room = 3 * metadata.packs // 4, int(np.sort(table.bytes)[-5:].sum())
     sizes = {table.name(shard): int(table.bytes[shard]) for shard in range(len(table))}
     wanted = rows(islice(training_batches(local, value_limits(local, config), 4, order), batches))
     with mirrored(Path("s3://bucket/cached"), store) as folder:
         cache = ShardCache(folder, table, room, 3)
-        cache.check_room(2, 1)
+        cache.check_room(1, 1, 4)
         stored = open_stored_source(folder, metadata, cache)
         found, most = [], 0
         with closing(training_batches(stored, value_limits(stored, config), 4, order)) as read:
@@ -359,3 +359,15 @@ def test_a_stream_is_taken_up_after_any_batch() -> None:
     later = list(islice(task_batches(data, task(), 3, 3, TrainingOrder(7, 0, packs_done=21)), 5))
     for one, other in zip(whole[7:], later, strict=True):
         assert {name: values.tobytes() for name, values in one.items()} == {name: v.tobytes() for name, v in other.items()}
+
+
+def test_a_number_of_processes_without_streams_of_their_own_is_said_with_its_cost(tmp_path: Path) -> None:
+    source = open_source(make_case(tmp_path / "case").packed)
+    assert source.streams == 32
+    assert [source.reading_cost(processes) for processes in (1, 2, 8, 32)] == [None] * 4
+    costs = {3: (3, "= 33, once"), 48: (3, "= 48, once"), 64: (2, "= 64, once"), 1024: (32, "= 512, less often")}
+    for processes, (readers, remedy) in costs.items():
+        line = source.reading_cost(processes)
+        assert line is not None
+        assert f"by {readers} of the {processes} processes" in line
+        assert line.endswith(f"packing.shard_multiple {remedy}")

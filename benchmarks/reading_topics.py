@@ -1,0 +1,96 @@
+"""How evenly packs of a sorted input are mixed: the shares of topics in windows of packs, compared with a uniform shuffle.
+
+    python benchmarks/reading_topics.py [--topics 22] [--groups 2000] [--windows 400]
+
+Shards are integers only: groups of 32 shards of 7,656 packs, each group of one topic, sorted. For windows at random
+positions, the figure is the root mean square of the error of the topics' shares over that of as many independent draws (1: a
+uniform shuffle). Order 2, which this project had before, is written down here as its description had it: each of 32 streams
+has a shard of each group, in a random sequence. py1e is written from the description of MosaicML's streaming for one node:
+shards are permuted, and each sample is moved by up to half a block of 4,000,000 samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.reading.global_order import GlobalOrder
+
+SHARDS_OF_A_GROUP, PACKS, STREAMS, BLOCK = 32, 7656, 32, 4_000_000
+WINDOWS = (256, 2048, 16384, 65536)
+TopicsOf = Callable[[int, int], IntArray]
+"""The topics of so many packs, from a number on."""
+
+
+def second_order(topics: IntArray, random: np.random.Generator) -> TopicsOf:
+    """Order 2: each stream has a shard of each group, in a random sequence."""
+    streams = np.stack([random.permutation(topics) for _ in range(STREAMS)])
+
+    def read(first: int, packs: int) -> IntArray:
+        rounds, stream = np.divmod(np.arange(first, first + packs), STREAMS)
+        return streams[stream, rounds // PACKS]
+
+    return read
+
+
+def third_order(topics: IntArray, sets: int, epoch: int) -> TopicsOf:
+    """Order 3, as it is read."""
+    regions = np.repeat(np.arange(len(topics)), SHARDS_OF_A_GROUP)
+    order = GlobalOrder(np.full(len(regions), PACKS), 1, streams=STREAMS, sets=sets, regions=regions)
+    return lambda first, packs: topics[regions[order.locate(epoch, np.arange(first, first + packs)).shards]]
+
+
+def py1e(topics: IntArray, random: np.random.Generator) -> IntArray:
+    """The topics of 6,000,000 packs in the middle of an epoch."""
+    shards = random.permutation(len(topics) * SHARDS_OF_A_GROUP)[: 4 * BLOCK // PACKS]
+    moved = np.arange(len(shards) * PACKS) + random.uniform(-1, 1, len(shards) * PACKS) * (BLOCK - PACKS) / 2
+    middle = (moved > BLOCK) & (moved < 2.5 * BLOCK)
+    of_packs = np.repeat(topics[shards // SHARDS_OF_A_GROUP].astype(np.int16), PACKS)
+    return of_packs[middle][np.argsort(moved[middle])]
+
+
+def spread(read: TopicsOf, packs: int, shares: np.ndarray, windows: int, random: np.random.Generator) -> list[float]:
+    """The error of the shares for each size of a window, in those of independent draws."""
+    figures = []
+    for size in WINDOWS:
+        errors = []
+        for first in random.integers(0, packs - size, windows).tolist():
+            errors.append(((np.bincount(read(first, size), minlength=len(shares)) / size - shares) ** 2).sum())
+        figures.append(float(np.sqrt(np.mean(errors) / ((shares * (1 - shares)).sum() / size))))
+    return figures
+
+
+def main() -> None:
+    """Print a line for each way of reading."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topics", type=int, nargs="*", default=[5, 10, 22, 40, 200])
+    parser.add_argument("--groups", type=int, default=2000)
+    parser.add_argument("--windows", type=int, default=400)
+    options = parser.parse_args()
+    print(f"{'windows of packs':42}" + "".join(f"{size:>9,}" for size in WINDOWS))
+    for count in options.topics:
+        random = np.random.default_rng(count)
+        topics = np.arange(options.groups) * count // options.groups
+        shares, packs = np.bincount(topics) / len(topics), len(topics) * SHARDS_OF_A_GROUP * PACKS
+        shuffled = py1e(topics, random)
+        ways: dict[str, tuple[TopicsOf, int]] = {
+            "uniform shuffle": (lambda _, size: random.choice(topics, size), packs),  # noqa: B023
+            "order 2 (before)": (second_order(topics, random), packs),
+            "order 3, one set of streams": (third_order(topics, 1, 0), packs),
+            "order 3": (third_order(topics, 4, 0), packs),
+            "py1e, one node": (lambda first, size: shuffled[first : first + size], len(shuffled)),  # noqa: B023
+        }
+        for name, (read, most) in ways.items():
+            figures = spread(read, most, shares, options.windows, random)
+            print(f"{count:4} topics, {name:17}".ljust(42) + "".join(f"{figure:9.2f}" for figure in figures), flush=True)
+
+
+if __name__ == "__main__":
+    main()

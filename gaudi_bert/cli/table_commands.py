@@ -1,0 +1,232 @@
+"""Commands for tables: tokenize, import; and what `pack` and `verify` do with tables, and print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gaudi_bert.cli import arguments, output
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter, count_of
+
+if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
+    from gaudi_bert.config.sections import TableSettings
+
+
+def tokenize(
+    text: Annotated[
+        list[str],
+        typer.Argument(
+            help="Files of text (JSON lines, CSV, TSV, Parquet, plain lines), folders or globs; `python-docs`; - is a pipe.",
+            show_default=False,
+        ),
+    ],
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or a model's folder.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder for tables of tokens.", show_default=False)],
+    max_sequence_length: Annotated[int, typer.Option(help="Most tokens of a row.", show_default=False)],
+    too_long: Annotated[
+        str | None, typer.Option(help="Longer texts: split (default), truncate, drop or error.", show_default=False)
+    ] = None,
+    no_special_tokens: Annotated[
+        bool, typer.Option("--no-special-tokens", help="Leave out the tokens that the tokenizer adds to each row.")
+    ] = False,
+    text_column: arguments.TextColumn = None,
+    text_pair_column: arguments.TextPairColumn = None,
+    label_column: arguments.LabelColumn = None,
+    columns: arguments.Columns = None,
+    no_header: arguments.NoHeader = False,
+    format_: arguments.Format = None,
+    shard: arguments.Shard = None,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Make tables of tokens from text, with any tokenizer of the library `tokenizers`; `pack` packs them."""
+    from gaudi_bert.config.pipeline import section_from_options
+    from gaudi_bert.config.sections import TokenizeSettings
+    from gaudi_bert.tables.tokenize import tokenize_texts
+
+    settings = section_from_options(
+        TokenizeSettings,
+        max_sequence_length=max_sequence_length,
+        too_long=too_long,
+        special_tokens=not no_special_tokens,
+        text_column=text_column,
+        text_pair_column=text_pair_column,
+        label_column=label_column,
+        columns=None if columns is None else tuple(name.strip() for name in columns.split(",")),
+        no_header=no_header or None,
+        format=format_,
+    )
+    part = arguments.parse_shard(shard)
+    result = tokenize_texts(text, tokenizer, out, settings, shard=part, reporter=Reporter(), overwrite=overwrite)
+    output.print_result(result, json, _describe_tokens)
+
+
+def _describe_tokens(result: Mapping[str, Any]) -> list[str]:
+    if "missing_parts" in result:
+        return [f"{result['missing_parts']} of {count_of(result['parts'], 'part')} to be done by other shards"]
+    rows, too_long = count_of(result["rows"], "row"), result["too_long"]
+    lines = [
+        f"{count_of(result['texts'], 'text')} became {rows} with {count_of(result['tokens'], 'token')}"
+        f"{output.skipped_note(result)}"
+    ]
+    if result["empty_texts"]:
+        lines.append(f"{count_of(result['empty_texts'], 'text')} held nothing but space and gave no row")
+    lost = f"{count_of(too_long['dropped_tokens'], 'token')} lost"
+    became = {"split": f"{too_long['added_sequences']:,} rows more, no token lost", "truncate": f"cut, {lost}"}
+    about = f"{count_of(too_long['rows'], 'text')} too long for {count_of(result['max_sequence_length'], 'token')}"
+    return [
+        *lines,
+        f"{about}: {became.get(too_long['policy'], f'dropped, {lost}')}" if too_long["rows"] else "no text was too long",
+    ]
+
+
+def import_tables(
+    source: Annotated[
+        str, typer.Argument(help="A .parquet, .arrow or .jsonl file, a folder or a glob.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="The folder for unpacked TFRecords.", show_default=False)],
+    max_sequence_length: Annotated[int | None, typer.Option(min=1, help="Default: the longest row.")] = None,
+    input_column: arguments.InputColumn = None,
+    max_predictions: Annotated[
+        int | None, typer.Option(min=1, help="Default: the most masked positions of any row.")
+    ] = None,
+    shard: arguments.Shard = None,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Make unpacked TFRecords from tables with `input_ids` (Parquet, Arrow, JSON lines, Hugging Face datasets)."""
+    from gaudi_bert.tables import import_tables
+
+    result = import_tables.import_tables(
+        source,
+        out,
+        max_sequence_length=max_sequence_length,
+        max_predictions=max_predictions,
+        input_column=input_column or "input_ids",
+        shard=arguments.parse_shard(shard),
+        reporter=Reporter(),
+        overwrite=overwrite,
+    )
+    output.print_result(result, json, output.describe_import)
+
+
+# --- what `pack` and `verify` do with tables
+
+
+def refuse_options_of_tables(source: str, options: Mapping[str, object]) -> None:
+    """Refuse options of tables for TFRecords."""
+    for name, value in options.items():
+        if value:
+            raise InputError(
+                f"--{name.replace('_', '-')} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
+                ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
+            )
+
+
+def pack_as_table(
+    source: str,
+    out: Path,
+    options: Mapping[str, object],
+    overrides: list[str],
+    part: tuple[int, int] | None,
+    finish: bool,
+    verified: bool,
+    common: Mapping[str, Any],
+) -> object:
+    """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
+    from gaudi_bert.tables.pack import pack_table, pack_table_shard
+
+    if options["max_sequence_length"] is None:
+        raise InputError(f"{source}: is a table: say how many slots a pack has, for example --max-sequence-length 2048")
+    if part is not None and (finish or verified):
+        raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
+    settings = _table_settings(source, options, overrides)
+    if part is not None:
+        return pack_table_shard(source, out, settings, part, **common)
+    return pack_table(source, out, settings, finish=finish, verified=verified, **common)
+
+
+def _table_settings(source: str, options: Mapping[str, object], overrides: list[str]) -> TableSettings:
+    """The settings of a table: its options, then the keys of `packing` that tables have."""
+    from gaudi_bert.config.pipeline import section_from_mapping, section_from_options
+    from gaudi_bert.config.sections import TableSettings
+
+    settings = section_from_options(TableSettings, **options)
+    packing = arguments.packing_settings(overrides)
+    changed = packing.model_dump(mode="json", include=packing.model_fields_set)
+    for name in sorted(set(changed) - set(TableSettings.model_fields)):
+        raise InputError(f"--set packing.{name}={changed[name]}: is for TFRecords, and {source} is a table; leave it out")
+    typed = {name: f"--set packing.{name}={value}" for name, value in changed.items()}
+    values = settings.model_dump(mode="json", include=settings.model_fields_set)
+    return section_from_mapping(TableSettings, {**values, **changed}, "the options", typed)
+
+
+def describe_packed_table(result: Mapping[str, Any]) -> list[str]:
+    """The lines of a packed table, or of a part of it."""
+    if "too_long" not in result:
+        return output.describe_groups(result)
+    packing = output.describe_packing({**result, "depth_used": result["deepest_pack"]})
+    lines = [f"{count_of(result['rows'], 'row')}, {count_of(result['sequences'], 'sequence')}", *packing]
+    if result["gap"] and result["algorithm"] != "optimal":
+        saved = f"{count_of(result['gap'], 'pack')} might be saved"
+        lines.append(f"{saved}: --algorithm optimal looks for them, which takes a few seconds per group")
+    return [*lines, _describe_long_rows(result), *verified_lines(result)]
+
+
+def _describe_long_rows(result: Mapping[str, Any]) -> str:
+    effect = result["too_long"]
+    if not effect["rows"]:
+        return "no row was too long: none is cut, split or dropped"
+    were = "row was" if effect["rows"] == 1 else "rows were"
+    tokens = count_of(effect["dropped_tokens"], "token")
+    done = {
+        "truncate": f"cut by {tokens}",
+        "split": f"split, which added {count_of(effect['added_sequences'], 'sequence')}; no token is lost",
+        "drop": f"dropped with {tokens}",
+    }
+    return f"{effect['rows']:,} {were} too long: {done[effect['policy']]} (--too-long {effect['policy']})"
+
+
+def verify_as_table(
+    source: str,
+    packed: Path,
+    part: tuple[int, int] | None,
+    finish: bool,
+    overwrite: bool,
+    workers: int | None,
+    json: bool,
+) -> None:
+    """Verify a packed table, or a part of it, and print the result."""
+    from gaudi_bert.tables.verify import verify_table
+    from gaudi_bert.tables.verify_parts import finish_table, verify_table_shard
+
+    reporter = Reporter()
+    result: object
+    if part is not None:
+        result = verify_table_shard(source, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
+    elif finish:
+        result = finish_table(source, packed, reporter=reporter)
+    else:
+        result = verify_table(source, packed, reporter=reporter, overwrite=overwrite, workers=workers)
+    output.print_result(result, json, _describe_verified_table)
+
+
+def _describe_verified_table(result: Mapping[str, Any]) -> list[str]:
+    if "groups_written" in result:
+        return output.describe_verification(result)
+    what = "in the index" if result["index_only"] else f"value for value in {', '.join(result['columns'])}"
+    counted = f"{count_of(result['rows'], 'row')}, {count_of(result['sequences'], 'sequence')}"
+    return [
+        f"{counted} in {count_of(result['packs'], 'pack')}{output.skipped_note(result)}",
+        f"every sequence is there exactly once, {what}",
+        _describe_long_rows(result),
+    ]
+
+
+def verified_lines(result: Mapping[str, Any]) -> list[str]:
+    """The lines of the proof of `pack --verify`."""
+    return [f"verified: {line}" for line in output.describe_verification(result["verify"])] if "verify" in result else []

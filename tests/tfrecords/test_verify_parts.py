@@ -1,0 +1,342 @@
+"""`verify --shard K/N` and `--finish`: the same proof as that of one process, and nothing less gets through."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gaudi_bert.artefacts.packed import GroupManifest, GroupVerification, Metadata
+from gaudi_bert.artefacts.references import manifest_path
+from gaudi_bert.artefacts.results import GroupsResult, StageOutput
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.packing.certificate import simple_certificate
+from gaudi_bert.tfrecords.packed_proof import counts_of_groups
+from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.verify_parts import finish_verification, verify_shard
+from gaudi_bert.tfrecords.wire.framing import frame, read_records
+from gaudi_bert.tfrecords.write import write
+from tests.builders.folders import contents
+from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.reporters import QUIET
+from tests.builders.shards import mend_sums
+from tests.builders.small_disk import make_read_only, small_disk
+
+GROUPS = 5
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    """Nine files in five groups, verified by one process."""
+    case = make_case(tmp_path_factory.mktemp("whole"), files=9, sequences_per_file=21)
+    verify(case.records, case.packed, reporter=QUIET)
+    assert len(list(case.packed.glob("group-*.json"))) == GROUPS
+    return case
+
+
+@pytest.fixture
+def packed(whole: PackingCase, tmp_path: Path) -> Path:
+    """The packs of `whole`, not verified."""
+    copy = Path(shutil.copytree(whole.packed, tmp_path / "packed"))
+    for path in [*copy.glob("verification*"), *copy.glob(".verification*")]:
+        path.unlink()
+    return copy
+
+
+def part(case: PackingCase, packed: Path, number: int, parts: int, **options: object) -> GroupsResult:
+    """Verify a part; it is not the complete folder that is there already."""
+    result = verify_shard(case.records, packed, (number, parts), reporter=QUIET, **options)
+    assert isinstance(result, GroupsResult)
+    return result
+
+
+def finish(case: PackingCase, packed: Path) -> StageOutput:
+    return finish_verification(case.records, packed, reporter=QUIET)
+
+
+def proof(packed: Path, group: int) -> Path:
+    return packed / f"verification-{group:05d}.json"
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_any_number_of_parts_in_any_order_gives_the_proof_of_one_process(
+    whole: PackingCase, packed: Path, parts: int
+) -> None:
+    order = random.Random(parts).sample(range(parts), parts)
+    done = [part(whole, packed, number, parts, workers=1 + number % 2) for number in order]
+    assert [each.groups for each in done] == [len(range(number, GROUPS, parts)) for number in order]
+    assert sum(each.sequences for each in done) == len(whole.sequences)
+    assert not (packed / "verification.json").exists()
+    again = part(whole, packed, order[0], parts)
+    assert again == GroupsResult(done[0].groups, 0, done[0].sequences, done[0].packs, done[0].tokens)
+    finished = finish(whole, packed)
+    assert finished.content == verify(whole.records, whole.packed, reporter=QUIET).content
+    assert contents(packed) == contents(whole.packed), "byte for byte, and no proof of a group is left behind"
+    # Whatever runs now has nothing to do.
+    assert verify(whole.records, packed, reporter=QUIET).skipped
+    assert finish(whole, packed).skipped
+    skipped = verify_shard(whole.records, packed, (0, parts), reporter=QUIET)
+    assert isinstance(skipped, StageOutput)
+    assert skipped.skipped
+
+
+def test_parts_of_different_numbers_go_together(whole: PackingCase, packed: Path) -> None:
+    part(whole, packed, 1, 2)
+    assert part(whole, packed, 0, 1).groups_written == 3, "groups 1 and 3 are those of part 1 of 2"
+    finish(whole, packed)
+    assert contents(packed) == contents(whole.packed)
+
+
+def test_what_is_missing_is_named_and_nothing_is_finished(whole: PackingCase, packed: Path) -> None:
+    with pytest.raises(FailedError, match=r"5 of 5 groups are not verified: group 0 has no proof, .*, \.\.\.; run "):
+        finish(whole, packed)
+    for number in (0, 2):
+        part(whole, packed, number, 3)
+    with pytest.raises(FailedError, match=r"2 of 5 groups are not verified: group 1 has no proof, group 4 has no proof; "):
+        finish(whole, packed)
+    assert not (packed / "verification.json").exists()
+    part(whole, packed, 1, 3)
+    finish(whole, packed)
+
+
+def test_a_killed_part_goes_on_and_half_a_proof_counts_for_nothing(
+    whole: PackingCase, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+    write_proof = GroupVerification.write
+
+    def killed(self: GroupVerification, path: Path) -> None:
+        if written:
+            # What a kill during the next one leaves behind.
+            path.with_name(f".{path.name}.tmp").write_bytes(b'{"format_version": 1,')
+            raise KeyboardInterrupt
+        written.append(path)
+        write_proof(self, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GroupVerification, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            part(whole, packed, 0, 1, workers=1)
+    assert sorted(packed.glob("verification-*")) == written
+    with pytest.raises(FailedError, match="4 of 5 groups are not verified"):
+        finish(whole, packed)
+    assert part(whole, packed, 0, 1).groups_written == GROUPS - 1
+    finish(whole, packed)
+    assert contents(packed) == contents(whole.packed)
+
+
+def test_a_damaged_proof_is_refused(whole: PackingCase, packed: Path) -> None:
+    part(whole, packed, 0, 1)
+    data = proof(packed, 2).read_bytes()
+    proof(packed, 2).write_bytes(data[: len(data) // 2])
+    with pytest.raises(InputError, match=r"verification-00002.json: not a JSON file .*; remove it and verify this group"):
+        finish(whole, packed)
+    proof(packed, 2).unlink()
+    assert part(whole, packed, 0, 1).groups_written == 1
+    finish(whole, packed)
+
+
+def test_proofs_of_another_folder_are_refused(whole: PackingCase, packed: Path, tmp_path: Path) -> None:
+    other = make_case(tmp_path / "other", files=9, sequences_per_file=21, seed=8)
+    part(other, other.packed, 0, 1)
+    part(whole, packed, 0, 2)
+    for group in (1, 3):
+        shutil.copy(proof(other.packed, group), proof(packed, group))
+    with pytest.raises(FailedError, match=r"2 of 5 groups .*verification-00001.json is of another packed folder"):
+        finish(whole, packed)
+    assert part(whole, packed, 1, 2).groups_written == 2
+    finish(whole, packed)
+
+
+def test_proofs_of_another_group_or_of_a_copy_are_refused(whole: PackingCase, packed: Path, tmp_path: Path) -> None:
+    part(whole, packed, 0, 1)
+    copy = Path(shutil.copytree(packed, tmp_path / "copy"))
+    with pytest.raises(FailedError, match=r"5 of 5 groups .*have changed since, or of which these are copies"):
+        finish(whole, copy)
+    shutil.copy(proof(packed, 0), proof(packed, 1))
+    with pytest.raises(FailedError, match=r"1 of 5 groups .*verification-00001.json is that of group 0"):
+        finish(whole, packed)
+
+
+@pytest.mark.parametrize("side", ["shard", "manifest", "index", "input"])
+def test_a_file_that_changed_after_its_part_is_noticed(whole: PackingCase, packed: Path, tmp_path: Path, side: str) -> None:
+    records = Path(shutil.copytree(whole.records, tmp_path / "records"))
+    for number in range(2):
+        verify_shard(records, packed, (number, 2), reporter=QUIET)
+    manifest = GroupManifest.read(manifest_path(packed, 3))
+    changed = {
+        "shard": packed / manifest.shards[0].name,
+        "manifest": manifest_path(packed, 3),
+        "index": packed / "group-00003.index",
+        "input": records / manifest.inputs[0].name,
+    }[side]
+    data = changed.read_bytes()
+    changed.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    os.utime(changed)
+    if side == "manifest":
+        changed.write_bytes(data)  # a manifest that cannot be read is another error
+    with pytest.raises(FailedError, match=r"1 of 5 groups are not verified: verification-00003.json is of files that have"):
+        finish_verification(records, packed, reporter=QUIET)
+
+
+def damaged(packed: Path, group: int, change: Callable[[list[bytes]], object]) -> None:
+    """Change the packs of the first shard of a group; all sums that are stored agree with it."""
+    shard = packed / GroupManifest.read(manifest_path(packed, group)).shards[0].name
+    packs = list(read_records(shard))
+    change(packs)
+    shard.write_bytes(b"".join(map(frame, packs)))
+    mend_sums(packed, group)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_a_corrupted_pack_is_found_by_its_part_and_by_no_other(whole: PackingCase, packed: Path, group: int) -> None:
+    shard = packed / GroupManifest.read(manifest_path(packed, group)).shards[1].name
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    for number in range(3):
+        if number == group % 3:
+            with pytest.raises(FailedError, match=rf"{shard.name}.* damaged"):
+                part(whole, packed, number, 3)
+        else:
+            part(whole, packed, number, 3)
+    assert not proof(packed, group).exists()
+    with pytest.raises(FailedError, match=f"group {group} has no proof"):
+        finish(whole, packed)
+
+
+def test_a_lost_sequence_and_a_doubled_one_in_other_parts(whole: PackingCase, packed: Path) -> None:
+    damaged(packed, 1, lambda packs: packs.pop(0))
+    damaged(packed, 2, lambda packs: packs.append(packs[0]))
+    part(whole, packed, 0, 3)
+    with pytest.raises(FailedError, match=r"group 1: \d+ sequences of the records are missing: part-\d record \d+"):
+        part(whole, packed, 1, 3)
+    with pytest.raises(FailedError, match=r"group 2: \d+ are doubled, changed or foreign: packed-00002-00000"):
+        part(whole, packed, 2, 3)
+    with pytest.raises(FailedError, match="of 5 groups are not verified: group 1 has no proof, group 2 has no proof"):
+        finish(whole, packed)
+
+
+def test_a_pack_that_moved_to_the_group_of_another_part(whole: PackingCase, packed: Path) -> None:
+    """All sequences are there once, so sums over all parts are equal; but not in the groups of their files."""
+    moved: list[bytes] = []
+    damaged(packed, 0, lambda packs: moved.append(packs.pop(0)))
+    damaged(packed, 1, lambda packs: packs.append(moved[0]))
+    for number, said in ((0, "are missing"), (1, "are doubled, changed or foreign")):
+        with pytest.raises(FailedError, match=f"group {number}: .*{said}"):
+            part(whole, packed, number, 2)
+    with pytest.raises(FailedError, match=r"group 0 has no proof, group 1 has no proof; run"):
+        finish(whole, packed)
+
+
+def test_of_several_wrong_groups_of_a_part_the_first_is_named_and_the_others_are_proven(
+    whole: PackingCase, packed: Path
+) -> None:
+    for group in (3, 1):
+        damaged(packed, group, lambda packs: packs.pop())
+    with pytest.raises(FailedError, match="group 1: "):
+        part(whole, packed, 0, 1)
+    assert [proof(packed, group).exists() for group in range(GROUPS)] == [True, False, True, False, True]
+
+
+def test_input_files_that_are_missing_new_or_doubled(whole: PackingCase, packed: Path, tmp_path: Path) -> None:
+    records = Path(shutil.copytree(whole.records, tmp_path / "records"))
+    (owner,) = (n for n in range(GROUPS) if "part-4" in str(GroupManifest.read(manifest_path(packed, n)).inputs))
+    (records / "part-4").rename(tmp_path / "part-4")
+    with pytest.raises(FailedError, match=r"1 of \d input files are missing from the records: part-4"):
+        verify_shard(records, packed, (owner, GROUPS), reporter=QUIET)
+    (tmp_path / "part-4").rename(records / "part-4")
+    shutil.copy(records / "part-4", records / "part-9")
+    verify_shard(records, packed, (0, 1), reporter=QUIET)
+    with pytest.raises(FailedError, match="input file part-9 is not among those that were packed"):
+        finish_verification(records, packed, reporter=QUIET)
+    (records / "part-9").unlink()
+    with pytest.raises(FailedError, match=r"5 of 5 groups .*is of another packed folder, or of other records"):
+        finish_verification(records, packed, reporter=QUIET)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("algorithm", "lpfhp", "settings.json: algorithm: "),
+        ("tokens", 1, "metadata.json: .*tokens"),
+        ("gap", 77, "metadata.json: gap: "),
+        ("lower_bound", None, "lower_bound is .*packs can be proven"),
+    ],
+)
+def test_a_false_key_of_the_metadata_is_found(whole: PackingCase, packed: Path, key: str, value: object, said: str) -> None:
+    content = json.loads((packed / "metadata.json").read_text())
+    content[key] = content["packs"] + 5 if value is None else value
+    (packed / "metadata.json").write_text(json.dumps(content))
+
+    def in_parts() -> None:
+        for number in range(2):
+            part(whole, packed, number, 2)
+        finish(whole, packed)
+
+    with pytest.raises(FailedError, match=said):
+        in_parts()
+    assert not (packed / "verification.json").exists()
+
+
+def test_a_bound_that_only_a_solver_proves(tmp_path: Path) -> None:
+    case = make_case(tmp_path, files=6, sequences_per_file=40, max_sequence_length=61, depth=4, algorithm="optimal")
+    metadata = Metadata.read(case.packed)
+    counts = counts_of_groups(case.packed, metadata)
+    assert sum(simple_certificate(each, metadata.depth).bound for each in counts) < metadata.lower_bound
+    plain = verify(case.records, case.packed, reporter=QUIET).content
+    verified = (case.packed / "verification.json").read_bytes()
+    for number in range(2):
+        part(case, case.packed, number, 2, overwrite=True)
+    assert finish(case, case.packed).content == plain
+    assert (case.packed / "verification.json").read_bytes() == verified
+
+
+def test_overwrite_verifies_again_the_groups_of_the_part_alone(whole: PackingCase, packed: Path) -> None:
+    for number in range(2):
+        part(whole, packed, number, 2)
+    before = {group: proof(packed, group).stat().st_ctime_ns for group in range(GROUPS)}
+    assert part(whole, packed, 1, 2, overwrite=True).groups_written == 2
+    after = {group: proof(packed, group).stat().st_ctime_ns for group in range(GROUPS)}
+    assert {group for group in range(GROUPS) if before[group] != after[group]} == {1, 3}
+    finish(whole, packed)
+    # Of a folder that is verified, nothing holds any more until all parts are there again.
+    part(whole, packed, 0, 2, overwrite=True)
+    assert not (packed / "verification.json").exists()
+    with pytest.raises(FailedError, match="group 1 has no proof, group 3 has no proof"):
+        finish(whole, packed)
+    verify(whole.records, packed, reporter=QUIET)
+    assert contents(packed) == contents(whole.packed), "one process removes the proofs of parts"
+
+
+def test_parts_of_a_folder_that_was_written_again_begin_again(whole: PackingCase, tmp_path: Path) -> None:
+    write(whole.records, whole.plan, tmp_path / "packed", reporter=QUIET)
+    part(whole, tmp_path / "packed", 0, 2)
+    shutil.rmtree(tmp_path / "packed")
+    write(whole.records, whole.plan, tmp_path / "packed", reporter=QUIET, shards={"shard_multiple": 3})
+    part(whole, tmp_path / "packed", 1, 2)
+    with pytest.raises(FailedError, match="3 of 5 groups are not verified: group 0 has no proof"):
+        finish(whole, tmp_path / "packed")
+
+
+def test_parts_need_a_folder_that_can_be_written(whole: PackingCase, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        write(whole.records, whole.plan, disk / "packed", reporter=QUIET)
+        make_read_only(disk)
+        with pytest.raises(InputError, match="is read-only, and parts store their proofs there; verify it at once"):
+            verify_shard(whole.records, disk / "packed", (0, 2), reporter=QUIET)
+
+
+def test_a_group_may_have_fewer_packs_than_shards(tmp_path: Path) -> None:
+    case = make_case(tmp_path, files=3, sequences_per_file=5, shard_multiple=13)
+    assert (np.array([path.stat().st_size for path in case.packed.glob("*.tfrecord")]) == 0).any()
+    plain = verify(case.records, case.packed, reporter=QUIET).content
+    for number in range(4):
+        part(case, case.packed, number, 4, overwrite=True)
+    assert finish(case, case.packed).content == plain
