@@ -17,7 +17,7 @@ from tests.builders.task_files import write_rows
 
 pytestmark = pytest.mark.slow
 
-OURS = re.compile(r"(train|evaluation|finetune|packing|verify-model): |[\d,]+ (of [\d,]+ )?rows|rows.jsonl: reads ")
+OURS = re.compile(r"(train|finetune|packing|verify-model): |evaluation after |[\d,]+ (of [\d,]+ )?rows|rows.jsonl: reads ")
 FEW = "--set=training.updates=2 --set=training.global_batch_sequences=8 --set=training.micro_batch_packs=2"
 COMMANDS = [
     f"train --data table/packed --model m --out trained {FEW}",
@@ -25,7 +25,7 @@ COMMANDS = [
     f"--set=finetune.epochs=1 --set=finetune.max_sequence_length={LENGTH} --set=task.too_long=truncate",
     "predict --model tuned --data rows.jsonl --out answers.jsonl",
     "embed --model tuned --data rows.jsonl --out vectors.npy",
-    "verify-model --huggingface tuned --target transformers-5",
+    "verify-model --huggingface trained --target transformers-5",
 ]
 
 
