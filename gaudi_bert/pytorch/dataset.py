@@ -36,6 +36,7 @@ from gaudi_bert.tables.packed_parquet import open_tables
 from gaudi_bert.tfrecords.packed_folder import check_shards, is_packed, open_shards, read_metadata
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
+_ROWS_OF_SMALL_SHARDS = 32  # all shards of one read are open at once, and each row may be of another shard
 _MOST_OPEN_SHARDS = 256
 _IDENTITY_DIGITS = 16
 _Share = tuple[int, int]
@@ -121,6 +122,7 @@ class _StoredPacks:
         order = GlobalOrder(files.sizes, seed, window, streams_of(shard_multiple), sets, regions)
         self._reader = StreamReader(files, order, *share)
         self.packs = order.packs
+        self.has_small_shards = order.packs < _ROWS_AT_ONCE * len(files.sizes)
 
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
         """The packs of an epoch with these numbers, int64 [n]."""
@@ -315,9 +317,10 @@ class PackedDataset(IterableDataset[Row]):
         first = first_of_rank(self._done, self.rank, self.world_size)
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         rows = len(range(number, self.remaining_batches, workers)) * batch
+        most = _ROWS_OF_SMALL_SHARDS if self._source.has_small_shards else _ROWS_AT_ONCE
         done = 0
         while done < rows:
-            at_once = min(_ROWS_AT_ONCE, _FIRST_ROWS + 3 * done)  # few at first, so that the first rows come soon
+            at_once = min(most, _FIRST_ROWS + 3 * done)  # few at first, so that the first rows come soon
             at_once = -(-at_once // batch) * batch  # complete batches, which are then collated without a copy
             batches, in_batch = np.divmod(np.arange(done, min(done + at_once, rows), dtype=np.int64), batch)
             numbers = first + self.world_size * ((number + workers * batches) * batch + in_batch)
