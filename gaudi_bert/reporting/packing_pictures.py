@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 # Padding is pale on a light page and on a dark one: its grey lets the page through.
 BLUE, ORANGE, RED, GREY, DARK_GREY = "#3b78c4", "#d9731a", "#d6453d", "#7d889966", "#7d8899"
-_SHADES = ("#3b78c4", "#6f9fd8", "#a9c7e8", "#7a6bb0", "#b9aedb")
-_INKS = ("white", "black", "black", "white", "black")
+# The ink of a page's pictures, and what `adapts_to_dark_pages` puts in its place: each at least 4.5:1 on its page.
+INK, INK_ON_DARK = "#465162", "#b3bfd0"
+# Sequences that share a row: full colours, none of them near the pale grey of padding, and the ink of their numbers.
+_SHADES = ("#2f6bb8", "#e08a2b", "#7a4fb5", "#2a9d8f", "#c2457a")
+_INKS = ("white", "black", "white", "black", "white")
 _PAGE_FONT = 17
 _MOST_STRATEGIES, _MOST_BARS, _MOST_DECIMALS = 30, 48, 9
 
@@ -191,8 +194,8 @@ def draw_curves(
 ) -> Figure:
     """A figure over the sequences seen, in training (line) and on held-out documents (dots).
 
-    Points are (sequences seen, value). Accuracies are shown in percent and from 0, losses from just below the lowest;
-    `baseline` is a horizontal line, what is reached without any learning, with its name.
+    Points are (sequences seen, value). Accuracies are shown in percent and from 0, losses over their own range, which is
+    at least a tenth of the highest; `baseline` is a horizontal line, what is reached without any learning, with its name.
     """
     figure, axes = _figure(height=3.6)
     if is_accuracy:
@@ -209,10 +212,14 @@ def draw_curves(
     values = [value for _, value in [*training, *held_out]] + ([baseline[1]] if baseline is not None else [])
     highest = max([*values, 1e-9])
     lowest = min([*values, highest])
-    # A loss that hardly moved is shown from 0, or its noise would look like learning.
-    if is_accuracy or highest - lowest < 0.2 * highest:
+    if is_accuracy:
         axes.set_ylim(0, 1.08 * highest)
-    axes.set_xlim(0, max([seen for seen, _ in [*training, *held_out]], default=1) or 1)
+    else:
+        # A loss that hardly moved gets a tenth of its height, or its noise would look like learning.
+        height = max(highest - lowest, 0.1 * highest)
+        axes.set_ylim(highest - 1.06 * height, highest + 0.06 * height)
+    # A little further than the last point, whose dot would be cut in half.
+    axes.set_xlim(0, 1.02 * (max([seen for seen, _ in [*training, *held_out]], default=1) or 1))
     axes.set_xlabel("sequences seen")
     axes.xaxis.set_major_formatter(_short_numbers())
     axes.grid(axis="y", alpha=0.3)
@@ -226,7 +233,7 @@ def draw_curves(
 
 @contextmanager
 def page_style() -> Iterator[None]:
-    """Pictures drawn in this context are legible on a light and on a dark page: mid-grey ink, no background.
+    """Pictures drawn in this context fit into a page: dark grey ink, no background; see `adapts_to_dark_pages`.
 
     They are 8 inches wide and shown 345 pixels wide on a telephone, where this font has 10 pixels.
     """
@@ -242,7 +249,7 @@ def page_style() -> Iterator[None]:
         "lines.markersize": 8,
         "font.sans-serif": ["DejaVu Sans"],
     }
-    style |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), DARK_GREY)
+    style |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
     style |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none")
     with matplotlib.rc_context(style):
         yield
@@ -257,6 +264,13 @@ def picture_bytes(figure: Figure, kind: str) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "gaudi-bert", "svg.fonttype": "none"}):
         figure.savefig(buffer, format=kind, dpi=120, metadata=metadata)
     return buffer.getvalue()
+
+
+def adapts_to_dark_pages(svg: bytes) -> bytes:
+    """An SVG drawn in `page_style`, whose ink is light where the reader's pages are dark."""
+    rules = "".join(f'[style*="{what}: {INK}"]{{{what}:{INK_ON_DARK}!important}}' for what in ("fill", "stroke"))
+    start = svg.index(b">", svg.index(b"<svg")) + 1
+    return svg[:start] + f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>".encode() + svg[start:]
 
 
 def save_picture(figure: Figure, path: Path) -> None:

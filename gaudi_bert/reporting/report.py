@@ -21,6 +21,7 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.reporting.inputs import NAMES, ReportInputs, read_inputs
 from gaudi_bert.reporting.packing_pictures import (
+    adapts_to_dark_pages,
     draw_curves,
     draw_fills,
     draw_mixture,
@@ -231,7 +232,7 @@ _PLAIN_IN_URLS = ' !"$()*+,-./:;<=>?@_~'
 
 def _image(figure: Figure, words: str) -> str:
     """A picture inside the page; `words` say what it shows, for those who cannot see it."""
-    svg = b" ".join(picture_bytes(figure, "svg").split())
+    svg = b" ".join(adapts_to_dark_pages(picture_bytes(figure, "svg")).split())
     # Percent-encoded, because SVG is text: base64 would make the page a third larger.
     return f"<img alt='{escape(words)}' src='data:image/svg+xml,{quote(svg, safe=_PLAIN_IN_URLS)}'>"
 
@@ -241,17 +242,28 @@ def _figures(inputs: ReportInputs) -> dict[str, tuple[Figure, str]]:
     histogram, mixture, totals = inputs.histogram, inputs.mixture, inputs.totals
     if histogram is not None:
         slots = histogram.max_sequence_length
-        words = "Share of rows by the number of real tokens in a row"
-        figures["fill"] = draw_fills(histogram.counts, _fills(slots, mixture)), words
+        before, after = histogram.counts, _fills(slots, mixture)
+        words = f"Bars: share of rows by their real tokens. Before packing, {_full(before)} of the rows are full"
+        words += f"; after packing, {_full(after)}." if after is not None else "."
+        figures["fill"] = draw_fills(before, after), words
         if totals is not None:
             figure = draw_slots(histogram.sequences, totals.packs, histogram.tokens, slots, totals.lower_bound)
-            figures["slots"] = figure, f"{histogram.sequences} rows before packing, {totals.packs} after it"
+            words = f"Two bars to scale: {histogram.sequences:,} rows before packing, {totals.packs:,} after it."
+            figures["slots"] = figure, f"{words} A line marks the proven bound, {totals.lower_bound:,} rows."
         if mixture:
-            figures["strategies"] = draw_mixture(mixture, slots, most=12), "The strategies used most"
+            strategy = max(mixture, key=lambda lengths: (mixture[lengths], lengths))
+            words = "Rows to scale, one for each of the strategies used most. The most frequent one: "
+            words += f"{' + '.join(map(str, sorted(strategy, reverse=True)))} tokens."
+            figures["strategies"] = draw_mixture(mixture, slots, most=12), words
     if inputs.metrics:
-        for name, words in _CURVES.items():
-            figures[name] = _curves(inputs, name), words
+        for name in _CURVES:
+            figures[name] = _curves(inputs, name)
     return figures
+
+
+def _full(fills: NDArray[np.int64]) -> str:
+    """The share of rows without padding."""
+    return percent(int(fills[-1]) / max(int(fills.sum()), 1))
 
 
 # What is reached without learning, by the curve that has it as a line.
@@ -261,14 +273,23 @@ _BASELINES = {
 }
 
 
-def _curves(inputs: ReportInputs, name: str) -> Figure:
+def _curves(inputs: ReportInputs, name: str) -> tuple[Figure, str]:
+    """The curves of one figure, and where they begin and end in words."""
+    is_accuracy = name.endswith("accuracy")
     key, words = _BASELINES.get(name, ("", ""))
     value = getattr(inputs.evaluation, key, None)
     training, held_out = (
         [(line.sequences, getattr(line, name)) for line in inputs.metrics or () if line.kind == kind]
         for kind in ("train", "evaluation")
     )
-    return draw_curves(training, held_out, is_accuracy=name.endswith("accuracy"), baseline=value and (words, value))
+    figure = draw_curves(training, held_out, is_accuracy=is_accuracy, baseline=value and (words, value))
+    shown = percent if is_accuracy else "{:.3f}".format
+    spans = [
+        f"{kind} from {shown(points[0][1])} to {shown(points[-1][1])}"
+        for kind, points in (("training", training), ("held out", held_out))
+        if points
+    ]
+    return figure, f"{_CURVES[name]} over the sequences seen: {', '.join(spans)}."
 
 
 def _fills(slots: int, mixture: Mapping[tuple[int, ...], int] | None) -> NDArray[np.int64] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
@@ -113,19 +114,53 @@ def test_curves_of_few_and_of_no_reports(count: int) -> None:
     assert b"nan" not in pictures.picture_bytes(figure, "svg")
 
 
-def test_a_loss_that_hardly_moved_is_shown_from_zero() -> None:
-    flat = pictures.draw_curves([(10, 0.70), (20, 0.69)], [], is_accuracy=False)
-    assert flat.axes[0].get_ylim()[0] == 0
+def test_a_loss_is_shown_over_its_own_range_and_one_that_hardly_moved_over_a_tenth() -> None:
+    low, high = pictures.draw_curves([(10, 0.70), (20, 0.69)], [], is_accuracy=False).axes[0].get_ylim()
+    assert 0.62 < low < 0.64
+    assert 0.70 < high < 0.71
     moved = pictures.draw_curves([(10, 9.0), (20, 6.0)], [], is_accuracy=False)
     assert 5 < moved.axes[0].get_ylim()[0] < 6
 
 
-def test_pictures_of_a_page_have_no_background() -> None:
+def test_the_dot_of_the_last_point_has_room() -> None:
+    figure = pictures.draw_curves([(10, 0.7), (1000, 0.6)], [(1000, 0.65)], is_accuracy=False)
+    assert 1010 < figure.axes[0].get_xlim()[1] < 1050
+
+
+def test_pictures_of_a_page_have_no_background_and_an_ink_for_light_and_dark_pages() -> None:
     with pictures.page_style():
         figure = FIGURES["curves"]()
+        svg = pictures.adapts_to_dark_pages(pictures.picture_bytes(figure, "svg")).decode()
     assert figure.get_facecolor()[3] == figure.axes[0].get_facecolor()[3] == 0
-    assert figure.axes[0].xaxis.label.get_color() == pictures.DARK_GREY
+    assert figure.axes[0].xaxis.label.get_color() == pictures.INK
     assert FIGURES["curves"]().get_facecolor()[3] == 1
+    ElementTree.fromstring(svg)
+    # The rules for dark pages name the colours as matplotlib writes them.
+    for what in ("fill", "stroke"):
+        assert f'[style*="{what}: {pictures.INK}"]' in svg
+        assert svg.count(f"{what}: {pictures.INK}") > 5
+    sheet, dark_sheet = "#ffffff", "#181e29"
+    assert contrast(pictures.INK, sheet) >= 4.5
+    assert contrast(pictures.INK_ON_DARK, dark_sheet) >= 4.5
+
+
+def test_sequences_look_like_no_padding_and_their_numbers_can_be_read() -> None:
+    for shade, ink in zip(pictures._SHADES, pictures._INKS, strict=True):  # noqa: SLF001
+        assert contrast(shade, {"white": "#ffffff", "black": "#000000"}[ink]) >= 4.5
+        red, green, blue = (int(shade[place : place + 2], 16) for place in (1, 3, 5))
+        assert max(red, green, blue) - min(red, green, blue) > 90, f"{shade} is nearly grey, as padding is"
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours, as WCAG 2 defines it: 1 to 21."""
+
+    def luminance(colour: str) -> float:
+        parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
 
 
 def test_empty_data_are_drawn_too_and_other_endings_are_refused(tmp_path: Path) -> None:
@@ -177,8 +212,24 @@ def test_the_committed_picture_is_what_is_drawn(drawing: ModuleType, repository:
     drawn = words_of(drawing.draw_how_it_works())
     assert words_of(picture.read_text(encoding="utf-8")) == drawn, "run python benchmarks/draw_how_it_works.py"
     assert picture.stat().st_size < 250_000
-    assert "11 rows, 45% of the slots are real tokens" in drawn
-    assert "5 rows, 99% of the slots are real tokens" in drawn
+    assert [word for word in drawn if "rows" in word or "%" in word] == [
+        "Packing: 11 sequences in 5 rows",
+        "Before: 11 rows",
+        "45% of slots are tokens",
+        "Packed: 5 rows",
+        "99% of slots are tokens",
+    ]
+    assert "<title>How packing works</title>" in picture.read_text(encoding="utf-8")
+
+
+def test_its_sentences_can_be_read_on_a_telephone_and_its_numbers_on_their_colours(drawing: ModuleType) -> None:
+    root = ElementTree.fromstring(drawing.draw_how_it_works())
+    shrunk = 360 / float(root.attrib["viewBox"].split()[2])
+    for element in root.iter("{http://www.w3.org/2000/svg}text"):
+        pixels = float(re.findall(r"([\d.]+)px", element.attrib["style"])[0]) * shrunk
+        assert pixels >= (10 if len(element.text or "") > 1 else 7), element.text
+    for role in ("first", "second", "third"):
+        assert contrast(drawing.COLOURS[role], drawing.COLOURS["white"]) >= 4.5
 
 
 def test_it_is_a_true_picture_of_a_packing(drawing: ModuleType) -> None:
