@@ -9,8 +9,9 @@
 
 The records have the lengths of Wikipedia at 512 tokens (`gaudi_bert/histograms/wikipedia-512.json`). Dropout is 0.1, the
 optimiser AdamW, gradients are clipped, and reading the records is part of every step of ours. What is compared runs
-alternately in one process, in both orders, so that a ratio is of two neighbours; each line gives the median and the range
-over the rounds. Ratios are given by wall time and by CPU time of all threads: on a busy machine the latter says more.
+alternately, in both orders, so that a ratio is of two neighbours; each line gives the median and the range over the rounds.
+Ours run in one process, and each peer in its own, as its users run it. Ratios are given by wall time and by CPU time of all
+threads: on a busy machine the latter says more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from measuring import processor, show, show_processor, timed
+from measuring import InOwnProcess, processor, show, show_processor, timed
 
 from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 from gaudi_bert.config.values import EngineName
@@ -45,12 +46,17 @@ class Times(NamedTuple):
     wall: np.ndarray
 
 
-def alternate(functions: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 2) -> dict[str, Times]:
-    """Run every function in every round, in turn forwards and backwards; the first `warm_up` rounds do not count."""
+def alternate(
+    functions: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 2, elsewhere: Sequence[str] = ()
+) -> dict[str, Times]:
+    """Run every function in every round, in turn forwards and backwards; the first `warm_up` rounds do not count.
+
+    Those named in `elsewhere` run in another process, and return the seconds that they took.
+    """
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
     for number in range(-warm_up, rounds):
         for name in list(functions)[:: 1 if number % 2 else -1]:
-            measured = timed(functions[name])
+            measured = timed(functions[name]) if name not in elsewhere else functions[name]()
             if number >= 0:
                 seconds[name].append(measured)
     return {name: Times(*np.array(values).T) for name, values in seconds.items()}
@@ -93,9 +99,10 @@ def measure_vendor(records: Any, rounds: int, vendor: Path) -> None:
 
     torch.set_num_threads(os.cpu_count() or 1)
     ours = Trainer(SMALL, records.packed, SMALL_ROWS, "pytorch")
-    theirs = VendorTrainer(vendor, SMALL, some_batches(records.packed, SMALL_ROWS, 8))
+    theirs = InOwnProcess(VendorTrainer, vendor, SMALL, some_batches(records.packed, SMALL_ROWS, 8))
     print(f"\n{SMALL.num_hidden_layers} layers, hidden {SMALL.hidden_size}, {SMALL_ROWS} packed rows an update, by PyTorch")
-    seconds = alternate({"ours": lambda: ours.run(2), "vendor": lambda: theirs.run(2)}, rounds)
+    steps = {"ours": lambda: ours.run(2), "vendor": lambda: theirs.timed(2)}
+    seconds = alternate(steps, rounds, elsewhere=("vendor",))
     show_ratio("ours / the vendor's model", ratio(seconds["vendor"], seconds["ours"]), "2")
 
 
@@ -125,15 +132,12 @@ def measure_transformers(records: Any, rounds: int, engine: EngineName) -> None:
 
     torch.set_num_threads(os.cpu_count() or 1)
     batches = some_batches(records.unpacked, SMALL_ROWS, 8)
-    everywhere, masked = (TransformersTrainer(SMALL, batches, only) for only in (False, True))
+    everywhere, masked = (InOwnProcess(TransformersTrainer, SMALL, batches, only) for only in (False, True))
     ours = Trainer(SMALL, records.packed, SMALL_ROWS, engine)
-    print(
-        f"\n{SMALL.num_hidden_layers} layers, hidden {SMALL.hidden_size}, length 512, {SMALL_ROWS} rows an update; ", end=""
-    )
-    print(f"transformers' attention: {everywhere.attention}")
+    print(f"\n{SMALL.num_hidden_layers} layers, hidden {SMALL.hidden_size}, length 512, {SMALL_ROWS} rows an update")
     products = matrix_products("float32")
-    steps = {"ours": lambda: ours.run(4), "everywhere": lambda: everywhere.run(1), "masked": lambda: masked.run(2)}
-    seconds = alternate({**steps, **products}, rounds)
+    steps = {"ours": lambda: ours.run(4), "everywhere": lambda: everywhere.timed(1), "masked": lambda: masked.timed(2)}
+    seconds = alternate({**steps, **products}, rounds, elsewhere=("everywhere", "masked"))
     # Every step has the same shapes, so its time does not depend on which rows it is given: tokens are counted on average.
     row = records.tokens_a_sequence
     packed_row = row * records.metadata.packing_factor

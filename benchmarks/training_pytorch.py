@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,7 @@ class TransformersTrainer:
     """
 
     def __init__(self, config: BertConfig, batches: Sequence[Batch], masked_positions_only: bool) -> None:
+        torch.set_num_threads(os.cpu_count() or 1)
         torch.manual_seed(1)
         self._model = transformers.BertForPreTraining(transformers.BertConfig(**config.to_json()))
         self._model.train()
@@ -31,11 +33,6 @@ class TransformersTrainer:
         self._batches = [_as_tensors(batch) for batch in batches]
         self._loss = self._loss_at_masked if masked_positions_only else self._loss_everywhere
         self._update = 0
-
-    @property
-    def attention(self) -> str:
-        """Which attention transformers chose."""
-        return str(self._model.config._attn_implementation)  # noqa: SLF001 - said nowhere else
 
     def run(self, updates: int) -> None:
         """Do so many updates."""

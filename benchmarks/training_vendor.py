@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import types
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ class VendorTrainer:
     """
 
     def __init__(self, folder: Path, config: BertConfig, batches: Sequence[Batch]) -> None:
+        torch.set_num_threads(os.cpu_count() or 1)
         torch.manual_seed(1)
         modeling = load_modeling(folder)
         facts = config.to_json()

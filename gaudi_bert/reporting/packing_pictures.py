@@ -194,8 +194,9 @@ def draw_curves(
 ) -> Figure:
     """A figure over the sequences seen, in training (line) and on held-out documents (dots).
 
-    Points are (sequences seen, value). Accuracies are shown in percent and from 0, losses over their own range, which is
-    at least a tenth of the highest; `baseline` is a horizontal line, what is reached without any learning, with its name.
+    Points are (sequences seen, value). Losses are shown over their own range, which is at least a tenth of the highest,
+    and so are accuracies, in percent, that are high from the start; others begin at 0. `baseline` is a horizontal line,
+    what is reached without any learning, with its name.
     """
     figure, axes = _figure(height=3.6)
     if is_accuracy:
@@ -212,10 +213,10 @@ def draw_curves(
     values = [value for _, value in [*training, *held_out]] + ([baseline[1]] if baseline is not None else [])
     highest = max([*values, 1e-9])
     lowest = min([*values, highest])
-    if is_accuracy:
+    if is_accuracy and (lowest < 0.5 * highest or not (training or held_out)):
         axes.set_ylim(0, 1.08 * highest)
     else:
-        # A loss that hardly moved gets a tenth of its height, or its noise would look like learning.
+        # What hardly moved gets a tenth of its height, or its noise would look like learning.
         height = max(highest - lowest, 0.1 * highest)
         axes.set_ylim(highest - 1.06 * height, highest + 0.06 * height)
     # A little further than the last point, whose dot would be cut in half.

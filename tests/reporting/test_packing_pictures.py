@@ -122,6 +122,12 @@ def test_a_loss_is_shown_over_its_own_range_and_one_that_hardly_moved_over_a_ten
     assert 5 < moved.axes[0].get_ylim()[0] < 6
 
 
+def test_an_accuracy_that_is_high_from_the_start_is_shown_over_its_own_range() -> None:
+    low, high = pictures.draw_curves([(10, 0.72), (20, 0.78)], [], is_accuracy=True).axes[0].get_ylim()
+    assert 0.69 < low < 0.71
+    assert 0.78 < high < 0.80
+
+
 def test_the_dot_of_the_last_point_has_room() -> None:
     figure = pictures.draw_curves([(10, 0.7), (1000, 0.6)], [(1000, 0.65)], is_accuracy=False)
     assert 1010 < figure.axes[0].get_xlim()[1] < 1050
