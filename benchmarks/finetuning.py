@@ -217,7 +217,7 @@ def our_quality(options: argparse.Namespace, task: str, settings: dict[str, Any]
         "task.stride": 16,
     }
     words += [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "gaudi_bert", "finetune", *words]
+    command = [sys.executable, "-m", "gaudi_bert", "finetune", "--engine", options.engine, *words]
     command += ["--data", files[0], "--evaluation", files[1], "--model", options.model, "--out", folder / "out"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -239,18 +239,21 @@ def their_quality(options: argparse.Namespace, task: str, settings: dict[str, An
 def measure_quality(options: argparse.Namespace) -> None:
     """Both sides, seed by seed."""
     for task in options.tasks:
-        settings = QUALITY[task]
+        settings, name = QUALITY[task], options.model.name
+        if name == "roberta":  # fresh weights learn longer, and faster
+            settings = {**settings, "learning_rate": 1e-3, "epochs": 10}
         if options.quick:
             settings = {**settings, "rows": 600, "held_out": 100, "epochs": 1}
-        print(f"\nquality: {task}, MiniLM, {', '.join(f'{name} {value}' for name, value in settings.items())}", flush=True)
+        shown = ", ".join(f"{key} {value}" for key, value in settings.items())
+        print(f"\nquality: {task}, {name}, engine {options.engine}, {shown}", flush=True)
         found: dict[str, list[float]] = {"ours": [], "theirs": []}
         for seed in range(1, options.seeds + 1):
-            for name, side in (("ours", our_quality), ("theirs", their_quality)):
+            for whose, side in (("ours", our_quality), ("theirs", their_quality)):
                 with tempfile.TemporaryDirectory() as folder:
                     began = time.perf_counter()
-                    found[name].append(100 * side(options, task, {**settings, "seed": seed}, Path(folder)))
+                    found[whose].append(100 * side(options, task, {**settings, "seed": seed}, Path(folder)))
                     took = time.perf_counter() - began
-                print(f"  seed {seed}, {name}: {found[name][-1]:.2f} % in {took:.0f} s", flush=True)
+                print(f"  seed {seed}, {whose}: {found[whose][-1]:.2f} % in {took:.0f} s", flush=True)
         metric = METRICS[task]
         show(f"{metric}, gaudi-bert finetune, packed", found["ours"], "%")
         show(f"{metric}, transformers Trainer", found["theirs"], "%")
@@ -265,7 +268,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SECTIONS, nargs="+", default=list(SECTIONS))
     parser.add_argument("--data", type=Path, default=SHARED / "data/tasks", help="the folder of the labelled data")
-    parser.add_argument("--model", type=Path, help="weights and tokenizer; default: MiniLM's")
+    parser.add_argument("--model", type=Path, help="weights and tokenizer, or `roberta`, a fresh one; default: MiniLM's")
+    parser.add_argument("--engine", choices=("tensorflow", "pytorch"), default="tensorflow", help="of our side of `quality`")
     parser.add_argument("--depth", type=int, default=6, help="most sequences of a pack")
     parser.add_argument("--rows", type=int, help="comments of GoEmotions for the speeds; default: all")
     parser.add_argument("--micro-batch", type=int, default=16, help="rows of a micro-batch in `speed-up`")
@@ -279,7 +283,12 @@ def main() -> None:
     parser.add_argument("--serve", choices=STEPS, help=argparse.SUPPRESS)
     parser.add_argument("--theirs", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.data, options.model = options.data.resolve(), (options.model or minilm()).resolve()
+    options.data = options.data.resolve()
+    if options.model == Path("roberta"):
+        from finetuning_transformers import fresh_roberta
+
+        options.model = fresh_roberta(options.data, Path(tempfile.mkdtemp()) / "roberta")
+    options.model = (options.model or minilm()).resolve()
     if not (options.data / "goemotions").is_dir():
         print(f"{options.data}: holds no goemotions/: not measured; name the folder of the labelled data with --data")
         return

@@ -1,9 +1,15 @@
-"""Timing and printing of the benchmarks."""
+"""Timing and printing of the benchmarks.
+
+`GAUDI_BERT_FIGURES=docs/figures.json python benchmarks/...` also writes what it prints to that file, under `runs`.
+"""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import shlex
+import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -45,8 +51,25 @@ def show_processor() -> None:
 def show(label: str, values: Sequence[float], unit: str, goal: str = "") -> None:
     """Median and range of one figure."""
     middle = float(np.median(values))
+    _record(label, {"median": middle, "lowest": min(values), "highest": max(values), "unit": unit})
     text = f"  {label:<58} {middle:>9.3g} {unit:<9} [{min(values):.3g} to {max(values):.3g}]"
     print(text + (f"   goal {goal}" if goal else ""), flush=True)
+
+
+def _record(label: str, figure: dict[str, Any]) -> None:
+    """Add a figure to those of this command in the file that `GAUDI_BERT_FIGURES` names."""
+    name = os.environ.get("GAUDI_BERT_FIGURES")
+    if not name:
+        return
+    path = Path(name)
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"figures": [], "runs": {}}
+    command = shlex.join([f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    run = content["runs"].setdefault(command, {})
+    run["processor"] = processor()
+    run.setdefault("figures", {})[label] = {
+        key: float(f"{value:.4g}") if isinstance(value, (int, float)) else value for key, value in figure.items()
+    }
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, float]:
