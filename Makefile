@@ -38,8 +38,21 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 
 help:
-	@echo "targets: setup pack train finetune lint test-fast test test-long test-imitated bench images k8s clean"
-	@echo "variables: PIPELINE, FINETUNE, SET, WORK, PYTHON, IMAGES, PYTEST_ARGUMENTS"
+	@echo "make setup       install what the demo needs into .venv"
+	@echo "make pack        pack the data of a pipeline file, and prove that nothing was lost"
+	@echo "make train       train on the packs, evaluate, and write a report"
+	@echo "make finetune    fine-tune the demo's model for a task, and predict"
+	@echo "make lint        check format, lint and types"
+	@echo "make test-fast   run the tests that take seconds"
+	@echo "make test        run all tests (about half an hour on two cores)"
+	@echo "make test-long   try at random, 20 times as often as the tests do"
+	@echo "make bench       print the figures of docs/figures.md"
+	@echo "make images      build the container images"
+	@echo "make k8s         write the copies of the demo that k8s/ holds"
+	@echo "make clean       remove what was built and the work folder"
+	@echo
+	@echo "PIPELINE=FILE  another pipeline file than pipelines/demo.yaml;   SET=KEY=VALUE  change a setting of it"
+	@echo "WORK=FOLDER    another work folder than work;   FINETUNE=FILE, PYTHON=PATH, IMAGES=NAMES, PYTEST_ARGUMENTS=..."
 
 setup: $(PRODUCT)
 setup-horovod: $(HOROVOD)

@@ -12,7 +12,7 @@ ENV PATH=/opt/venv/bin:$PATH
 
 FROM base AS requirements
 COPY docker/requirements.py pyproject.toml /src/
-RUN python3 /src/requirements.py --extras hdf5,parquet,kubernetes,s3 >/requirements.txt
+RUN python3 /src/requirements.py --extras hdf5,kubernetes,parquet,report,s3,text >/requirements.txt
 
 FROM base AS build
 RUN python3 -m venv /opt/venv
@@ -44,6 +44,5 @@ COPY --from=build /opt /opt
 ENV HOME=/tmp NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul
 USER 1000:1000
 WORKDIR /work
-HEALTHCHECK --interval=5m --timeout=1m CMD ["gaudi-bert", "--version"]
 ENTRYPOINT ["gaudi-bert"]
 CMD ["--help"]

@@ -76,6 +76,5 @@ ENV HOME=/tmp NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul
 # An MPIJob's sshd is this user's, too: it lets in nobody else.
 USER 1000:1000
 WORKDIR /work
-HEALTHCHECK --interval=5m --timeout=1m CMD ["gaudi-bert", "--version"]
 ENTRYPOINT ["gaudi-bert"]
 CMD ["--help"]

@@ -30,6 +30,5 @@ LABEL org.opencontainers.image.title="gaudi-bert-train-gaudi-pytorch" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"
 WORKDIR /work
-HEALTHCHECK --interval=5m --timeout=1m CMD ["gaudi-bert", "--version"]
 ENTRYPOINT ["gaudi-bert"]
 CMD ["--help"]

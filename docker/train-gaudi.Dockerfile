@@ -10,7 +10,7 @@ COPY docker/requirements.py docker/vendor_packages.py /opt/gaudi-bert/
 COPY constraints.txt pyproject.toml /opt/gaudi-bert/
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
     python3 /opt/gaudi-bert/vendor_packages.py record tensorflow /opt/gaudi-bert/vendor /opt/gaudi-bert/constraints.txt \
- && python3 /opt/gaudi-bert/requirements.py --extras gaudi,s3 --without jinja2,matplotlib \
+ && python3 /opt/gaudi-bert/requirements.py --extras gaudi,s3 \
       >/opt/gaudi-bert/requirements.txt \
  && pip-install --no-cache-dir --constraint /opt/gaudi-bert/vendor/constraints.txt --requirement /opt/gaudi-bert/requirements.txt \
  && python3 /opt/gaudi-bert/vendor_packages.py check /opt/gaudi-bert/vendor
@@ -28,6 +28,5 @@ LABEL org.opencontainers.image.title="gaudi-bert-train-gaudi" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"
 WORKDIR /work
-HEALTHCHECK --interval=5m --timeout=1m CMD ["gaudi-bert", "--version"]
 ENTRYPOINT ["gaudi-bert"]
 CMD ["--help"]

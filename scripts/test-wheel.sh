@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=$(scripts/find-python.sh)
+constraints=$PWD/constraints.txt
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -25,6 +26,10 @@ gaudi-bert --help >help.txt
 grep -q estimate help.txt
 gaudi-bert --version
 gaudi-bert estimate wikipedia-512
+python -c 'from gaudi_bert import pack_lengths; assert len(pack_lengths([128, 17, 300, 64, 212, 500, 9, 450], 512)) == 4'
+# The core says which extra a command needs besides.
+if gaudi-bert estimate wikipedia-512 --picture x.png 2>error.txt || ! grep -q "\[report\]" error.txt; then cat error.txt >&2; exit 1; fi
+python -m pip install --quiet --constraint "$constraints" "$wheel[report,text]"
 "$tiny" .
 gaudi-bert report work/tiny
 grep -q '<style>' work/tiny/report.html

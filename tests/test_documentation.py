@@ -18,6 +18,7 @@ from gaudi_bert.cli.main import app
 from tests.builders.pages import PAGES, ROOT, blocks, name
 
 PROSE = {page: re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S) for page in PAGES}
+ONLINE = "https://github.com/gaudi-bert/gaudi-bert/blob/main/"
 LONGEST_LINE = 125
 
 
@@ -64,15 +65,31 @@ def test_links_lead_somewhere(page: Path) -> None:
         path, _, anchor = target.partition("#")
         if re.match(r"[a-z]+:", path):
             continue
+        assert name(page) != "README.md", f"{target} leads nowhere on a package index's page; link as the last lines do"
         linked = (page.parent / path).resolve() if path else page
         assert linked.exists(), f"{name(page)} links to {target}"
         assert not anchor or anchor in anchors(linked), f"{name(page)} links to {target}"
 
 
+def test_links_and_pictures_of_the_readme_lead_to_files_of_the_repository(repository: Path) -> None:
+    text = (repository / "README.md").read_text(encoding="utf-8")
+    defined = dict(re.findall(rf"^\[([^\]]+)\]: {re.escape(ONLINE)}(\S+)$", text, flags=re.M))
+    used = set(re.findall(r"\]\[([^\]]+)\]", text))
+    assert used == set(defined)
+    pictures = re.findall(r'<img src="https://raw.githubusercontent.com/gaudi-bert/gaudi-bert/main/([^"]+)"', text)
+    assert len(pictures) == text.count("<img")
+    for target in [*defined.values(), *pictures]:
+        path, _, anchor = target.partition("#")
+        assert (repository / path).exists(), target
+        assert not anchor or anchor in anchors(repository / path), target
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_no_line_is_too_long(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
-    long = [number for number, line in enumerate(lines, 1) if len(line) > LONGEST_LINE and not line.startswith("|")]
+    long = [
+        number for number, line in enumerate(lines, 1) if len(line) > LONGEST_LINE and not re.match(r"\||\[[^\]]+\]: ", line)
+    ]
     assert long == []
 
 

@@ -58,3 +58,24 @@ def test_a_command_loads_nothing_that_it_does_not_need(tmp_path, arguments: list
     done = run_python(code, *(argument.format(**paths) for argument in arguments))
     assert done.returncode in (0, 2), done.stderr
     assert done.stdout.splitlines()[-1] == "LOADED", done.stdout
+
+
+def test_the_core_packs_lengths_without_any_extra_and_names_the_one_that_a_command_needs(tmp_path) -> None:
+    """With matplotlib, jinja2 and tokenizers hidden, as after `pip install gaudi-bert`."""
+    hide = "import sys; sys.modules.update(dict.fromkeys(('jinja2', 'matplotlib', 'markupsafe', 'tokenizers'))); "
+    done = run_python(hide + "import gaudi_bert; print(len(gaudi_bert.pack_lengths([128, 17, 300, 64, 212, 500], 512)))")
+    assert done.stdout == "3\n", done.stderr
+    (tmp_path / "histogram.json").write_text('{"max_sequence_length": 4, "counts": [3, 2, 1, 5]}')
+    (tmp_path / "text.txt").write_text("one two three\n")
+    main = hide + "import importlib.util as util; find = util.find_spec; "
+    main += "util.find_spec = lambda name, *others: None if name in ('matplotlib', 'tokenizers') else find(name, *others); "
+    main += "from gaudi_bert.cli import main; main(sys.argv[1:])"
+    for arguments, extra in (
+        (["estimate", str(tmp_path / "histogram.json"), "--picture", str(tmp_path / "x.png")], "report"),
+        (["run", str(tmp_path / "demo.yaml"), "--work", str(tmp_path)], "text"),
+    ):
+        (tmp_path / "demo.yaml").write_text(f"name: demo\nprepare: {{text: {tmp_path}/text.txt, train_vocab: 300}}\n")
+        done = run_python(main, *arguments)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert f"[{extra}]'" in done.stderr, done.stderr

@@ -137,12 +137,15 @@ _STOPPED = "stopped; run the same command again to resume"
 _EXTRAS = {
     "docker": "docker",
     "h5py": "hdf5",
+    "jinja2": "report",
     "kubernetes": "kubernetes",
+    "matplotlib": "report",
     "pyarrow": "parquet",
     "safetensors": "tensorflow",
     "seqeval": "tensorflow",
     "sklearn": "tensorflow",
     "tensorflow": "tensorflow",
+    "tokenizers": "text",
     "torch": "pytorch",
     "transformers": "pytorch",
 }

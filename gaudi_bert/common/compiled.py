@@ -272,7 +272,7 @@ class _Notice(event.Listener):  # type: ignore[misc]
     def _say(self) -> None:
         self.seconds_remaining = 0.0
         logging.getLogger(_PACKAGE.name).warning(
-            "gaudi-bert: compiling for this machine, once: this first use takes some seconds longer than later ones"
+            "gaudi-bert: compiling for this machine, once: this first use takes up to 20 seconds longer than later ones"
         )
 
 

@@ -18,6 +18,10 @@ from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 
 
+# Fewer sequences are dealt by numpy, which is ready at once: loading compiled code takes half a second.
+_COMPILED_FROM = 50_000
+
+
 class Assignment(NamedTuple):
     """Packs in their order: pack p holds `members[starts[p] : starts[p + 1]]`.
 
@@ -61,7 +65,11 @@ def deal_sequences(
     kinds = kinds[permutation(kinds.size, seed, "packs", group)]
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[kinds])])
     members = np.empty(lengths.size, kind)
-    _fill_packs(kinds, flat_starts, flat, by_length, firsts, members)
+    if lengths.size < _COMPILED_FROM:
+        slots = np.repeat(flat_starts[kinds] - starts[:-1], sizes[kinds]) + np.arange(lengths.size)
+        members[np.argsort(flat[slots], kind="stable")] = by_length
+    else:
+        _fill_packs(kinds, flat_starts, flat, by_length, firsts, members)
     return Assignment(starts, members)
 
 
@@ -74,6 +82,8 @@ def _by_length(lengths: AnyArray, firsts: IntArray, seed: int, group: int) -> An
     """The numbers of all sequences by their lengths, those of one length in their random order."""
     number = np.int32 if lengths.size < 1 << 31 else np.int64
     order = permutation_of_kind(number, lengths.size, seed, "sequences", group)
+    if lengths.size < _COMPILED_FROM:
+        return order[np.argsort(lengths[order], kind="stable")]
     result = np.empty_like(order)
     _sort_by_length(order, lengths, firsts.copy(), result)
     return result

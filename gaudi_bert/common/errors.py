@@ -10,6 +10,7 @@ import json
 import reprlib
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -94,6 +95,12 @@ def refuse_removed(name: str) -> None:
 # published.
 
 _TENSORFLOW_PYTHONS = ((3, 10), (3, 11))
+
+
+def require(library: str, extra: str, what: str) -> None:
+    """Refuse `what` where a library is missing that an extra installs; for what takes long before it would notice."""
+    if find_spec(library) is None:
+        raise InputError(f"{what} needs {library}, which is not installed; run: {install_command(extra)}")
 
 
 def install_command(extra: str) -> str:

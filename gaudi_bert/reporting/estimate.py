@@ -13,7 +13,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.store.copies import local_copies, local_copy
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, require
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TASK_NAMES, PackingSettings, TaskSettings
@@ -103,8 +103,10 @@ def estimate(
     """
     requested = [parse_depth(depth) for depth in depths]
     names = [_known_algorithm(name.strip()) for name in algorithms]
-    if picture is not None and picture.suffix.lower() not in PICTURE_ENDINGS:
-        raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
+    if picture is not None:
+        if picture.suffix.lower() not in PICTURE_ENDINGS:
+            raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
+        require("matplotlib", "report", "a picture")
     histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
     factors = [row.packing_factor for row in rows if row.algorithm != "sort"]

@@ -13,12 +13,14 @@ from pathlib import Path
 from gaudi_bert.artefacts.store.copies import exists
 from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.artefacts.work_folder import WorkFolder
-from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.errors import FailedError, InputError, require
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.stage_calls import RunRequest, StageResult
 from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, STEPS, check_stages, select_stages
 
 _TASK_STAGES = frozenset({"finetune", "predict"})
+# The library of an extra that a stage needs: that it is missing is reported before any stage runs.
+_EXTRAS = {"prepare": ("tokenizers", "text"), "report": ("matplotlib", "report")}
 POLL_SECONDS = 2.0
 _SAY_EVERY_SECONDS = 60.0
 
@@ -27,6 +29,9 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
     """Run `stages` in the pipeline's order; the result of each."""
     _check_sharing(run, stages)
     check_stages(run.settings, stages)
+    for name in select_stages(stages):
+        if name in _EXTRAS:
+            require(*_EXTRAS[name], f"the stage {name}")
     if _TASK_STAGES.intersection(stages) and in_store(run.folder.root):
         raise InputError(
             f"--work {shown_location(run.folder.root)}: the stages finetune and predict need a work folder on this machine; "

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import tests.oracles.wire as naive
 from gaudi_bert.common import crc32c as engine
 from gaudi_bert.common.arrays import first_not_whole, permutation, permutation_of_kind, random_words
+from gaudi_bert.common import dealing
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import Feature, PackedFeature, UnpackedFeature
@@ -93,6 +94,17 @@ def test_equals_dealing_one_at_a_time(plan, seed: int, group: int, dtype: str) -
     dealt = deal_sequences(np.array(lengths, dtype), plan, seed, group, np.int64)
     packs = [dealt.members[start:end].tolist() for start, end in zip(dealt.starts[:-1], dealt.starts[1:], strict=True)]
     assert packs == deal(lengths, plan, seed, group)
+
+
+def test_numpy_and_compiled_code_deal_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = [((3, 1), 4), ((2, 2, 1), 3), ((4,), 5), ((1,), 2)]
+    lengths = np.random.default_rng(1).permutation([n for strategy, count in plan for _ in range(count) for n in strategy])
+    ways = []
+    for compiled_from in (0, 1_000_000):
+        monkeypatch.setattr(dealing, "_COMPILED_FROM", compiled_from)
+        ways.append(deal_sequences(lengths, plan, 7, 2, np.int64))
+    assert np.array_equal(ways[0].members, ways[1].members)
+    assert ways[0].members.dtype == ways[1].members.dtype == np.int64
 
 
 def test_lengths_beyond_16_bits() -> None:
