@@ -17,7 +17,6 @@ from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, permutation
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 
-
 # Fewer sequences are dealt by numpy, which is ready at once: loading compiled code takes half a second.
 _COMPILED_FROM = 50_000
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import tests.oracles.wire as naive
 from gaudi_bert.common import crc32c as engine
-from gaudi_bert.common.arrays import first_not_whole, permutation, permutation_of_kind, random_words
 from gaudi_bert.common import dealing
+from gaudi_bert.common.arrays import first_not_whole, permutation, permutation_of_kind, random_words
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import Feature, PackedFeature, UnpackedFeature
