@@ -18,33 +18,40 @@ import gaudi_bert
 
 Change = tuple[str, str]  # A pattern that must be found once in the pipeline, and what stands there instead.
 
-TWO_DATA_PODS: tuple[Change, ...] = ((r"^resources: .*$", "resources: {data_workers: 2}"),)
+RESOURCES = r"^resources:\n(?:  .*\n)+"
+TWO_DATA_PODS: tuple[Change, ...] = ((RESOURCES, "resources:\n  data_workers: 2\n"),)
 IN_A_BUCKET: tuple[Change, ...] = (
     (
-        r"^resources: .*$",
-        "resources: {data_workers: 2}\n"
-        "kubernetes: {store: s3://my-bucket/gaudi-bert, store_secret: object-store}\n"
-        "store: {cache_bytes: 512MiB}  # half of a pod's scratch",
+        RESOURCES,
+        "resources:\n"
+        "  data_workers: 2\n"
+        "kubernetes:\n"
+        "  store: s3://my-bucket/gaudi-bert\n"
+        "  store_secret: object-store\n"
+        "store:\n"
+        "  cache_bytes: 512MiB  # half of a pod's scratch\n",
     ),
 )
 ON_CARDS: tuple[Change, ...] = (
     # An update has 32 sequences, about 16 packs: 2 for each of 8 cards.
     (r"\bmicro_batch_packs: \d+\b", "micro_batch_packs: 2"),
-    (r",\s*measure_speedup: true", ""),
+    (r"^  measure_speedup: true\n", ""),
     (
-        r"^resources: .*$",
+        RESOURCES,
         "resources:\n"
         "  cards: 8\n"
         "  data_workers: 2\n"
-        '  training: {cpu: "95", memory: 409Gi}\n'
+        "  training:\n"
+        '    cpu: "95"\n'
+        "    memory: 409Gi\n"
         "  hugepages_2Mi: 95000Mi\n"
         "  shared_memory: 16Gi\n"
         "  cores_per_process: 6\n"
-        "  mpi_prefix: /opt/amazon/openmpi",
+        "  mpi_prefix: /opt/amazon/openmpi\n",
     ),
 )
 ON_GAUDI: tuple[Change, ...] = ((r"\bdevice: auto\b", "device: hpu"), *ON_CARDS)
-ON_GAUDI_BY_PYTORCH: tuple[Change, ...] = ((r"\bdevice: auto\b", "engine: pytorch, device: hpu"), *ON_CARDS)
+ON_GAUDI_BY_PYTORCH: tuple[Change, ...] = ((r"\bdevice: auto\b", "engine: pytorch\n  device: hpu"), *ON_CARDS)
 COPIES: dict[str, tuple[str, tuple[Change, ...]]] = {
     "k8s/overlays/cpu/settings/pipeline.yaml": ("on two pods where stages can be shared out", TWO_DATA_PODS),
     "k8s/in-cluster/pipeline.yaml": (

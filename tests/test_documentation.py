@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib.util
 import io
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,8 +15,12 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
+from gaudi_bert.cli.examples import EXAMPLES
 from gaudi_bert.cli.main import app
+from gaudi_bert.config.pipeline import settings_schema
+from gaudi_bert.config.shipped import new_pipeline
 from tests.builders.pages import PAGES, ROOT, blocks, name
 
 PROSE = {page: re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S) for page in PAGES}
@@ -105,16 +111,42 @@ def test_commands_are_quoted_in_places() -> None:
     assert len(QUOTED) > 30
 
 
+def test_the_page_of_commands_is_made_from_them(repository: Path) -> None:
+    specification = importlib.util.spec_from_file_location("page", repository / "scripts" / "write_commands_page.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    written = (repository / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert written == module.page(), "run python scripts/write_commands_page.py"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_and_option_is_on_a_page(command: str) -> None:
-    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    parameters = [parameter for parameter in COMMANDS[command].params if parameter.param_type_name == "option"]
-    options = {option for parameter in parameters for option in parameter.opts if option.startswith("--")}
-    first, *others = command.split()
-    reference = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").splitlines()
-    lines = [line for line in reference if re.search(rf"`gaudi-bert {first}\b", line)]
-    assert any(all(word in line for word in others) for line in lines)
-    assert {option for option in options if not re.search(rf"{option}\b", pages)} == set()
+def test_every_option_is_explained_and_every_command_has_an_example_that_parses(command: str) -> None:
+    parameters = COMMANDS[command].params
+    assert [parameter.name for parameter in parameters if not parameter.help] == []
+    if not COMMANDS[command].hidden and not command.startswith("k8s"):
+        name, *words = shlex.split(EXAMPLES[command])[1:]
+        assert name == command
+        assert COMMANDS[command].make_context(command, words).params
+
+
+def test_the_schema_of_pipeline_files_is_current_and_takes_all_that_we_ship(repository: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = settings_schema()
+    written = json.loads((repository / "docs" / "pipeline.schema.json").read_text(encoding="utf-8"))
+    assert written == schema, "write it again: gaudi-bert settings --json > docs/pipeline.schema.json"
+    files = sorted((repository / "pipelines").glob("*.yaml"))
+    texts = [*(path.read_text(encoding="utf-8") for path in files), new_pipeline("wiki")]
+    assert len(texts) > 7
+    for text in texts:
+        jsonschema.Draft202012Validator(schema).validate(yaml.safe_load(text))
+        assert max(map(len, text.splitlines())) <= 120
+        assert not re.search(r"^ *[\w]+: *[{\[]", text, flags=re.M), "block style is easier to change"
+    for path in files:
+        assert max(map(len, path.read_text(encoding="utf-8").splitlines())) <= 100, path
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(schema).validate({"packing": {"depht": 3}})
 
 
 def test_one_page_and_one_module_have_the_form_of_installing() -> None:

@@ -11,6 +11,7 @@ import typer
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import parse_part
+from gaudi_bert.config.shipped import pipeline_path
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.config.pipeline import PipelineSettings
@@ -22,8 +23,16 @@ Records = Annotated[
 RecordsOrTable = Annotated[
     str, typer.Argument(help="Unpacked TFRecords, HDF5 files or a table: a folder, a file or a glob.", show_default=False)
 ]
-Pipeline = Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)]
+Pipeline = Annotated[
+    Path,
+    typer.Argument(
+        help="A pipeline file, e.g. wiki.yaml; or demo, which comes with the package.",
+        callback=pipeline_path,
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Also print how the packs were found.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the results of other settings.")]
 Shard = Annotated[
     str | None,
@@ -35,7 +44,7 @@ Shard = Annotated[
 Workers = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Processes or threads; default: all cores.", show_default=False)
 ]
-Algorithm = Annotated[str | None, typer.Option(help="nnls, optimal, nnlshp, ennlshp, spfhp, lpfhp, greedy, ffd, none.")]
+Algorithm = Annotated[str | None, typer.Option(help="How packs are found.")]
 Depth = Annotated[str | None, typer.Option(metavar="S|max", help="Most sequences per pack, or max.")]
 InputColumn = Annotated[
     str | None, typer.Option(metavar="NAME", help="Tables: the column of token ids (input_ids).", show_default=False)

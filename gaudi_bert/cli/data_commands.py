@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,7 +63,8 @@ def prepare(
         overwrite=overwrite,
         workers=workers,
     )
-    output.print_result(result, json, output.describe_examples)
+    following = output.words_of("pack", out / "train", "--out", "packed/", "--verify")
+    output.print_result(result, json, output.describe_examples, following if shard is None else None)
 
 
 def histogram(
@@ -83,7 +85,8 @@ def histogram(
         output.print_result({"files": 0, "skipped": True}, json, output.describe_histogram)
         return
     result = histogram.histogram(records, out, shard=counted, reporter=Reporter(), overwrite=overwrite, workers=workers)
-    output.print_result(result, json, output.describe_histogram)
+    following = output.words_of("plan", out, "--out", out.with_name("plan.json"))
+    output.print_result(result, json, output.describe_histogram, following if part is None else None)
 
 
 def plan(
@@ -91,7 +94,7 @@ def plan(
     out: Annotated[Path, typer.Option(help="The plan.json to write.", show_default=False)],
     algorithm: arguments.Algorithm = None,
     depth: arguments.Depth = None,
-    leftovers: Annotated[str | None, typer.Option(help="nnls only: best-fit or complement.")] = None,
+    leftovers: Annotated[str | None, typer.Option(help="nnls only: how sequences that remain are packed.")] = None,
     masked_slots: Annotated[int | None, typer.Option(help="Masked positions per pack (Q).")] = None,
     seed: arguments.Seed = None,
     set_: arguments.SetPacking = None,
@@ -99,6 +102,7 @@ def plan(
     finish: Annotated[bool, typer.Option("--finish", help="After all --shard, check them and write plan.json.")] = False,
     workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
+    verbose: arguments.Verbose = False,
     json: arguments.Json = False,
 ) -> None:
     """Decide which lengths share a row, and prove how close to optimal it is."""
@@ -112,12 +116,12 @@ def plan(
     # A shell's `histograms/*.json` also matches the settings stored next to each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
-    result: object
+    describe = partial(output.describe_groups, verbose=verbose)
     if part is not None:
-        result = plan_shard(counted, out, settings, part, **common)
-    else:
-        result = plan.plan(counted, out, settings, finish=finish, **common)
-    output.print_result(result, json, output.describe_groups)
+        output.print_result(plan_shard(counted, out, settings, part, **common), json, describe)
+        return
+    following = f"write RECORDS {output.words_of('--plan', out, '--out', 'packed/')}"
+    output.print_result(plan.plan(counted, out, settings, finish=finish, **common), json, describe, following)
 
 
 def write(
@@ -134,6 +138,7 @@ def write(
     finish: Annotated[bool, typer.Option("--finish", help="Check all groups and write the metadata.")] = False,
     workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
+    verbose: arguments.Verbose = False,
     json: arguments.Json = False,
 ) -> None:
     """Write the packed TFRecords of a plan."""
@@ -146,7 +151,9 @@ def write(
     if part is not None:
         output.print_result(write_shard(records, plan, out, part, **common), json, output.describe_groups)
         return
-    output.print_result(write.write(records, plan, out, finish=finish, **common), json, output.describe_packing)
+    describe = partial(output.describe_packing, out=out, verbose=verbose)
+    following = output.words_of("verify", records, out)
+    output.print_result(write.write(records, plan, out, finish=finish, **common), json, describe, following)
 
 
 _OF_SHARDS = ("shard_multiple", "shard_bytes")
@@ -176,9 +183,7 @@ def pack(
     max_sequence_length: Annotated[
         int | None, typer.Option(min=1, metavar="L", help="Tables: slots per pack.", show_default=False)
     ] = None,
-    too_long: Annotated[
-        str | None, typer.Option(help="Tables: what to do with longer rows: error, truncate, split or drop.")
-    ] = None,
+    too_long: Annotated[str | None, typer.Option(help="Tables: what to do with longer rows.")] = None,
     input_column: arguments.InputColumn = None,
     index_only: Annotated[
         bool, typer.Option("--index-only", help="Tables: write only which rows share a pack, no tokens.")
@@ -194,6 +199,7 @@ def pack(
     workers: arguments.Workers = None,
     verify: Annotated[bool, typer.Option("--verify", help="Prove afterwards that nothing was lost.")] = False,
     overwrite: arguments.Overwrite = False,
+    verbose: arguments.Verbose = False,
     json: arguments.Json = False,
 ) -> None:
     """Pack TFRecords (the plan is stored in `OUT-plan/`), or a table with `input_ids` to Parquet."""
@@ -212,7 +218,9 @@ def pack(
         common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
         part = arguments.parse_shard(shard)
         result = table_commands.pack_as_table(records, out, {**both, **of_tables}, set_ or [], part, finish, verify, common)
-        output.print_result(result, json, table_commands.describe_packed_table)
+        describe = partial(table_commands.describe_packed_table, out=out, verbose=verbose)
+        following = None if part is not None or index_only else output.words_of("train", "--data", out, "--out", "run/")
+        output.print_result(result, json, describe, following and f"{following} --model MODEL")
         return
     table_commands.refuse_options_of_tables(records, {**of_tables, "shard": shard, "finish": finish})
     from gaudi_bert.tfrecords import pack
@@ -222,11 +230,12 @@ def pack(
     packed = pack.pack(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers)
     if verify:
         packed = replace(packed, verified=verify_packs(records, out, reporter=Reporter(), workers=workers))
-    output.print_result(packed, json, _describe_pack)
+    describe_pack = partial(_describe_pack, out=out, verbose=verbose)
+    output.print_result(packed, json, describe_pack, output.words_of("train", "--data", out, "--out", "run/"))
 
 
-def _describe_pack(result: Mapping[str, Any]) -> list[str]:
-    return [*output.describe_packing(result), *table_commands.verified_lines(result)]
+def _describe_pack(result: Mapping[str, Any], out: Path, verbose: bool) -> list[str]:
+    return [*output.describe_packing(result, out, verbose), *table_commands.verified_lines(result)]
 
 
 def verify(
@@ -261,7 +270,8 @@ def verify(
         result = verify_parts.finish_verification(records, packed, reporter=reporter)
     else:
         result = verify.verify(records, packed, reporter=reporter, overwrite=overwrite, workers=workers)
-    output.print_result(result, json, output.describe_verification)
+    following = output.words_of("train", "--data", packed, "--out", "run/") if part is None else None
+    output.print_result(result, json, output.describe_verification, following)
 
 
 def convert(

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from gaudi_bert.cli.examples import EXAMPLES, choices_of
 from gaudi_bert.common.errors import InputError, refuse_removed
+from gaudi_bert.common.progress import RESULT_ALONE
 
 if TYPE_CHECKING:
     from gaudi_bert.config.values import Settings
@@ -52,13 +54,43 @@ def error_prefix() -> str:
     return f"{_RED}error:{_PLAIN} " if _has_colours(sys.stderr) else "error: "
 
 
+def be_quiet(requested: bool = True) -> None:
+    """Silence everything but results and errors, in this process and those that it starts."""
+    if requested:
+        os.environ.update(dict.fromkeys((RESULT_ALONE, "GAUDI_BERT_QUIET"), "1"))
+
+
 class Command(TyperCommand):
-    """A command whose help tells the defaults of settings."""
+    """A command whose help tells the defaults of settings and ends with an example; `-o` is `--out`, `-q` is `--quiet`."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        for parameter in self.params:
+            choices = choices_of(str(self.name), str(parameter.name))
+            if parameter.param_type_name == "argument":
+                parameter.metavar = str(parameter.name).upper()
+            if parameter.name == "out":
+                parameter.opts.append("-o")
+            if choices:
+                parameter.metavar = f"[{'|'.join(choices)}]"
+                parameter._custom_shell_complete = _completion(choices)  # noqa: SLF001 - set by no public way afterwards
+        if self.name in EXAMPLES:
+            self.epilog = f"Example:  {EXAMPLES[self.name]}"
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the option of all commands, and the example on one line, to be copied."""
+        formatter.write("\n  -q, --quiet, with any command, prints the result alone.\n")
+        if self.epilog:
+            formatter.write(f"\n{self.epilog}\n")
 
     def get_help(self, ctx: Any) -> str:
         """The help as text."""
         _show_defaults(str(self.name), self.params)
         plain = re.sub(r"default:(\s+)\(([^()]*)\)", r"default:\1\2", super().get_help(ctx))
+        plain = re.sub(r"\{([A-Z_]+)\}", r"\1", plain)
+        plain = re.sub(
+            r"^(  [A-Z][A-Z_]+(?:\.\.\.)? )(<[^>]+>)", lambda found: found[1] + " " * len(found[2]), plain, flags=re.M
+        )
         return _coloured(plain)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -66,7 +98,10 @@ class Command(TyperCommand):
         for word in takewhile(lambda word: word != "--", args):
             refuse_removed(f"{self.name} {word.partition('=')[0]}")
         ctx.allow_extra_args = True
-        rest: list[str] = super().parse_args(ctx, args)
+        options = list(takewhile(lambda word: word != "--", args))
+        loud = [word for word in options if word not in ("-q", "--quiet")]
+        be_quiet(len(loud) < len(options))
+        rest: list[str] = super().parse_args(ctx, loud + args[len(options) :])
         if ctx.args and not ctx.resilient_parsing:
             self._gather_files(ctx)
         return rest
@@ -86,6 +121,13 @@ class Command(TyperCommand):
         for parameter, word in zip(others, words[len(files) :], strict=True):
             ctx.params[parameter.name] = type(ctx.params[parameter.name])(word)
         ctx.args.clear()
+
+
+def _completion(choices: Sequence[str]) -> Any:
+    def complete(ctx: Any, parameter: Any, incomplete: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(incomplete)]
+
+    return complete
 
 
 class Commands(TyperGroup):
@@ -119,7 +161,10 @@ class Commands(TyperGroup):
         width = max(map(len, names))
         for title, group in {**self.groups, **({"Commands": others} if others else {})}.items():
             with formatter.section(title):
-                rows = [(name.ljust(width), _summary(self.get_command(ctx, name))) for name in group]
+                commands = [(name, self.get_command(ctx, name)) for name in group]
+                rows = [
+                    (name.ljust(width), _summary(command)) for name, command in commands if command and not command.hidden
+                ]
                 formatter.write_dl(rows)
 
 

@@ -67,6 +67,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "embed": model_commands.embed,
     },
     "Pipelines and machines": {
+        "init": pipeline_commands.init,
         "run": pipeline_commands.run,
         "report": pipeline_commands.report,
         "settings": pipeline_commands.settings,
@@ -93,14 +94,15 @@ class _Commands(help.Commands):
 app = typer.Typer(
     cls=_Commands,
     name="gaudi-bert",
-    help="Pack BERT pretraining data, prove the packing, and train on it, on Gaudi or on a CPU.",
+    help="Pack short sequences into full rows, prove the packing, and train on it: on Gaudi, a GPU or a CPU.",
     epilog="`gaudi-bert COMMAND -h` (or `gaudi-bert help COMMAND`) explains a command.",
     context_settings=help.CONTEXT,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 for _name, _command in COMMANDS.items():
-    app.command(_name, cls=help.Command)(_command)
+    # What only Jobs call is not on the first page of help.
+    app.command(_name, cls=help.Command, hidden=_name == "wait")(_command)
 app.add_typer(cluster_commands.k8s)
 
 
@@ -112,7 +114,10 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(
+        False, "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=help.be_quiet, help="Print results and errors alone."),
 ) -> None:
     """Options without a subcommand."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,7 +62,8 @@ def train(
             overwrite=overwrite,
             dry_run=dry_run,
         )
-        output.print_shared_result(trained, json, output.describe_table_training)
+        following = None if dry_run else output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
+        output.print_shared_result(trained, json, output.describe_table_training, following)
         return
     result = train.train(
         settings,
@@ -73,7 +75,10 @@ def train(
         overwrite=overwrite,
         dry_run=dry_run,
     )
-    output.print_shared_result(result, json, output.describe_training)
+    following = (
+        None if dry_run else output.words_of("export", "--checkpoint", out, "--format", "huggingface", "-o", "model/")
+    )
+    output.print_shared_result(result, json, output.describe_training, following)
 
 
 def evaluate(
@@ -99,7 +104,7 @@ def verify_model(
     data: Annotated[Path | None, typer.Option(help="A packed folder; default: generated packs.")] = None,
     huggingface: Annotated[Path | None, typer.Option(help="Check this folder with a transformers model instead.")] = None,
     target: Annotated[str | None, typer.Option(help="The way of feeding packs to check; default: all of them.")] = None,
-    attention: Annotated[str | None, typer.Option(help="sdpa, eager or flex_attention; default: the model's own.")] = None,
+    attention: Annotated[str | None, typer.Option(help="Default: the model's own.")] = None,
     json: arguments.Json = False,
 ) -> None:
     """Prove that packing changes nothing: outputs, losses, gradients, and no leak between sequences."""
@@ -126,7 +131,7 @@ def _describe_ways(result: Mapping[str, Any]) -> list[str]:
 
 def export(
     checkpoint: Annotated[Path, typer.Option(help="Weights: ours, Hugging Face's or Google's.", show_default=False)],
-    format_: Annotated[str, typer.Option("--format", help="huggingface, google or savedmodel.", show_default=False)],
+    format_: Annotated[str, typer.Option("--format", help="What reads it.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The folder to create.", show_default=False)],
     vocab: Annotated[Path | None, typer.Option(help="A vocab.txt; default: that of the examples or weights.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="savedmodel: rows per batch.")] = 1,
@@ -139,14 +144,15 @@ def export(
     result = export.export(
         checkpoint, out, kind=format_, vocabulary=vocab, rows=rows, reporter=Reporter(), overwrite=overwrite
     )
-    output.print_result(result, json, output.describe_export)
+    following = "finetune --task classification --data train.jsonl --out tuned/ " + output.words_of("--model", out)
+    output.print_result(result, json, output.describe_export, following if format_ == "huggingface" else None)
 
 
 # --- tasks
 
 Model = Annotated[Path, typer.Option(help="A folder with config.json, weights and tokenizer.", show_default=False)]
 _MaxSequenceLength = Annotated[int | None, typer.Option(help="Most tokens per row; default: the model's own.")]
-Precision = Annotated[str, typer.Option(help="Precision of matrix products: float32 or bfloat16.")]
+Precision = Annotated[str, typer.Option(help="Precision of matrix products.")]
 OnBadRow = Annotated[str, typer.Option(help="A row that cannot be read: stop, or skip, which answers it with its error.")]
 Unpacked = Annotated[bool, typer.Option("--unpacked", help="One row at a time, for comparison.")]
 
@@ -199,7 +205,8 @@ def finetune(
         overwrite=overwrite,
         dry_run=dry_run,
     )
-    output.print_shared_result(result, json, output.describe_finetuning)
+    following = output.words_of("predict", "--model", out, "--data", "new.jsonl", "--out", "answers.jsonl")
+    output.print_shared_result(result, json, output.describe_finetuning, None if dry_run else following)
 
 
 def predict(
@@ -232,7 +239,7 @@ def predict(
     changes = arguments.task_settings(set_, rows).model_dump(exclude_unset=True)
     result = predict.predict(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
-        output.print_result(result, json, output.describe_answers)
+        output.print_result(result, json, partial(output.describe_answers, out=out))
 
 
 def embed(
@@ -241,7 +248,7 @@ def embed(
     out: Annotated[
         str, typer.Option(help="A .npy, .parquet or .jsonl file; - for JSON lines to a pipe.", show_default=False)
     ],
-    pooling: Annotated[str | None, typer.Option(help="cls, mean or max; default: the folder's own, or mean.")] = None,
+    pooling: Annotated[str | None, typer.Option(help="Default: the folder's own, or mean.")] = None,
     normalize: Annotated[
         bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; default: the folder's own.")
     ] = None,
@@ -280,4 +287,4 @@ def embed(
     settings = arguments.task_settings(["task.too_long=truncate", *(set_ or ())], rows)
     result = embed.embed(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
-        output.print_result(result, json, output.describe_answers)
+        output.print_result(result, json, partial(output.describe_answers, out=out))

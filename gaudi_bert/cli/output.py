@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 from gaudi_bert.common.launch import is_first_process
-from gaudi_bert.common.progress import count_of, human_bytes
+from gaudi_bert.common.progress import RESULT_ALONE, count_of, human_bytes
 
 if TYPE_CHECKING:  # `--help` needs neither
     from rich.text import Text
@@ -19,8 +22,11 @@ if TYPE_CHECKING:  # `--help` needs neither
 _Describe = Callable[[Mapping[str, Any]], list[str]]
 
 
-def print_result(result: object, as_json: bool, describe: _Describe) -> None:
-    """Print a result of a stage or a runner as one JSON object, or as the lines that `describe` makes of that object."""
+def print_result(result: object, as_json: bool, describe: _Describe, next_command: str | None = None) -> None:
+    """Print a result of a stage or a runner as one JSON object, or as the lines that `describe` makes of that object.
+
+    `next_command` is what most users type then; it goes to people only, and not after `--quiet`.
+    """
     from gaudi_bert.cli.results import to_json
 
     content = to_json(result)
@@ -29,12 +35,19 @@ def print_result(result: object, as_json: bool, describe: _Describe) -> None:
         return
     for line in describe(content):
         typer.echo(line)
+    if next_command is not None and not os.environ.get(RESULT_ALONE):
+        typer.echo(f"Next: gaudi-bert {next_command}")
 
 
-def print_shared_result(result: object, as_json: bool, describe: _Describe) -> None:
+def print_shared_result(result: object, as_json: bool, describe: _Describe, next_command: str | None = None) -> None:
     """Print what all processes of a launcher did together, once: every process has the same result, the first prints it."""
     if is_first_process():
-        print_result(result, as_json, describe)
+        print_result(result, as_json, describe, next_command)
+
+
+def words_of(*words: object) -> str:
+    """Words of a command, quoted where a shell needs it."""
+    return " ".join(shlex.quote(str(word)) for word in words)
 
 
 def skipped_note(result: Mapping[str, Any]) -> str:
@@ -42,14 +55,27 @@ def skipped_note(result: Mapping[str, Any]) -> str:
     return " (already there, nothing to do)" if result.get("skipped") else ""
 
 
-def describe_packing(result: Mapping[str, Any]) -> list[str]:
-    """The lines of a plan or of a packed folder."""
+def describe_packing(result: Mapping[str, Any], out: Path | None = None, verbose: bool = False) -> list[str]:
+    """The lines of a plan or of a packed folder `out`; more of how the packs were found where `verbose`."""
+    bound = "none fewer is possible" if not result["gap"] else f"no packing needs fewer than {result['lower_bound']:,}"
+    packed = count_of(result["sequences"], "sequence")
+    if result.get("rows", result["sequences"]) != result["sequences"]:
+        packed = f"{count_of(result['rows'], 'row')} ({packed})"
     lines = [
-        f"{count_of(result['packs'], 'pack')}, {result['packing_factor']:.4f} sequences per pack, "
-        f"efficiency {100 * result['efficiency']:.3f} %{skipped_note(result)}",
-        f"proven lower bound {count_of(result['lower_bound'], 'pack')}: {result['gap']:,} above it"
-        + (f"; the tokens alone need {result['token_bound']:,}" if "token_bound" in result else ""),
+        f"{packed} became {count_of(result['packs'], 'pack')} "
+        f"({result['packing_factor']:.2f} times fewer), proven: {bound}{skipped_note(result)}",
+        f"{100 * result['efficiency']:.2f} % of the slots hold tokens",
     ]
+    if out is not None:
+        size = f", {human_bytes(result['bytes'])}" if "bytes" in result else ""
+        lines.append(f"Wrote {out} ({count_of(result['shards'], 'shard')}{size})" if "shards" in result else f"Wrote {out}")
+    return [*lines, *_how_it_was_packed(result)] if verbose else lines
+
+
+def _how_it_was_packed(result: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if "token_bound" in result:
+        lines.append(f"the tokens alone need {count_of(result['token_bound'], 'pack')}")
     if "algorithm" in result:
         used = [name for name in result.get("algorithms_used", ()) if name != result["algorithm"]]
         heuristics = f" (by {' and '.join(used)})" if used else ""
@@ -81,10 +107,10 @@ def describe_verification(result: Mapping[str, Any]) -> list[str]:
     return [f"every one of {count_of(result['sequences'], 'sequence')} is in the packs exactly once{skipped_note(result)}"]
 
 
-def describe_groups(result: Mapping[str, Any]) -> list[str]:
+def describe_groups(result: Mapping[str, Any], out: Path | None = None, verbose: bool = False) -> list[str]:
     """The line of one part of a plan or of a packed folder; the lines of all parts once they are finished."""
     if "groups_written" not in result:
-        return describe_packing(result)
+        return describe_packing(result, out, verbose)
     groups, written = result["groups"], result["groups_written"]
     if groups == 0:
         return ["nothing to do: there are fewer groups than parts"]
@@ -144,14 +170,15 @@ def _metrics(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
 
 
-def describe_answers(result: Mapping[str, Any]) -> list[str]:
-    """The line of a file of answers or of vectors."""
+def describe_answers(result: Mapping[str, Any], out: str | None = None) -> list[str]:
+    """The lines of a file of answers or of vectors."""
     if result.get("skipped"):
         return []
+    wrote = [] if out is None else [f"Wrote {out}"]
     counted = f"{count_of(result['rows'], 'row')}, {count_of(result['tokens'], 'token')}"
     cut = f"; {result['cut_rows']:,} were longer than {result['max_sequence_length']} tokens" if result["cut_rows"] else ""
     bad = f"; {result['bad_rows']:,} cannot be read" if result.get("bad_rows") else ""
-    return [f"{counted}{cut}{bad}; {100 * result['padding']:.1f} % of what was computed is padding"]
+    return [f"{counted}{cut}{bad}; {100 * result['padding']:.1f} % of what was computed is padding", *wrote]
 
 
 # --- pretrained models

@@ -1,7 +1,8 @@
-"""Commands about pipelines: run, report, settings."""
+"""Commands about pipelines: init, run, report, settings."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from gaudi_bert.artefacts.store.objects import shown_location
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import find_launch, is_first_process
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.progress import RESULT_ALONE, Reporter
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.artefacts.work_folder import WorkFolder
@@ -212,9 +213,34 @@ def report(
     output.print_result(report.report(workdir), json, output.describe_report)
 
 
-def settings() -> None:
+def settings(
+    section: Annotated[str | None, typer.Argument(help="One section: prepare, packing, training, ...")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the JSON schema of a pipeline file, for editors.")] = False,
+) -> None:
     """Print every key of a pipeline file: allowed values, default, meaning."""
-    from gaudi_bert.config.pipeline import settings_page
+    from json import dumps
 
-    for line in settings_page():
+    from gaudi_bert.config.pipeline import settings_page, settings_schema
+
+    if json and section is not None:
+        raise InputError(f"{section}: --json prints the schema of all sections; leave the section out")
+    for line in [dumps(settings_schema(), indent=1)] if json else settings_page(section):
         typer.echo(line)
+
+
+def init(
+    name: Annotated[str, typer.Argument(help="The pipeline's name, and that of the file: NAME.yaml.")] = "my-pipeline",
+) -> None:
+    """Write a pipeline file with the keys that most pipelines set, each with a comment."""
+    from gaudi_bert.common.files import write_text
+    from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
+    from gaudi_bert.config.shipped import new_pipeline
+
+    section_from_mapping(PipelineSettings, {"name": name}, "the command line", {"name": name})
+    path = Path(f"{name}.yaml")
+    if path.exists():
+        raise InputError(f"{path}: exists already; give another name, or remove it")
+    write_text(path, new_pipeline(name))
+    typer.echo(f"Wrote {path}; its first lines say what to change")
+    if not os.environ.get(RESULT_ALONE):
+        typer.echo(f"Next: gaudi-bert run {path} --dry-run")

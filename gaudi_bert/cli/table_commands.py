@@ -62,7 +62,8 @@ def tokenize(
     )
     part = arguments.parse_shard(shard)
     result = tokenize_texts(text, tokenizer, out, settings, shard=part, reporter=Reporter(), overwrite=overwrite)
-    output.print_result(result, json, _describe_tokens)
+    following = output.words_of("pack", out, "--out", "packed/") if part is None else None
+    output.print_result(result, json, _describe_tokens, following)
 
 
 def _describe_tokens(result: Mapping[str, Any]) -> list[str]:
@@ -111,7 +112,8 @@ def import_tables(
         reporter=Reporter(),
         overwrite=overwrite,
     )
-    output.print_result(result, json, output.describe_import)
+    following = output.words_of("pack", out, "--out", "packed/", "--verify") if shard is None else None
+    output.print_result(result, json, output.describe_import, following)
 
 
 # --- what `pack` and `verify` do with tables
@@ -139,7 +141,10 @@ def pack_as_table(
 ) -> object:
     """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
     from gaudi_bert.tables.pack import pack_table, pack_table_shard
+    from gaudi_bert.tables.sources import tokenized_length
 
+    if options["max_sequence_length"] is None:
+        options = {**options, "max_sequence_length": tokenized_length(source)}
     if options["max_sequence_length"] is None:
         raise InputError(f"{source}: is a table: say how many slots a pack has, for example --max-sequence-length 2048")
     if part is not None and (finish or verified):
@@ -165,12 +170,11 @@ def _table_settings(source: str, options: Mapping[str, object], overrides: list[
     return section_from_mapping(TableSettings, {**values, **changed}, "the options", typed)
 
 
-def describe_packed_table(result: Mapping[str, Any]) -> list[str]:
+def describe_packed_table(result: Mapping[str, Any], out: Path | None = None, verbose: bool = False) -> list[str]:
     """The lines of a packed table, or of a part of it."""
     if "too_long" not in result:
         return output.describe_groups(result)
-    packing = output.describe_packing({**result, "depth_used": result["deepest_pack"]})
-    lines = [f"{count_of(result['rows'], 'row')}, {count_of(result['sequences'], 'sequence')}", *packing]
+    lines = output.describe_packing({**result, "depth_used": result["deepest_pack"]}, out, verbose)
     if result["gap"] and result["algorithm"] != "optimal":
         saved = f"{count_of(result['gap'], 'pack')} might be saved"
         lines.append(f"{saved}: --algorithm optimal looks for them, which takes a few seconds per group")

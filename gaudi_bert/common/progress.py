@@ -6,6 +6,7 @@ All goes to standard error, so that standard output holds only results.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TextIO, TypeVar
 
+RESULT_ALONE = "GAUDI_BERT_RESULT_ALONE"
+"""A variable that, if set, silences every reporter, also those of child processes: the option `--quiet`."""
 LOG_LINE_EVERY_SECONDS = 10.0
 LONGEST_SILENCE_SECONDS = 60.0
 """In the log of work that takes hours."""
@@ -135,8 +138,8 @@ class Reporter:
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self._stream = stream
-        self.quiet = quiet
-        self.live = not quiet and self.stream.isatty()
+        self.quiet = quiet or bool(os.environ.get(RESULT_ALONE))
+        self.live = not self.quiet and self.stream.isatty()
         self._line_width = 0
         self._lock = threading.Lock()
         self._last_line = time.monotonic()

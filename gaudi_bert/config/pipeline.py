@@ -199,8 +199,13 @@ def _takes_text(key: str) -> bool:
 # --- the page of all keys: `gaudi-bert settings`, docs/settings.md
 
 
-def settings_page() -> list[str]:
-    """The lines of the page."""
+def settings_schema() -> dict[str, Any]:
+    """The JSON schema of a pipeline file, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **PipelineSettings.model_json_schema()}
+
+
+def settings_page(only: str | None = None) -> list[str]:
+    """The lines of the page, or those of one section alone."""
     lines = [
         "# Every key of a pipeline file",
         "",
@@ -209,10 +214,15 @@ def settings_page() -> list[str]:
         "",
     ]
     sections = {"": PipelineSettings(), **dict(PipelineSettings())}
+    if only is not None:
+        names = [name for name, section in sections.items() if name and isinstance(section, Settings)]
+        if only not in names:
+            raise InputError(f"{shortened(only)}: not a section of a pipeline file; choose one of {', '.join(names)}")
+        lines, sections = [], {only: sections[only]}
     for name, section in sections.items():
         if isinstance(section, Settings):
             if name:
-                lines += ["", f"## {name}", "", (type(section).__doc__ or "").splitlines()[0], ""]
+                lines += [*([""] if lines else []), f"## {name}", "", (type(section).__doc__ or "").splitlines()[0], ""]
             lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
             lines += _rows(section, f"{name}." if name else "")
     return lines

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
@@ -54,7 +63,7 @@ def matching(pattern: str, description: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-Quantity = Annotated[str, BeforeValidator(_parse_quantity)]
+Quantity = Annotated[str, BeforeValidator(_parse_quantity), WithJsonSchema({"type": ["string", "number"]})]
 KubernetesName = Annotated[
     str, matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "at most 63 of a to z, 0 to 9 and -, without - at either end")
 ]
@@ -64,7 +73,7 @@ ImageName = Annotated[
 EnvironmentName = Annotated[
     str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable: letters, digits and _, no digit first")
 ]
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0), WithJsonSchema({"type": ["integer", "string"]})]
 MOST_DEPTH = 1024
 Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(_parse_depth)]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gaudi_bert.artefacts.examples import TokenisedTexts
 from gaudi_bert.artefacts.references import InputFile
 from gaudi_bert.artefacts.store.objects import Objects, in_store
 from gaudi_bert.common.arrow import require_pyarrow
@@ -42,6 +43,12 @@ def is_table(source: str | Path) -> bool:
         return _has_ending(path)
     matches = glob.glob(os.fspath(source))
     return _has_ending(path) or (bool(matches) and all(name.endswith(_ENDINGS) for name in matches))
+
+
+def tokenized_length(source: str | Path) -> int | None:
+    """Most tokens of a row of a folder that `tokenize` made; None of any other table."""
+    texts = TokenisedTexts.read_if_present(Path(source))
+    return None if texts is None else texts.max_sequence_length
 
 
 def table_files(source: str | Path, reporter: Reporter | None = None) -> list[Path]:

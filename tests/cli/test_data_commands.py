@@ -24,13 +24,16 @@ def test_pack_and_verify(tmp_path: Path) -> None:
     pack = ("pack", tmp_path / "rows.parquet", *PACK)
     packed = succeed(*pack, "--out", tmp_path / "out", "--too-long", "split", "--verify")
     assert packed.stdout.splitlines() == [
-        "5 rows, 6 sequences",
-        "4 packs, 1.5000 sequences per pack, efficiency 85.938 %",
-        "proven lower bound 4 packs: 0 above it",
-        "algorithm lpfhp, depth 2",
+        "5 rows (6 sequences) became 4 packs (1.50 times fewer), proven: none fewer is possible",
+        "85.94 % of the slots hold tokens",
+        f"Wrote {tmp_path / 'out'} (1 shard)",
         "1 row was too long: split, which added 1 sequence; no token is lost (--too-long split)",
         "verified: every one of 6 sequences is in the packs exactly once",
+        f"Next: gaudi-bert train --data {tmp_path / 'out'} --out run/ --model MODEL",
     ]
+    again = succeed(*pack, "-o", tmp_path / "out", "--too-long", "split", "--verbose", "-q").stdout.splitlines()
+    assert "algorithm lpfhp, depth 2" in again
+    assert not any(line.startswith("Next:") for line in again)
     verified = run_command("verify", tmp_path / "rows.parquet", tmp_path / "out", "--overwrite")
     assert verified.stdout.splitlines()[:2] == [
         "5 rows, 6 sequences in 4 packs",

@@ -22,8 +22,12 @@ def test_what_parts_print_and_how_they_end(tmp_path: Path) -> None:
     assert "1 of 3 groups are not verified: group 1 has no proof; run `gaudi-bert verify --shard K/N`" in early.stderr
     shown = json.loads(succeed(*verify, "--shard", "1/2", "--json").stdout)
     assert (shown["groups"], shown["groups_written"]) == (1, 1)
-    whole = succeed(*verify, "--finish").stdout
-    assert whole == f"every one of {len(case.sequences)} sequences is in the packs exactly once\n"
+    whole = succeed(*verify, "--finish").stdout.splitlines()
+    assert whole == [
+        f"every one of {len(case.sequences)} sequences is in the packs exactly once",
+        f"Next: gaudi-bert train --data {case.packed} --out run/",
+    ]
+    assert succeed(*verify, "--quiet").stdout.splitlines() == [f"{whole[0]} (already there, nothing to do)"]
     assert "already there, nothing to do" in succeed(*verify, "--shard", "1/2").stdout
 
 

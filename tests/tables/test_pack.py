@@ -24,9 +24,11 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings, TokenizeSettings
 from gaudi_bert.tables.pack import pack_table, pack_table_shard
+from gaudi_bert.tables.sources import tokenized_length
 from gaudi_bert.tables.tokenize import tokenize_texts
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from tests.builders import tables
+from tests.builders.command_line import succeed
 from tests.builders.folders import contents
 from tests.builders.properties import examples
 from tests.builders.reporters import QUIET
@@ -284,6 +286,14 @@ def test_by_pyarrow(folders: dict[str, int]) -> None:
     for folder, rows in folders.items():
         assert parquet.read_table(folder).num_rows == rows
         assert dataset.dataset(folder).count_rows() == rows
+
+
+def test_rows_of_tokenize_bring_their_length(folders: dict[str, int], tmp_path: Path) -> None:
+    tokens = next(iter(folders))
+    assert tokenized_length(tokens) == 8
+    packed = json.loads(succeed("pack", tokens, "--out", tmp_path / "packed", "--json").stdout)
+    assert packed["max_sequence_length"] == 8
+    assert tokenized_length(tmp_path / "packed") is None
 
 
 def test_by_datasets(folders: dict[str, int], tmp_path: Path) -> None:
