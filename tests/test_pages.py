@@ -120,6 +120,7 @@ PRESUPPOSED = {
     "docs/pack.md": "my-tfrecords wiki vocab.txt bert-rows",
     "docs/predicting.md": "finetuned comments.jsonl comments.tsv all-MiniLM-L6-v2 train.tsv my-model",
     "docs/pytorch.md": "my-tfrecords my-bert",
+    "docs/recipes.md": "texts my-bert",
     "docs/tables.md": "dataset",
     "docs/tokenising.md": "texts my-model",
     "docs/train.md": "my.yaml records work pipelines texts my-model train.jsonl dev.jsonl new.jsonl",

@@ -76,7 +76,7 @@ def train(
         dry_run=dry_run,
     )
     following = (
-        None if dry_run else output.words_of("export", "--checkpoint", out, "--format", "huggingface", "-o", "model/")
+        None if dry_run else output.words_of("export", "--checkpoint", out, "--format", "huggingface", "--out", "model/")
     )
     output.print_shared_result(result, json, output.describe_training, following)
 

@@ -9,11 +9,12 @@ Lengths are counted, their histogram is packed (`algorithms`), and the sequences
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.dealing import deal_sequences
@@ -23,12 +24,15 @@ from gaudi_bert.packing.algorithms import pack_histogram as pack_counts
 from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram, checked_lengths, histogram_of, rescaled, whole_number
 from gaudi_bert.packing.mixture import Packing
 
+Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 DEFAULT_SEED = 12345
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _PackList:
+class Packs:
     """Packs in a random order: pack p holds the sequences `indices[offsets[p] : offsets[p + 1]]`.
+
+    It is a sequence of arrays: slices and shards are `Packs` too, and so is what `pack_lengths` returns, with its figures.
 
     Attributes:
         indices: int64 [sequences], numbers of sequences, from 0; read-only.
@@ -49,31 +53,35 @@ class _PackList:
     @overload
     def __getitem__(self, pack: int) -> IntArray: ...
     @overload
-    def __getitem__(self, pack: slice) -> _PackList: ...
-    def __getitem__(self, pack: int | slice) -> IntArray | _PackList:
+    def __getitem__(self, pack: slice) -> Packs: ...
+    def __getitem__(self, pack: int | slice) -> IntArray | Packs:
         """The sequences of one pack, int64 [1 .. depth]; or some packs, as lists have it."""
         if isinstance(pack, slice):
             return self._some(pack)
         try:
             index = range(len(self))[pack]
         except IndexError:
-            raise IndexError(f"no pack {pack}: there are {len(self):,}, from 0") from None
+            raise IndexError(f"packs[{pack}]: there are {len(self):,} packs, numbered from 0") from None
+        except TypeError:
+            raise TypeError(
+                f"packs[{shown(pack)}]: a pack is chosen by its number, several by a slice such as [2:5]"
+            ) from None
         return self.indices[self.offsets[index] : self.offsets[index + 1]]
 
-    def _some(self, chosen: slice) -> _PackList:
+    def _some(self, chosen: slice) -> Packs:
         starts, sizes = self.offsets[:-1][chosen], np.diff(self.offsets)[chosen]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
-        return _PackList(self.indices[positions], offsets)
+        return Packs(self.indices[positions], offsets)
 
     def __iter__(self) -> Iterator[IntArray]:
         """The sequences of each pack."""
         return (self.indices[start:end] for start, end in zip(self.offsets[:-1], self.offsets[1:], strict=True))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.indices.size:,} sequences in {len(self):,} packs)"
+        return f"Packs({self.indices.size:,} sequences in {len(self):,} packs)"
 
-    def shard(self, rank: int, size: int) -> _PackList:
+    def shard(self, rank: int, size: int) -> Packs:
         """Every `size`-th pack from pack `rank` on: the share of one of `size` workers. Share sizes differ by at most one.
 
         Raises:
@@ -85,7 +93,7 @@ class _PackList:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Packs(_PackList, PackingFigures):
+class _AllPacks(Packs, PackingFigures):
     """All packs of `pack_lengths`, and how good they are."""
 
     max_sequence_length: int
@@ -127,8 +135,13 @@ class _PackedHistogram(PackingFigures):
 
 
 def pack_lengths(
-    lengths: Any, max_sequence_length: int, *, depth: int | str = "max", algorithm: str = "optimal", seed: int = DEFAULT_SEED
-) -> Packs:
+    lengths: ArrayLike | Iterable[int],
+    max_sequence_length: int,
+    *,
+    depth: int | Literal["max"] = "max",
+    algorithm: Algorithm = "optimal",
+    seed: int = DEFAULT_SEED,
+) -> _AllPacks:
     """Pack sequences of these lengths into rows of one length, every sequence into exactly one.
 
     Args:
@@ -146,7 +159,7 @@ def pack_lengths(
     checked = checked_lengths(lengths, max_sequence_length)
     packing = _pack(histogram_of(checked, int(max_sequence_length)), depth, algorithm, seed)
     offsets, indices = deal_sequences(checked, list(packing.mixture.items()), seed, 0, np.int64)
-    return Packs(
+    return _AllPacks(
         **_figures(packing),
         indices=indices,
         offsets=offsets,
@@ -156,11 +169,11 @@ def pack_lengths(
 
 
 def pack_histogram(
-    counts: Any,
+    counts: ArrayLike,
     max_sequence_length: int | None = None,
     *,
-    depth: int | str = "max",
-    algorithm: str = "optimal",
+    depth: int | Literal["max"] = "max",
+    algorithm: Algorithm = "optimal",
     seed: int = DEFAULT_SEED,
 ) -> _PackedHistogram:
     """Pack a histogram of lengths; the cost depends on the longest row, not on how many sequences there are.
@@ -177,8 +190,9 @@ def pack_histogram(
     """
     seed = whole_number(seed, "seed", 0)
     try:
-        size = counts.size if isinstance(counts, np.ndarray) else len(counts) if hasattr(counts, "__len__") else 0
-        histogram = Histogram(size, counts)
+        given: Any = counts
+        size = given.size if isinstance(given, np.ndarray) else len(given) if hasattr(given, "__len__") else 0
+        histogram = Histogram(size, given)
         if max_sequence_length is not None:
             histogram = rescaled(histogram, whole_number(max_sequence_length, "max_sequence_length", 1, MOST_SLOTS))
     except InputError as error:

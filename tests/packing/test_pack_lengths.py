@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gaudi_bert
-from gaudi_bert import pack_histogram, pack_lengths
+from gaudi_bert import Packs, pack_histogram, pack_lengths
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import ArgumentError
 from gaudi_bert.packing.histogram import histogram_of
@@ -74,8 +74,19 @@ def test_a_pack_is_found_from_the_end_and_not_beyond() -> None:
     packs = pack_lengths([3, 3, 3], 3)
     assert packs[-1].tolist() == as_lists(packs)[2]
     for beyond in (3, -4):
-        with pytest.raises(IndexError, match=f"no pack {beyond}: there are 3, from 0"):
+        with pytest.raises(IndexError, match=rf"packs\[{beyond}\]: there are 3 packs, numbered from 0"):
             packs[beyond]
+    with pytest.raises(
+        TypeError, match=r"packs\[1\.5\]: a pack is chosen by its number, several by a slice such as \[2:5\]"
+    ):
+        packs[1.5]  # type: ignore[call-overload]
+
+
+def test_packs_and_their_parts_are_of_one_kind() -> None:
+    packs = pack_lengths([8, 2, 5, 5], 10)
+    assert all(isinstance(some, Packs) for some in (packs, packs[1:], packs.shard(0, 2)))
+    assert repr(packs[1:]) == "Packs(2 sequences in 1 packs)"
+    assert repr(packs).startswith("Packs(4 sequences in 2 packs, efficiency 1.0")
 
 
 @given(packs=st.integers(0, 9), start=st.integers(-11, 11), stop=st.integers(-11, 11), step=st.sampled_from([1, 2, -1, -3]))
