@@ -64,7 +64,7 @@ class Packs:
             raise IndexError(f"packs[{pack}]: there are {len(self):,} packs, numbered from 0") from None
         except TypeError:
             raise TypeError(
-                f"packs[{shown(pack)}]: a pack is chosen by its number, several by a slice such as [2:5]"
+                f"packs[{shown(pack)}]: choose a pack by its number, several by a slice such as [2:5]"
             ) from None
         return self.indices[self.offsets[index] : self.offsets[index + 1]]
 
