@@ -140,6 +140,7 @@ NOT_HERE = {
 }
 # What is added to a command so that it takes seconds: fewer updates, a smaller model; containers are only planned.
 ADDED = {
+    r"gaudi-bert run demo": ["--dry-run"],
     r"gaudi-bert train .*": SMALL,
     r"gaudi-bert finetune .*": ["--set=finetune.epochs=1"],
     r"gaudi-bert doctor --graph .*": SMALL[:4],

@@ -57,13 +57,13 @@ def skipped_note(result: Mapping[str, Any]) -> str:
 
 def describe_packing(result: Mapping[str, Any], out: Path | None = None, verbose: bool = False) -> list[str]:
     """The lines of a plan or of a packed folder `out`; more of how the packs were found where `verbose`."""
-    bound = "none fewer is possible" if not result["gap"] else f"no packing needs fewer than {result['lower_bound']:,}"
+    more = f"{result['gap']:,} more than the proven minimum"
     packed = count_of(result["sequences"], "sequence")
     if result.get("rows", result["sequences"]) != result["sequences"]:
         packed = f"{count_of(result['rows'], 'row')} ({packed})"
     lines = [
         f"{packed} became {count_of(result['packs'], 'pack')} "
-        f"({result['packing_factor']:.2f} times fewer), proven: {bound}{skipped_note(result)}",
+        f"({result['packing_factor']:.2f} times fewer), {more if result['gap'] else 'proven: none fewer is possible'}{skipped_note(result)}",
         f"{100 * result['efficiency']:.2f} % of the slots hold tokens",
     ]
     if out is not None:
