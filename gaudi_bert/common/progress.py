@@ -118,9 +118,13 @@ class Task:
         with self._lock:
             self.done += amount
 
-    def count_from_now(self, done: float) -> None:
-        """Say that `done` units are done, and that neither they nor the time until now tell how fast the others will be."""
+    def count_from_now(self, done: float, total: float | None = None) -> None:
+        """Say that `done` units are done, and that neither they nor the time until now tell how fast the others will be.
+
+        `total` is their number, where it was not known before.
+        """
         with self._lock:
+            self.total = self.total if total is None else total
             self.done = self._done_before = done
             self._counts_since = time.monotonic()
 
@@ -170,6 +174,13 @@ class Reporter:
             self.stream.flush()
             self._line_width = len(shown)
 
+    def clear(self) -> None:
+        """Remove the passing line, before something else is printed on the terminal."""
+        with self._lock:
+            if self._line_width:
+                self._clear()
+                self.stream.flush()
+
     def _clear(self) -> None:
         if self._line_width:
             self.stream.write("\r" + " " * self._line_width + "\r")
@@ -189,10 +200,7 @@ class Reporter:
             ended.set()
             if not self.quiet:
                 watch.join()
-            with self._lock:
-                if self._line_width:
-                    self._clear()
-                    self.stream.flush()
+            self.clear()
 
     def _watch(self, task: Task, ended: threading.Event) -> None:
         """Show the state of a task: on a terminal all the time, in a log where nothing was printed for a while."""

@@ -161,26 +161,37 @@ class PackedEncoder:
             longest_row=self.positions,
         )
 
-    def vectors(self, sequences: Sequences, plan: WindowPlan, pooling: Pooling, normalize: bool) -> Float32Array:
-        """A vector for each sequence, [N, H]."""
+    def vectors(
+        self,
+        sequences: Sequences,
+        plan: WindowPlan,
+        pooling: Pooling,
+        normalize: bool,
+        computed: Callable[[int], None] = lambda slots: None,
+    ) -> Float32Array:
+        """A vector for each sequence, [N, H]; `computed(slots)` is called after each batch."""
 
         def pooled(hidden_TH: torch.Tensor, placed: Placement) -> torch.Tensor:
             vectors_NH = _pooled(hidden_TH, torch.from_numpy(placed.lengths), pooling)
             return torch.nn.functional.normalize(vectors_NH, dim=-1) if normalize else vectors_NH
 
-        return self._run(self._base, sequences, plan, pooled, per_token=False, width=self.hidden_size)
+        return self._run(self._base, sequences, plan, pooled, computed, per_token=False, width=self.hidden_size)
 
-    def logits(self, sequences: Sequences, plan: WindowPlan) -> Float32Array:
-        """The outputs of the head for each sequence, [N, C], or for each token, [T, C]."""
+    def logits(
+        self, sequences: Sequences, plan: WindowPlan, computed: Callable[[int], None] = lambda slots: None
+    ) -> Float32Array:
+        """The outputs of the head for each sequence, [N, C], or for each token, [T, C]; `computed` as for `vectors`."""
         width = self.model.config.num_labels
         if self.task == "token-classification":
-            return self._run(self.model, sequences, plan, lambda logits_TC, _: logits_TC, per_token=True, width=width)
+            return self._run(
+                self.model, sequences, plan, lambda logits_TC, _: logits_TC, computed, per_token=True, width=width
+            )
 
         def of_texts(hidden_TH: torch.Tensor, placed: Placement) -> torch.Tensor:
             ids = torch.from_numpy(sequences.input_ids[placed.sources].astype(np.int64)).to(hidden_TH.device)
             return self._head(hidden_TH, ids, placed.lengths.tolist())
 
-        return self._run(self._base, sequences, plan, of_texts, per_token=False, width=width)
+        return self._run(self._base, sequences, plan, of_texts, computed, per_token=False, width=width)
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """The outputs of the head as one JSON object for each row."""
@@ -199,6 +210,7 @@ class PackedEncoder:
         sequences: Sequences,
         plan: WindowPlan,
         finish: Callable[[torch.Tensor, Placement], torch.Tensor],
+        computed: Callable[[int], None],
         *,
         per_token: bool,
         width: int,
@@ -213,6 +225,7 @@ class PackedEncoder:
                 slots = torch.from_numpy(placed.slots).to(output_BLC.device)
                 values = finish(output_BLC.flatten(0, 1)[slots], placed).cpu().numpy()
                 out[placed.sources if per_token else placed.sequences] = values
+                computed(len(chosen) * part.length)
         return out
 
     def _batches(self, plan: WindowPlan) -> Iterator[tuple[Part, AnyArray, BatchShape]]:

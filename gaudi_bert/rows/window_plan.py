@@ -74,12 +74,12 @@ class WindowPlan:
 class Runner(NamedTuple):
     """A model with its weights, in any software.
 
-    `plan(sequences, packed)` packs a window; `run(sequences, plan)` returns the outputs for each sequence, [N, C], or for
-    each token, [T, C].
+    `plan(sequences, packed)` packs a window; `run(sequences, plan, computed)` returns the outputs for each sequence, [N, C],
+    or for each token, [T, C], and calls `computed(slots)` after each batch.
     """
 
     plan: Callable[[Sequences, bool], WindowPlan]
-    run: Callable[[Sequences, WindowPlan], Float32Array]
+    run: Callable[[Sequences, WindowPlan, Callable[[int], None]], Float32Array]
 
 
 def row_cost(length: int, hidden_size: int) -> float:

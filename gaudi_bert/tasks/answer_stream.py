@@ -30,9 +30,9 @@ from gaudi_bert.common.files import (
     hidden_beside,
     move_finished_file,
 )
-from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter
+from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task
 from gaudi_bert.rows.reading import windows
-from gaudi_bert.rows.types import BadRow, Row, Sequences
+from gaudi_bert.rows.types import STANDARD_INPUT, BadRow, Row, Sequences
 from gaudi_bert.rows.window_plan import WindowPlan
 from gaudi_bert.tasks.answer_rows import STANDARD_OUTPUT, ModelRows
 
@@ -66,17 +66,27 @@ class StreamResult:
 
 @contextmanager
 def open_answers(
-    out: str, signature: Signature, rows: ModelRows, reporter: Reporter, *, overwrite: bool
+    out: str, signature: Signature, rows: ModelRows, reporter: Reporter, *, overwrite: bool, task: Task | None = None
 ) -> Iterator[AnswerStream]:
     """Where the answers to `rows` go: a file, or `-` for standard output, which cannot be resumed.
 
-    `overwrite` replaces the answers of other settings; else they are refused.
+    `overwrite` replaces the answers of other settings; else they are refused. `task` is told how many rows are done.
     """
     if out == STANDARD_OUTPUT:
-        yield AnswerStream(rows, reporter)
+        yield AnswerStream(rows, reporter, task)
         return
     with exclusive_lock(Path(out), str(Path(out))):
-        yield AnswerFile(Path(out), signature, rows, reporter, overwrite)
+        yield AnswerFile(Path(out), signature, rows, reporter, overwrite, task)
+
+
+@contextmanager
+def shown_progress(name: str, rows_file: str, reporter: Reporter) -> Iterator[Task | None]:
+    """Show how far `name` is, from the moment on that the model is opened; None for a pipe, whose rows nobody can count."""
+    if rows_file == STANDARD_INPUT:
+        yield None
+        return
+    with reporter.task(name, 1, "rows") as task:  # how many rows there are is seen when they are checked
+        yield task
 
 
 class AnswerStream:
@@ -90,17 +100,19 @@ class AnswerStream:
     name = "standard output"
     finished = False
 
-    def __init__(self, rows: ModelRows, reporter: Reporter) -> None:
+    def __init__(self, rows: ModelRows, reporter: Reporter, task: Task | None = None) -> None:
         self.progress = _StreamProgress(signature="0" * 64)
-        self._rows, self._reporter = rows, reporter
+        self._rows, self._reporter, self._task = rows, reporter, task
         self._reported_gain, self._packed, self._last_line = False, False, 0.0
 
     def windows(self) -> Iterator[list[Row | BadRow]]:
         """The rows without an answer. Those of a file are all checked before the first window; a pipe is read once only."""
         say: Callable[[str], None] | None = self._reporter.say
+        total = 0
         if not self._rows.from_pipe:
             for window in windows(self._rows.read(say), WINDOW_ROWS):
                 self._rows.check(window)
+                total += len(window)
             say = None
         remaining = windows(self._rows.read(say), WINDOW_ROWS)
         if not self._skip_answered(remaining):
@@ -112,6 +124,8 @@ class AnswerStream:
             remaining = windows(self._rows.read(), WINDOW_ROWS)
         if self.progress.rows:
             self._reporter.say(f"{self.name}: resuming after row {self.progress.rows:,}")
+        if self._task is not None:
+            self._task.count_from_now(self.progress.rows, total)
         self._last_line = time.monotonic()
         yield from remaining
         if not self.progress.rows:
@@ -125,6 +139,11 @@ class AnswerStream:
             rows -= len(window)
         return rows == 0 and checksum == self.progress.input_checksum
 
+    def advance(self, rows: float) -> None:
+        """Say that so many more rows are computed: of a window, a batch at a time."""
+        if self._task is not None:
+            self._task.advance(rows)
+
     def append(
         self,
         window: Sequence[Row | BadRow],
@@ -133,7 +152,7 @@ class AnswerStream:
         plan: WindowPlan | None,
         bad_rows: int,
     ) -> None:
-        """Write the answers to a window; report what packing gains, once, and how many rows are done."""
+        """Write the answers to a window; report what packing gains, once, and how many rows of a pipe are done."""
         tokens, slots, gain = (plan.tokens, plan.slots, plan.gain) if plan is not None else (0, 0, 1.0)
         done = self.progress
         self.progress = done.model_copy(
@@ -151,7 +170,8 @@ class AnswerStream:
             self._reporter.say(_describe_packing(tokens, slots, gain))
             self._reported_gain = True
         self._packed |= gain > 1
-        if self._reporter.live or time.monotonic() - self._last_line >= LOG_LINE_EVERY_SECONDS:
+        is_time = self._reporter.live or time.monotonic() - self._last_line >= LOG_LINE_EVERY_SECONDS
+        if self._task is None and is_time:
             self._last_line = time.monotonic()
             self._reporter.show(f"{self.progress.rows:,} rows")
 
@@ -165,6 +185,7 @@ class AnswerStream:
 
     def result(self) -> StreamResult:
         """What was done, and a line on rows that were cut or cannot be read."""
+        self._reporter.clear()
         length = self._rows.max_sequence_length
         if self.finished:
             return StreamResult(0, 0, 0, 0.0, False, skipped=True, max_sequence_length=length)
@@ -183,8 +204,10 @@ class AnswerStream:
 class AnswerFile(AnswerStream):
     """A file that grows by windows; it is finished if it exists already, of the same settings and inputs."""
 
-    def __init__(self, out: Path, signature: Signature, rows: ModelRows, reporter: Reporter, overwrite: bool) -> None:
-        super().__init__(rows, reporter)
+    def __init__(
+        self, out: Path, signature: Signature, rows: ModelRows, reporter: Reporter, overwrite: bool, task: Task | None = None
+    ) -> None:
+        super().__init__(rows, reporter, task)
         self.out, self.name = out, str(shown_path(out))
         self._partial, self._count = hidden_beside(out, "partial"), hidden_beside(out, "progress.json")
         self.finished = begin_artefact(out, out, signature, overwrite)

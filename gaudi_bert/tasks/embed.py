@@ -26,7 +26,7 @@ from gaudi_bert.rows.tokenizing import check_policy
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tables.packed_parquet import write_vectors
 from gaudi_bert.tasks.answer_rows import STANDARD_OUTPUT, ModelRows, PredictOptions, check_choice, local_files
-from gaudi_bert.tasks.answer_stream import StreamResult, open_answers
+from gaudi_bert.tasks.answer_stream import StreamResult, open_answers, shown_progress
 from gaudi_bert.tasks.models.model_folders import open_model_folder
 from gaudi_bert.tasks.predict import answer_windows
 from gaudi_bert.training.weights.model_files import SentenceFolder, read_sentence_folder
@@ -83,7 +83,10 @@ def embed(
     if ending not in _ENDINGS:
         raise InputError(f"{out}: vectors are written as {', '.join(_ENDINGS)}; give it one of these endings")
 
-    with local_files(model, data, out, store) as (path, rows_file, answers_file):
+    with (
+        local_files(model, data, out, store) as (path, rows_file, answers_file),
+        shown_progress("embed", rows_file, reporter) as task,
+    ):
         own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
         prompt = _prompt(path, own, options)
         folder = open_model_folder(path)
@@ -108,7 +111,7 @@ def embed(
         signature = rows.signature("embed", chosen, folder.identity)
         check_policy(None, settings)
         runner = folder.embedder(own.pooling, normalize, options.precision, length)
-        with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite) as answers:
+        with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=task) as answers:
             if not answers.finished and ending == ".jsonl":
                 answer_windows(rows, runner, answers, options.packed, _lines, _problem_line)
                 answers.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gaudi_bert.rows.tokenizing import check_policy
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.rows.window_plan import Runner
 from gaudi_bert.tasks.answer_rows import ModelRows, PredictOptions, local_files
-from gaudi_bert.tasks.answer_stream import AnswerStream, StreamResult, open_answers
+from gaudi_bert.tasks.answer_stream import AnswerStream, StreamResult, open_answers, shown_progress
 from gaudi_bert.tasks.models.model_folders import open_task_folder
 
 
@@ -45,7 +46,10 @@ def predict(
         overwrite: replace the answers of other settings.
         store: how object stores are reached.
     """
-    with local_files(model, data, out, store) as (path, rows_file, answers_file):
+    with (
+        local_files(model, data, out, store) as (path, rows_file, answers_file),
+        shown_progress("predict", rows_file, reporter) as task,
+    ):
         folder = open_task_folder(path)
         name = changes.get("name", folder.task)
         if name != folder.task:
@@ -64,7 +68,7 @@ def predict(
         def lines(outputs: Float32Array, sequences: Sequences, answered: Sequence[Row]) -> list[bytes]:
             return list(map(_json_line, folder.answers(settings, outputs, sequences, answered)))
 
-        with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite) as answers:
+        with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=task) as answers:
             if not answers.finished:
                 answer_windows(rows, runner, answers, options.packed, lines, _problem_line)
                 answers.finish()
@@ -89,10 +93,17 @@ def answer_windows(
         plan, encoded = None, []
         if sequences is not None:
             plan = runner.plan(sequences, packed)
-            encoded = encode(runner.run(sequences, plan), sequences, good)
+            outputs = runner.run(sequences, plan, partial(_advance, answers, len(window) / plan.slots))
+            encoded = encode(outputs, sequences, good)
+        else:
+            answers.advance(len(window))
         following = iter(encoded)
         all_rows = (encode_problem(problems[row]) if row in problems else next(following) for row in range(len(window)))
         answers.append(window, b"".join(all_rows), sequences, plan, len(problems))
+
+
+def _advance(answers: AnswerStream, rows_per_slot: float, slots: int) -> None:
+    answers.advance(slots * rows_per_slot)
 
 
 def _problem_line(problem: str) -> bytes:

@@ -54,6 +54,14 @@ def test_what_was_done_before_says_nothing_about_the_speed() -> None:
         assert task.line(task.started + 1e9).startswith("train: 75 %, ")
 
 
+def test_the_number_of_units_may_be_seen_later() -> None:
+    with Reporter(quiet=True).task("predict", 1, "rows") as task:
+        assert task.line(task.started + 3) == "predict: 0 %, 3.0 s so far"
+        task.count_from_now(0, total=40)
+        task.advance(10)
+        assert task.line(task.started + 1e9).startswith("predict: 25 %, ")
+
+
 def test_work_whose_first_unit_takes_long_shows_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gaudi_bert.common.progress.TERMINAL_LINE_EVERY_SECONDS", 0.001)
     stream = io.StringIO()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +13,14 @@ import pytest
 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import BadRow, Row, Sequences, TextRow
 from gaudi_bert.rows.window_plan import WindowPlan
 from gaudi_bert.tasks import answer_stream
 from gaudi_bert.tasks.answer_rows import ModelRows
-from gaudi_bert.tasks.answer_stream import StreamResult, open_answers
+from gaudi_bert.tasks.answer_stream import StreamResult, open_answers, shown_progress
 from tests.builders.reporters import QUIET
 
 ROWS: list[Row] = [TextRow(number, f"text {number}") for number in range(1, 24)]
@@ -59,6 +61,17 @@ class Rows(ModelRows):
 
 SEQUENCES = Sequences(*np.zeros((4, 1), np.int64), cut_rows=1)
 PLAN = WindowPlan((), 10, 16, 1.5)
+
+
+class Terminal(io.StringIO):
+    """What a terminal is sent."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def seen_last(self) -> str:
+        """What its last line shows."""
+        return self.getvalue().split("\n")[-1].split("\r")[-1]
 
 
 def run(
@@ -199,3 +212,25 @@ def test_mending_an_answered_row_starts_anew(tmp_path: Path) -> None:
     run(out, after, [TextRow(99, "mended"), *ROWS[1:]], data="mended")
     assert after.windows == 5
     assert out.read_bytes() == EXPECTED.replace(b"<1>", b"<99>")
+
+
+@pytest.mark.parametrize("data", ["x.jsonl", "-"])
+def test_a_terminal_shows_how_far_it_is_and_nothing_of_it_stays(tmp_path: Path, data: str) -> None:
+    terminal = Terminal()
+    reporter = Reporter(terminal)
+    signature = Signature("predict", {}, {"data": "x"})
+    source = Rows(data, TaskSettings(), cast(RowTokenizer, None), 64, "stop")
+    states = []
+    with (
+        shown_progress("predict", data, reporter) as task,
+        open_answers(str(tmp_path / "a"), signature, source, reporter, overwrite=False, task=task) as answers,
+    ):
+        for window in answers.windows():
+            answers.advance(len(window))
+            states += [] if task is None else [(task.done, task.total)]
+            answers.append(window, Answer()(window), SEQUENCES, PLAN, 0)
+        answers.finish()
+    answers.result()
+    assert states == ([] if data == "-" else [(5, 23), (10, 23), (15, 23), (20, 23), (23, 23)])
+    assert ("5 rows" in terminal.getvalue()) == (data == "-")
+    assert terminal.seen_last() == ""

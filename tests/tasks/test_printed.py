@@ -17,7 +17,9 @@ from tests.builders.task_files import write_rows
 
 pytestmark = pytest.mark.slow
 
-OURS = re.compile(r"(train|finetune|packing|verify-model): |evaluation after |[\d,]+ (of [\d,]+ )?rows|rows.jsonl: reads ")
+OURS = re.compile(
+    r"(train|finetune|packing|verify-model|predict|embed): |evaluation after |[\d,]+ (of [\d,]+ )?rows|rows.jsonl: reads "
+)
 FEW = "--set=training.updates=2 --set=training.global_batch_sequences=8 --set=training.micro_batch_packs=2"
 COMMANDS = [
     f"train --data table/packed --model m --out trained {FEW}",

@@ -8,7 +8,7 @@ Letters: B packs, L positions, S depth, C values of an answer, N sequences, T to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,7 +49,9 @@ class PackRunner:
         self._model, self._per, self._width = model, per, width
         self._one_shape, self._batch_tokens = one_shape, batch_tokens
 
-    def run(self, sequences: Sequences, plan: WindowPlan) -> Float32Array:
+    def run(
+        self, sequences: Sequences, plan: WindowPlan, computed: Callable[[int], None] = lambda slots: None
+    ) -> Float32Array:
         """The model's outputs for each sequence, [N, C], or for each token, [T, C]."""
         rows = len(sequences) if self._per == "sequence" else len(sequences.input_ids)
         out: Float32Array = np.zeros((rows, self._width), np.float32)
@@ -60,6 +62,7 @@ class PackRunner:
                 remaining = len(part.packs) - first
                 packs = batch if remaining >= batch or self._one_shape else 1
                 self._run_batch(sequences, part, first, packs, out)
+                computed(min(packs, remaining) * part.length)
                 first += packs
         return out
 

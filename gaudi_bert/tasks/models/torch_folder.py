@@ -40,4 +40,6 @@ class TorchFolder:
     def embedder(self, pooling: Pooling, normalize: bool, precision: Precision, longest: int) -> Runner:
         """The encoder, its outputs pooled."""
         encoder = self._encoder_of(precision)
-        return Runner(encoder.plan, lambda sequences, plan: encoder.vectors(sequences, plan, pooling, normalize))
+        return Runner(
+            encoder.plan, lambda sequences, plan, computed: encoder.vectors(sequences, plan, pooling, normalize, computed)
+        )
