@@ -63,9 +63,7 @@ class Packs:
         except IndexError:
             raise IndexError(f"packs[{pack}]: there are {len(self):,} packs, numbered from 0") from None
         except TypeError:
-            raise TypeError(
-                f"packs[{shown(pack)}]: choose a pack by its number, several by a slice such as [2:5]"
-            ) from None
+            raise TypeError(f"packs[{shown(pack)}]: choose a pack by its number, several by a slice such as [2:5]") from None
         return self.indices[self.offsets[index] : self.offsets[index + 1]]
 
     def _some(self, chosen: slice) -> Packs:

@@ -33,7 +33,7 @@ from gaudi_bert.reading.dealing import MOST_SETS, regions_of_groups
 from gaudi_bert.reading.global_order import ORDER, WINDOW_PACKS, GlobalOrder, check_rank, first_of_rank, streams_of
 from gaudi_bert.reading.streams import StreamReader
 from gaudi_bert.tables.packed_parquet import open_tables
-from gaudi_bert.tfrecords.packed_folder import check_shards, is_packed, open_shards, read_metadata
+from gaudi_bert.tfrecords.packed_folder import check_before_reading, is_packed, open_shards, read_metadata
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
 _ROWS_OF_SMALL_SHARDS = 32  # all shards of one read are open at once, and each row may be of another shard
@@ -153,7 +153,7 @@ def _open_packs(folder: Path, seed: int, share: _Share, table: Path | None) -> _
     if has_metadata:
         metadata = read_metadata(folder)
         shards = metadata.shard_table
-        check_shards(folder, shards)
+        check_before_reading(folder, shards)
         return _StoredPacks(
             open_shards(folder, metadata),
             share,

@@ -106,6 +106,26 @@ class _Starts:
         return read_starts(index_path(self.folder, self.table.group_and_number(shard)[0]), before, packs, size)
 
 
+# Sizes of more shards are not looked up before a run: that takes a minute on a cold disk, for each process.
+_MOST_SIZES = 20_000
+
+
+def check_before_reading(folder: Path, table: ShardTable) -> None:
+    """`check_shards` before a run: of very many shards, the names alone; each is measured when it is opened."""
+    if len(table) <= _MOST_SIZES or is_mirrored(folder):
+        check_shards(folder, table)
+        return
+    is_there = np.zeros(len(table), bool)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            number = table.number(entry.name)
+            if number is not None:
+                is_there[number] = True
+    if not is_there.all():
+        path = folder / table.name(int(np.argmin(is_there)))
+        raise InputError(f"{path}: the shard is missing, the metadata names it; write the packed data again")
+
+
 def check_shards(folder: Path, table: ShardTable, remedy: str = "write the packed data again") -> None:
     """Refuse a folder in which a shard is missing, or has another size than the metadata state."""
     sizes = np.full(len(table), -1, np.int64)

@@ -76,9 +76,7 @@ def test_a_pack_is_found_from_the_end_and_not_beyond() -> None:
     for beyond in (3, -4):
         with pytest.raises(IndexError, match=rf"packs\[{beyond}\]: there are 3 packs, numbered from 0"):
             packs[beyond]
-    with pytest.raises(
-        TypeError, match=r"packs\[1\.5\]: choose a pack by its number, several by a slice such as \[2:5\]"
-    ):
+    with pytest.raises(TypeError, match=r"packs\[1\.5\]: choose a pack by its number, several by a slice such as \[2:5\]"):
         packs[1.5]  # type: ignore[call-overload]
 
 

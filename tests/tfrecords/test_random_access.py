@@ -13,6 +13,7 @@ import pytest
 
 from gaudi_bert.artefacts.shards import index_path, write_index
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.tfrecords import packed_folder
 from gaudi_bert.tfrecords.arrays import decode_columns
 from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
@@ -313,3 +314,25 @@ def outcome(payload: bytes, memory: np.ndarray) -> str:
     except InputError:
         return "refused"
     return "read"
+
+
+def test_of_very_many_shards_only_the_names_are_looked_up_and_sizes_when_a_shard_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(tmp_path, files=3)
+    metadata = read_metadata(case.packed)
+    table = metadata.shard_table
+    shard = case.packed / table.name(1)
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    wrong_size = rf"{shard.name}: has {len(whole) - 1:,} bytes, but {len(whole):,} in the metadata"
+    with pytest.raises(InputError, match=wrong_size):
+        packed_folder.check_before_reading(case.packed, table)
+    monkeypatch.setattr(packed_folder, "_MOST_SIZES", 2)
+    packed_folder.check_before_reading(case.packed, table)
+    files = packed_folder.open_shards(case.packed, metadata)
+    with pytest.raises(InputError, match=rf"{shard.name}: has {len(whole) - 1:,} bytes now, {len(whole):,} before"):
+        files.open(1, files.prepare(1))
+    shard.unlink()
+    with pytest.raises(InputError, match=rf"{shard.name}: the shard is missing, the metadata names it"):
+        packed_folder.check_before_reading(case.packed, table)

@@ -30,7 +30,7 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.reading.dealing import MOST_SETS, regions_of_groups
 from gaudi_bert.reading.global_order import MOST_STREAMS, streams_of
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
-from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_shards, is_packed, open_shards, read_metadata
+from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_before_reading, is_packed, open_shards, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
@@ -132,7 +132,7 @@ def open_source(path: Path | str) -> DataSource:
     path = Path(path)
     if path.is_dir() and is_packed(path):
         metadata = read_metadata(path)
-        check_shards(path, metadata.shard_table)
+        check_before_reading(path, metadata.shard_table)
         return _packed(path, metadata)
     return _unpacked_source(path)
 
