@@ -32,7 +32,7 @@ Pipeline = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Also print how the packs were found.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Also print the algorithm and the masked slots.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the results of other settings.")]
 Shard = Annotated[
     str | None,
@@ -44,7 +44,7 @@ Shard = Annotated[
 Workers = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Processes or threads; default: all cores.", show_default=False)
 ]
-Algorithm = Annotated[str | None, typer.Option(help="How packs are found.")]
+Algorithm = Annotated[str | None, typer.Option(help="The packing algorithm.")]
 Depth = Annotated[str | None, typer.Option(metavar="S|max", help="Most sequences per pack, or max.")]
 InputColumn = Annotated[
     str | None, typer.Option(metavar="NAME", help="Tables: the column of token ids (input_ids).", show_default=False)

@@ -249,7 +249,7 @@ def _batch_of(section: FineTuneSettings, factor: float, processes: int) -> tuple
 
 def _best_metric(task: Task, section: FineTuneSettings, is_evaluated: bool) -> str:
     if section.best_metric is not None and not is_evaluated:
-        raise InputError("finetune.best_metric: there is no evaluation data to measure it on; give --evaluation FILE")
+        raise InputError("finetune.best_metric: needs evaluation data; give --evaluation FILE")
     best_metric = section.best_metric or task.best_metric
     if best_metric not in task.metric_names:
         raise InputError(
