@@ -7,7 +7,9 @@ The folder is that of any run (`training/run.py`). At its end it also holds the 
 from __future__ import annotations
 
 import difflib
+import glob
 import math
+import os
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,7 @@ from gaudi_bert.model.config import BertConfig, EncoderConfig
 from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.model.masking import NO_VOCABULARY
 from gaudi_bert.rows.tokenizer import RowTokenizer, has_tokenizer, open_tokenizer
+from gaudi_bert.tables.sources import is_table
 from gaudi_bert.tasks.kinds.task import Task, task_named
 from gaudi_bert.tasks.models.task_models import (
     StartWeights,
@@ -85,15 +88,18 @@ def is_table_of_tokens(data: Path, store: StoreSettings | None = None) -> bool:
     """Whether `data` is a packed table, on a disk or in an object store; anything else is packed or unpacked records.
 
     Raises:
-        InputError: it is a table of tokens that is not packed.
+        InputError: there is nothing, or a table that is not packed.
     """
+    if not in_store(data) and not os.path.lexists(data) and not glob.glob(os.fspath(data)):
+        raise InputError(f"{data}: no such folder or file, and no file matches it as a pattern; check the path")
     with mirrored(data, store) if in_store(data) else nullcontext(data) as folder:
         notes = [folder / NOTES_NAME / METADATA_NAME, folder / TokenisedTexts.file_name]
         if in_store(data):
             fetch(*notes)
         is_packed, is_tokenised = (note.is_file() for note in notes)
-    if is_tokenised and not is_packed:
-        raise InputError(f"{shown_location(data)}: is a table that is not packed; run `gaudi-bert pack` on it first")
+    if not is_packed and (is_tokenised or (not in_store(data) and is_table(data))):
+        name = shown_location(data)
+        raise InputError(f"{name}: is a table that is not packed; run `gaudi-bert pack {name} --out packed/` first")
     return is_packed
 
 

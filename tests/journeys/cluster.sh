@@ -1,0 +1,3 @@
+# One with two Gaudi servers in a cluster; what asks the cluster itself is left out.
+# docs/kubernetes.md
+gaudi-bert run wiki.yaml --render manifests-wiki
