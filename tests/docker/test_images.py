@@ -26,11 +26,11 @@ def python(docker: Docker, image: str, code: str, *options: str) -> str:
 
 
 @pytest.mark.parametrize("image", [DATA, TRAIN, TRAIN_PYTORCH])
-def test_labels_user_and_health(docker: Docker, image: str) -> None:
+def test_labels_and_user_of_images_that_end_with_their_work(docker: Docker, image: str) -> None:
     config = json.loads(docker("image", "inspect", image).stdout)[0]["Config"]
     assert config["User"] == "1000:1000"
     assert config["Labels"]["org.opencontainers.image.version"] == image.rpartition(":")[2]
-    assert config["Healthcheck"]["Test"] == ["CMD", "gaudi-bert", "--version"]
+    assert not config.get("Healthcheck")
     assert docker(*STRICT, image, "--version").stdout.strip() == f"gaudi-bert {image.rpartition(':')[2]}"
 
 
