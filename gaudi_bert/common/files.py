@@ -40,6 +40,7 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
         errno.ENAMETOOLONG: "use shorter names",
         errno.ELOOP: "fix the symbolic links",
         errno.ENOTDIR: "one of its folders is a file: check the path",
+        errno.EISDIR: "give a file in it",
     }
     try:
         yield

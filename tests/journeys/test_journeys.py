@@ -56,6 +56,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "wiki.yaml").write_text(yaml)
     (folder / "rows.jsonl").write_text('{"comment": "a", "mood": "b"}\n')
     (folder / "ids.jsonl").write_text('{"input_ids": [1, 2, 3]}\n')
+    (folder / "texts.jsonl").write_text('{"text": "a"}\n')
     (folder / "empty").mkdir()
     return folder
 
@@ -96,6 +97,7 @@ ROWS, FOLDER = (
     "rows.jsonl: row 1: has no 'text', only 'comment', 'mood'; name the column",
     "nowhere: no folder here; download",
 )
+FOLDER_MODEL = "--model my-model: a model's folder is trained on a packed table, and --data is not one; make it by"
 NOTHING = "no such folder or file, and no file matches it as a pattern; check the path"
 TUNE = "finetune --task classification --data"
 WRONG_TURNS = {
@@ -105,10 +107,15 @@ WRONG_TURNS = {
     "pack rows.jsonl --out packed/ --max-sequence-length 8": "rows.jsonl: has no column input_ids (it has comment, mood)",
     "train --data nowhere --out run --model my-model": f"nowhere: {NOTHING}",
     "train --data ids.jsonl --out run --model roberta": "ids.jsonl: is a table that is not packed; run `gaudi-bert pack",
+    "train --data texts --out run --model my-model": FOLDER_MODEL,
+    "train --data my-tfrecords --out run --model my-model": FOLDER_MODEL,
+    "tokenize texts/ --tokenizer my-model --out t": "Missing option '--max-sequence-length'; see: ",
+    f"{TUNE} texts.jsonl --model MODEL --out t": "texts.jsonl: row 1: has no 'label', only 'text'; name the column with",
     f"{TUNE} rows.jsonl --model MODEL --out t": ROWS,
     f"{TUNE} train.jsonl --model nowhere --out t": FOLDER,
     "finetune --task classify --data train.jsonl --model MODEL --out t": "--task classify: must be classification, ",
     "predict --model MODEL --data new.jsonl --out a.jsonl": "MODEL: its architecture is BertModel, which has no head for a",
+    "embed --model MODEL --data texts --out v.npy": "texts: cannot read: Is a directory; give a file in it",
     "embed --model MODEL --data rows.jsonl --out v.npy": ROWS,
     "embed --model nowhere --data new.jsonl --out v.npy": FOLDER,
     "embed --model MODEL --data new.jsonl --out v.bin": "v.bin: vectors are written as .npy, .parquet, .jsonl; give it",
