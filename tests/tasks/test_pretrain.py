@@ -310,7 +310,7 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("--data index", "index: is an index, which holds no tokens; pack the table again without --index-only"),
         ("--data without", r"without: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, .*"),
-        ("--data tokens", "tokens: is a table that is not packed; run `gaudi-bert pack` on it first"),
+        ("--data tokens", "tokens: is a table that is not packed; run `gaudi-bert pack tokens --out packed/` first"),
         ("--data packed --evaluation-data tokens", r"tokens/.*metadata.json: missing, so the folder is not packed.*"),
         ("--data packed --evaluation-data other/packed", r"other/packed/.*: has '<mask>' as no token, packed as 3; .*"),
         ("--data packed --model gpt2", r"gpt2/tokenizer.json: has '<mask>' as no token, packed as 3; .*"),
