@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import transformers
 
-from tests.builders.torch_types import HEADS, NotBuiltError, small_random_model, types_of, verdict_on
+from tests.builders.torch_models import HEADS, NotBuiltError, small_random_model, types_of, verdict_on
 
 
 def main() -> None:

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders.bert_folder import WORDS, write_bert, write_tokenizer
+from tests.builders.bert_folder import WORDS, make_row, sentence, write_bert, write_rows, write_tokenizer
 from tests.builders.command_line import Done, run_command
-from tests.builders.once import once
+from tests.builders.effort import once
 from tests.builders.pages import PAGES, ROOT, Block, blocks, name
 from tests.builders.tables import random_rows, write_parquet
-from tests.builders.task_files import make_row, sentence, write_rows
 
 POSITIONS = 128
 # What a training is made of where a page's own would take hours.

@@ -17,10 +17,9 @@ import yaml
 
 from gaudi_bert.training.checkpoint import read_newest
 from tests.builders import training_data as data
-from tests.builders.bert_folder import VOCABULARY, write_tokenizer
+from tests.builders.bert_folder import VOCABULARY, write_rows, write_tokenizer
 from tests.builders.effort import LONG
 from tests.builders.ssh_hosts import made_hosts, wait_until
-from tests.builders.task_files import write_rows
 from tests.builders.two_processes import MODEL
 
 MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 -np 2"
@@ -83,7 +82,7 @@ def make_pipeline(folder: Path, how: str) -> list[list[str]]:
 def in_two_processes(launcher: str, commands: list[list[str]], folder: Path) -> list[dict[str, Any]]:
     """What the first process prints for each command; both must end each with 0, and the second prints nothing."""
     (folder / "commands.json").write_text(json.dumps(commands), encoding="utf-8")
-    program = [sys.executable, "-m", "tests.builders.rank_commands", str(folder / "commands.json"), str(folder)]
+    program = [sys.executable, "-m", "tests.builders.launched", str(folder / "commands.json"), str(folder)]
     root = Path(__file__).resolve().parent.parent
     done = subprocess.run(
         [*LAUNCHERS[launcher], *program], cwd=root, env=ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False

@@ -1,9 +1,10 @@
-"""A small Hugging Face folder of a BERT: a vocabulary of letters and some words, a tokenizer, seeded random weights."""
+"""A small Hugging Face folder of a BERT (letters and some words, seeded random weights), and labelled rows of its words."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,3 +57,43 @@ def write_bert(folder: Path, seed: int = 1, layers: int = 2, positions: int = 64
     named = {name.removeprefix("bert."): value for name, value in to_hugging_face(values).items()}
     save_file({name: value.astype(np.float32) for name, value in named.items()}, str(folder / "model.safetensors"))
     return folder
+
+
+# --- labelled rows
+
+
+NOUNS = ("cat", "dog", "hill", "river", "mat")
+
+
+def sentence(random: np.random.Generator, longest: int = 12) -> list[str]:
+    return [str(word) for word in random.choice(WORDS[:16], random.integers(2, longest))]
+
+
+def make_row(task: str, random: np.random.Generator) -> dict[str, Any]:
+    words = sentence(random)
+    nouns = sorted(set(words) & set(NOUNS))
+    if task == "classification":
+        return {
+            "text": " ".join(words),
+            "text_pair": "the cat",
+            "label": "animal" if "cat" in words or "dog" in words else "none",
+        }
+    if task == "multi-label":
+        return {"text": " ".join(words), "label": nouns}
+    if task == "regression":
+        return {"text": " ".join(words), "label": len(words) / 10}
+    if task == "token-classification":
+        return {"tokens": words, "tags": ["B-noun" if word in NOUNS else "O" for word in words]}
+    if task == "question-answering":
+        context = " ".join([*words, "cat", *sentence(random)])
+        start = context.index("cat")
+        return {"question": "the cat ?", "context": context, "answers": [{"text": "cat", "answer_start": start}]}
+    return {"text": " ".join(words)}
+
+
+def write_rows(path: Path, task: str, count: int, seed: int) -> Path:
+    """A file of JSON lines."""
+    random = np.random.default_rng(seed)
+    rows = [make_row(task, random) for _ in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path

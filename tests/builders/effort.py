@@ -1,9 +1,11 @@
-"""How often a test tries: as often as there is time for in `make test`, or as often as `make test-long` has time for."""
+"""How often a test tries, in `make test` and in `make test-long`; and what is made once for a whole session."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,3 +21,17 @@ def tries(usual: int, long: int) -> int:
 def long_form(test: Callable[..., None]) -> Any:
     """Decorate a test with this that only `make test-long` runs: pytest does not collect what is None."""
     return pytest.mark.repeated(test) if LONG else None
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """The folder `name`, which all processes of this test session share; `make` fills it, once."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"once-{name}"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            partial = folder.with_suffix(".partial")
+            partial.mkdir()
+            make(partial)
+            partial.rename(folder)
+    return folder

@@ -1,18 +1,25 @@
 """Holds the scan to protobuf's pure-Python parser and the contract on damaged files; a program, so that a crash is its own.
 
-    PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python python fuzz_scan.py SEED COUNT FOLDER
+    PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python python -m tests.builders.fuzz_scan SEED COUNT FOLDER
 
 Each mutant is scanned from a buffer of exactly its size next to a page without access, after it or before it in turn: a
 kernel that reads one byte outside is killed by the processor. The last line printed is `done` with the counts.
+
+Damage comes in two sorts: to the file (bits flipped, bytes lost or added, records swapped, false lengths, with the checksum
+of the length made right), and to a record whose checksums are then made right again, so that it reaches the parser.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import resource
+import struct
 import sys
 import zlib
 from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +27,245 @@ import numpy as np
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.scanning.scan import FRONT_BYTES, RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
 from gaudi_bert.tfrecords.wire.example import decode_example
-from tests.builders.guarded_memory import GuardedBuffer
-from tests.builders.record_mutations import Mutant, mutants
+from tests.builders.machines import GuardedBuffer
 from tests.oracles import protobuf_example
-from tests.oracles.wire import FLOAT_KEYS, UNPACKED_KEYS, crc32c, unframe
+from tests.oracles.wire import (
+    FLOAT_KEYS,
+    UNPACKED_KEYS,
+    crc32c,
+    example,
+    field,
+    frame,
+    map_entry,
+    masked_crc,
+    packed_list,
+    random_sequence,
+    split_list,
+    unframe,
+    unpacked_list,
+    varint,
+)
+
+MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS = 13, 3
+
+
+@dataclass(frozen=True)
+class Mutant:
+    number: int
+    kind: str
+    data: bytes
+    original: bytes
+
+
+def random_features(rng: random.Random) -> dict[str, list]:
+    return random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
+
+
+def make_payloads(rng: random.Random) -> list[bytes]:
+    """The records of a small legal file, map entries in a random order."""
+    payloads = []
+    for _ in range(rng.randint(1, 4)):
+        order = list(UNPACKED_KEYS)
+        rng.shuffle(order)
+        payloads.append(example(random_features(rng), order))
+    return payloads
+
+
+def flip_bits(rng: random.Random, data: bytes) -> bytes:
+    out = bytearray(data)
+    for _ in range(rng.choice([1, 1, 1, 2, 3, 8])):
+        if out:
+            out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
+    return bytes(out)
+
+
+def truncate(rng: random.Random, data: bytes) -> bytes:
+    return data[: rng.randrange(len(data))] if data else data
+
+
+def insert_bytes(rng: random.Random, data: bytes) -> bytes:
+    place = rng.randint(0, len(data))
+    return data[:place] + rng.choice([rng.randbytes(rng.randint(1, 40)), bytes(rng.randint(1, 40))]) + data[place:]
+
+
+def delete_bytes(rng: random.Random, data: bytes) -> bytes:
+    start = rng.randrange(max(1, len(data)))
+    return data[:start] + data[start + rng.randint(1, 40) :]
+
+
+def overwrite_bytes(rng: random.Random, data: bytes) -> bytes:
+    """A run of bytes replaced: zeros, ones, or noise (a lost disk block)."""
+    start = rng.randrange(max(1, len(data)))
+    length = min(rng.randint(1, 64), len(data) - start)
+    run = rng.choice([bytes(length), b"\xff" * length, rng.randbytes(length)])
+    return data[:start] + run + data[start + length :]
+
+
+Damage = Callable[[random.Random, bytes], bytes]
+FILE_DAMAGE: dict[str, Damage] = {
+    "bits flipped": flip_bits,
+    "truncated": truncate,
+    "bytes inserted": insert_bytes,
+    "bytes deleted": delete_bytes,
+    "bytes overwritten": overwrite_bytes,
+}
+
+
+def whole_records(rng: random.Random, payloads: list[bytes]) -> bytes:
+    """Records swapped, lost or doubled: what is left is a legal TFRecord."""
+    kept = list(payloads)
+    action = rng.choice(["swap", "lose", "double"])
+    if action == "swap":
+        rng.shuffle(kept)
+    elif action == "lose":
+        del kept[rng.randrange(len(kept))]
+    else:
+        kept.insert(rng.randint(0, len(kept)), rng.choice(payloads))
+    return b"".join(frame(payload) for payload in kept)
+
+
+def lying_length(rng: random.Random, payloads: list[bytes]) -> bytes:
+    """One record claims another length, a little or hugely wrong, and the checksum of the length agrees with it."""
+    liar = rng.randrange(len(payloads))
+    length = len(payloads[liar])
+    huge = [2**31 - 1, 2**31, 2**32 - 17, 2**32, 2**40, 2**63 - 17, 2**63 - 1, 2**63, 2**64 - 16, 2**64 - 12, 2**64 - 1]
+    near = [0, 1, length - 1, length + 1, length + 4, length + rng.randint(1, 2000), rng.randint(0, length)]
+    claimed = rng.choice(huge if rng.random() < 0.5 else near)
+    return b"".join(frame(payload, claimed if index == liar else None) for index, payload in enumerate(payloads))
+
+
+def inner_lengths(rng: random.Random, payload: bytes) -> bytes:
+    """A varint inside the message replaced by another one: a nested length, a tag or a value that lies."""
+    place = rng.randrange(len(payload))
+    value = rng.choice(
+        [0, 1, 127, 128, 2**14, 2**31, 2**32 - 1, 2**35, 2**62, 2**63 - 1, 2**63, 2**64 - 1, rng.getrandbits(12)]
+    )
+    return payload[:place] + varint(value, rng.choice([0, 0, 1])) + payload[place + rng.randint(0, 3) :]
+
+
+def single_values_unpacked(key: str, values: list) -> bytes:
+    """As some writers do; it is a byte shorter than packed."""
+    return (unpacked_list if len(values) == 1 else packed_list)(key, values)
+
+
+def odd_but_legal(rng: random.Random, payload: bytes) -> bytes:
+    """Legal protobuf that few writers write: other encodings, repeated or further map entries, unknown fields."""
+    features, other = random_features(rng), random_features(rng)
+    repeated = rng.choice(UNPACKED_KEYS)
+    encodings = [packed_list, unpacked_list, split_list]
+    kinds: list[Callable[[], bytes]] = [
+        lambda: example(features, encode=unpacked_list),
+        lambda: example(features, encode=split_list),
+        lambda: example(features, extra=map_entry(repeated, other[repeated])),
+        lambda: example(features, extra=map_entry("extra", [1, 2, 3])),
+        lambda: example(features) + field(2, b"unknown"),
+        lambda: example(features) + field(1, map_entry(repeated, other[repeated])),
+        lambda: example(features, encode=lambda key, values: rng.choice(encodings)(key, values)),
+        lambda: example(features, encode=single_values_unpacked),
+        lambda: example({key: values for key, values in features.items() if key != repeated}),
+    ]
+    return rng.choice(kinds)()
+
+
+def off_contract(rng: random.Random, payload: bytes) -> bytes:
+    """A well-formed example whose values break the contract: holes in masks, lists of other lengths, odd numbers."""
+    features = random_features(rng)
+    key = rng.choice(UNPACKED_KEYS)
+    values = features[key]
+    action = rng.randrange(4)
+    if action == 0:
+        values.insert(rng.randint(0, len(values)), values[0])
+    elif action == 1:
+        values.pop(rng.randrange(len(values)))
+    else:
+        place = rng.randrange(len(values))
+        is_float = isinstance(values[0], float)
+        values[place] = rng.choice(
+            [0.5, 2.0, float("nan"), -1.0] if is_float else [2, 255, -1, 2**31, 2**40, 2**63 - 1, -(2**63)]
+        )
+    return example(features)
+
+
+def strange_entry(rng: random.Random, payload: bytes) -> bytes:
+    """One map entry more that parsers may disagree on: two keys, a damaged feature, a key that is not UTF-8, a group."""
+    features, other = random_features(rng), random_features(rng)
+    known = rng.choice(UNPACKED_KEYS)
+    value = field(2, field(2 if known in FLOAT_KEYS else 3, packed_list(known, other[known])))
+    unknown = rng.choice([b"further", b"document_number", "été".encode(), b"key \xff of no text", b"\xc3"])
+    action = rng.randrange(6)
+    if action == 0:
+        keys = [unknown if rng.random() < 0.5 else rng.choice(UNPACKED_KEYS).encode(), known.encode()]
+        rng.shuffle(keys)
+        entry = field(1, b"".join(field(1, key) for key in keys) + value)
+    elif action == 1:
+        entry = field(1, field(1, unknown) + value)
+    elif action == 2:
+        body = rng.choice([b"\x80", b"\xff" * 10 + b"\x01", b"\x01\x02\x83", b"\x00" * 6, b""])
+        entry = field(1, field(1, unknown) + field(2, field(rng.choice([1, 2, 3, 4]), field(1, body))))
+    elif action == 3:
+        content = field(1, unknown) + value
+        entry = field(1, content[: rng.randrange(len(content))])
+    elif action == 4:
+        entry = field(1, field(1, known.encode()) + rng.choice([group(rng), b""]) + value + group(rng))
+    else:
+        entry = group(rng)
+    return example(features, extra=entry) + rng.choice([b"", b"", group(rng)])
+
+
+def group(rng: random.Random) -> bytes:
+    number, depth = rng.choice([1, 2, 7, 30]), rng.choice([1, 1, 2, 5, 98, 120])
+    start, end = varint(number << 3 | 3), varint(rng.choice([number, number, number + 1]) << 3 | 4)
+    inside = rng.choice([b"", field(1, b"text"), varint(5 << 3) + varint(300), b"\x0d\x00\x00\x00\x00"])
+    return start * depth + inside + end * (depth - rng.choice([0, 0, 0, 1]))
+
+
+RECORD_DAMAGE: dict[str, Damage] = {
+    **{f"record: {kind}": damage for kind, damage in FILE_DAMAGE.items()},
+    "record: inner length": inner_lengths,
+    "record: odd but legal": odd_but_legal,
+    "record: off contract": off_contract,
+    "record: strange entry": strange_entry,
+}
+
+
+def mutants(seed: int, count: int) -> Iterator[Mutant]:
+    """`count` damaged files, fixed by `seed`; every kind of damage in turn."""
+    kinds = [*FILE_DAMAGE, "whole records", "lying length", "checksums made right", *RECORD_DAMAGE]
+    for number in range(count):
+        rng = random.Random(f"{seed}:{number}")
+        kind = kinds[number % len(kinds)]
+        payloads = make_payloads(rng)
+        original = b"".join(frame(payload) for payload in payloads)
+        if kind in FILE_DAMAGE:
+            data = FILE_DAMAGE[kind](rng, original)
+        elif kind == "whole records":
+            data = whole_records(rng, payloads)
+        elif kind == "lying length":
+            data = lying_length(rng, payloads)
+        elif kind == "checksums made right":
+            data = mend_first_checksums(rng.choice(list(FILE_DAMAGE.values()))(rng, original))
+        else:
+            place = rng.randrange(len(payloads))
+            payloads[place] = RECORD_DAMAGE[kind](rng, payloads[place])
+            data = b"".join(frame(payload) for payload in payloads)
+        yield Mutant(number, kind, data, original)
+
+
+def mend_first_checksums(data: bytes) -> bytes:
+    """The checksums of every record that can still be followed made right, whatever lengths and payloads now are."""
+    out, offset = bytearray(data), 0
+    while len(out) - offset >= 16:
+        out[offset + 8 : offset + 12] = masked_crc(bytes(out[offset : offset + 8]))
+        (length,) = struct.unpack_from("<Q", out, offset)
+        if offset + 16 + length > len(out):
+            break
+        payload = bytes(out[offset + 12 : offset + 12 + length])
+        out[offset + 12 + length : offset + 16 + length] = masked_crc(payload)
+        offset += 16 + length
+    return bytes(out)
+
+
+# --- the scan of a mutant, and what it has to find
 
 
 def contract(payload: bytes, sizes: tuple[int, int] | None) -> dict | None:

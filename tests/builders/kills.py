@@ -43,11 +43,10 @@ from gaudi_bert.tfrecords.vendor_packs import HDF5_PACKS, PREDECESSOR_PACKS
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.verify_parts import finish_verification, verify_shard
 from gaudi_bert.tfrecords.write import write, write_shard
-from tests.builders.faulty_proxy import faulty_proxy
 from tests.builders.folders import comparable, contents
-from tests.builders.hdf5_files import sequences_for_hdf5, write_tfrecord
+from tests.builders.packing_case import sequences_for_hdf5, write_tfrecord
 from tests.builders.reporters import QUIET
-from tests.builders.s3_server import ENVIRONMENT, quick, s3_server, upload
+from tests.builders.s3_server import ENVIRONMENT, faulty_proxy, quick, s3_server, upload
 from tests.builders.s3_server import contents as objects_below
 from tests.builders.tables import random_rows, write_parquet
 from tests.oracles.wire import example, frame, random_sequence

@@ -1,11 +1,17 @@
-"""Random sequences and packs of them, for the tests of the model."""
+"""Small BERTs, random sequences and packs of them, for the tests of the model."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from gaudi_bert.common.arrays import BatchArrays
+from gaudi_bert.config.values import EngineName
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.protocol import Model, ModelSpec, Trial
 from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.heads import Head, Loss, PretrainingHead
 from gaudi_bert.model.sequences import Sequence
 
 VOCABULARY = 53
@@ -62,3 +68,27 @@ def random_packs(seed: int, lengths: list[list[int]]) -> list[list[Sequence]]:
             packs[-1].append(random_sequence(random, length, min(masked, length), 0 if count % 3 == 2 else 1))
             count += 1
     return packs
+
+
+# --- behind the protocol of the engines
+
+
+def pretraining_model(
+    config: BertConfig, seed: int | None, loss: Loss = "token", engine: EngineName = "tensorflow"
+) -> Model:
+    return model_of(config, PretrainingHead(loss), seed, engine)
+
+
+def model_of(config: BertConfig, head: Head, seed: int | None = 1, engine: EngineName = "tensorflow") -> Model:
+    return load_engine(engine).build(ModelSpec(config, head), seed=seed)
+
+
+def as_model(bert: BertForPretraining) -> TensorFlowModel:
+    """The same variables behind the protocol."""
+    model = TensorFlowModel(ModelSpec(bert.config, PretrainingHead()), seed=None)
+    model.bert = bert
+    return model
+
+
+def gradients_of(bert: BertForPretraining, batch: BatchArrays, loss: Loss) -> Trial:
+    return as_model(bert).trial(batch, loss)

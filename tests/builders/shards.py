@@ -1,8 +1,20 @@
-"""The shards of a packed folder, one by one, as its manifests have them; and sums that follow a changed shard."""
+"""The shards of a packed folder: as its manifests have them, changed with their sums, and very many small ones.
+
+    python -m tests.builders.shards rows|batches DESCRIPTORS FOLDER...
+
+reads an epoch of each folder with few descriptors, and prints how many files it had open: `rows` of `PackedDataset`, packed
+records or tables; `batches` of the TensorFlow trainer and of an evaluation.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +24,7 @@ from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.shards import Shard, index_path, write_index
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.wire.framing import read_records
+from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES
 
 
@@ -50,3 +62,93 @@ def mend_sums(packed: Path, group: int = 0, **others: object) -> None:
     listed = {key: [shard[key] for shard in manifest["shards"]] for key in ("packs", "bytes")}
     metadata["groups"][group] = {**listed, "manifest_crc32c": crc32c(path.read_bytes())}
     stored.write_text(json.dumps(metadata))
+
+
+# --- very many small ones
+
+
+def write_many_shards(folder: Path, packed: Path, shards: int, group_shards: int = 32, index: bool = True) -> Path:
+    """Shards of one to three packs each, which are those of the folder `packed` over and over."""
+    folder.mkdir()
+    content = json.loads((packed / "metadata.json").read_text(encoding="utf-8"))
+    payloads = [
+        payload for path in sorted(packed.glob("*.tfrecord")) if path.stat().st_size for payload in read_records(path)
+    ]
+    content["groups"] = []
+    for group in range(-(-shards // group_shards)):
+        sizes: list[list[int]] = []
+        for shard in range(group * group_shards, min(shards, (group + 1) * group_shards)):
+            frames = [frame(payloads[(3 * shard + pack) % len(payloads)]) for pack in range(1 + shard % 3)]
+            (folder / f"packed-{group:05d}-{shard % group_shards:05d}.tfrecord").write_bytes(b"".join(frames))
+            sizes.append([len(each) for each in frames])
+        if index:
+            write_index(index_path(folder, group), [np.array(each, np.uint32) for each in sizes])
+        packs_and_bytes = {"packs": [len(each) for each in sizes], "bytes": [sum(each) for each in sizes]}
+        content["groups"].append({**packs_and_bytes, "manifest_crc32c": group})
+    packs = sum(sum(group["packs"]) for group in content["groups"])
+    content["packs"], content["gap"] = packs, packs - content["lower_bound"]
+    (folder / "metadata.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def open_files() -> int:
+    """Descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mapped_files(folder: Path) -> int:
+    """Files of a folder that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return len({line.split()[-1] for line in lines if str(folder) in line})
+
+
+# --- a process that reads them with few descriptors
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def read_in_a_process(kind: str, descriptors: int, *folders: Path) -> list[dict]:
+    """What it said of each folder: the packs that it read, and the most files that it had open (but its own) and mapped."""
+    command = [sys.executable, "-m", "tests.builders.shards", kind, str(descriptors), *map(str, folders)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _rows(folder: Path) -> Iterator[int]:
+    from gaudi_bert.pytorch import PackedDataset
+
+    return (1 for _ in PackedDataset(folder))
+
+
+def _batches(folder: Path) -> Iterator[int]:
+    from gaudi_bert.model.config import BertConfig
+    from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches, value_limits
+    from gaudi_bert.training.input.source import open_source
+
+    source = open_source(folder)
+    limits = value_limits(source, BertConfig(max_position_embeddings=source.schema.max_sequence_length))
+    updates = source.packs // 8
+    yield from (8 for _ in islice(training_batches(source, limits, 8, TrainingOrder(seed=1, shuffle_packs=4096)), updates))
+    yield from (0 for _ in evaluation_batches(source, limits, 8))
+
+
+def main() -> None:
+    kind, descriptors, folders = sys.argv[1], int(sys.argv[2]), map(Path, sys.argv[3:])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    print(json.dumps([read(kind, folder) for folder in folders]))
+
+
+def read(kind: str, folder: Path) -> dict:
+    packs, own, opened, mapped = 0, 0, 0, 0
+    for number, count in enumerate(_rows(folder) if kind == "rows" else _batches(folder)):
+        own = own or open_files() - mapped_files(folder)
+        packs += count
+        if number % 50 == 0:
+            opened, mapped = max(opened, open_files() - own), max(mapped, mapped_files(folder))
+    return {"packs": packs, "opened": opened, "mapped": mapped}
+
+
+if __name__ == "__main__":
+    main()

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.bert_folder import write_bert
+from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.command_line import refusal
 from tests.builders.packing_case import make_case
 from tests.builders.pages import ROOT, blocks
-from tests.builders.task_files import write_rows
 
 pytest.importorskip("torch", exc_type=ImportError)
 

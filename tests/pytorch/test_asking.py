@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra 
 transformers = pytest.importorskip("transformers", minversion="5")
 
 from gaudi_bert.pytorch import PackCollator, probe_model  # noqa: E402
-from tests.builders.torch_types import HEADS, NotBuiltError, small_random_model, types_of, verdict_on  # noqa: E402
+from tests.builders.torch_models import HEADS, NotBuiltError, small_random_model, types_of, verdict_on  # noqa: E402
 
 SIZES = {
     "vocab_size": 99,

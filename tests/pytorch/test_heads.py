@@ -31,7 +31,7 @@ from gaudi_bert.pytorch import (  # noqa: E402
 )
 from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits  # noqa: E402
 from gaudi_bert.training.input.source import open_source  # noqa: E402
-from tests.builders.engine_models import gradients_of  # noqa: E402
+from tests.builders.model_packs import gradients_of  # noqa: E402
 
 SEED, PACKS = 9, 12
 CONFIG = BertConfig(

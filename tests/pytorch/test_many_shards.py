@@ -12,9 +12,8 @@ from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
 from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from tests.builders.effort import tries
-from tests.builders.many_shards import write_many_shards
 from tests.builders.packing_case import make_case
-from tests.builders.reading_process import read_in_a_process
+from tests.builders.shards import read_in_a_process, write_many_shards
 
 pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 

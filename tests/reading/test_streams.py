@@ -14,9 +14,9 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.reading.global_order import GlobalOrder, numbers_of_rank
 from gaudi_bert.reading.streams import ShardFiles, StreamReader
 from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
-from tests.builders.many_shards import mapped_files, open_files, write_many_shards
 from tests.builders.packing_case import make_case
 from tests.builders.properties import examples
+from tests.builders.shards import mapped_files, open_files, write_many_shards
 from tests.oracles.global_order import dealt_epoch
 
 

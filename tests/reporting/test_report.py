@@ -14,7 +14,7 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.reporting.inputs import read_inputs
 from gaudi_bert.reporting.report import render_page, report, summary_cards
-from tests.builders.report_work_folder import contents, write_workdir
+from tests.builders.plans import contents, write_workdir
 
 NOT_ENOUGH = {"examples/settings.json", "plan.settings.json", "packed/train/verification.json", "train/settings.yaml"}
 NOT_ENOUGH |= {"train/training.json", "finetune/metrics.jsonl", "finetune/settings.yaml"}

@@ -20,13 +20,11 @@ from gaudi_bert.runners.stage_table import stages_of
 from gaudi_bert.tasks.task_rows import make_built_in_rows
 from gaudi_bert.tfrecords.scanning.unpacked_index import scan_unpacked
 from tests.builders import folders
-from tests.builders.bert_folder import write_bert
-from tests.builders.faulty_proxy import faulty_proxy
+from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.folders import comparable
 from tests.builders.kills import pipeline as small_pipeline
 from tests.builders.reporters import QUIET
-from tests.builders.s3_server import S3Server, contents, quick, upload
-from tests.builders.task_files import write_rows
+from tests.builders.s3_server import S3Server, contents, faulty_proxy, quick, upload
 
 LEARN = {"max_sequence_length": 61, "depth": 5, "epochs": 2, "batch_sequences": 12, "learning_rate": 1e-3}
 

@@ -25,10 +25,9 @@ from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tables.sources import is_table
 from gaudi_bert.tables.verify import verify_table
 from tests.builders import tables
-from tests.builders.faulty_proxy import faulty_proxy
 from tests.builders.folders import contents as local_contents
 from tests.builders.reporters import QUIET
-from tests.builders.s3_server import S3Server, contents, quick, upload
+from tests.builders.s3_server import S3Server, contents, faulty_proxy, quick, upload
 from tests.builders.shards import mend_sums
 
 DAY_MS = 86_400_000

@@ -15,10 +15,9 @@ from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TASK_NAMES
 from gaudi_bert.tasks.finetune import finetune
 from gaudi_bert.training.results import FineTuneInput
-from tests.builders.bert_folder import write_bert
-from tests.builders.once import once
+from tests.builders.bert_folder import write_bert, write_rows
+from tests.builders.effort import once
 from tests.builders.reporters import QUIET
-from tests.builders.task_files import write_rows
 
 SETTINGS = {
     "max_sequence_length": 61,

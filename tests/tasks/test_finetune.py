@@ -28,7 +28,7 @@ from tests.builders.agree import agree
 from tests.builders.command_line import run_command
 from tests.builders.effort import LONG
 from tests.builders.reporters import Listener, StopAfter
-from tests.builders.two_finetunes import evaluated, rows_of
+from tests.builders.two_processes import evaluated, rows_of
 from tests.tasks.conftest import SETTINGS, run
 
 

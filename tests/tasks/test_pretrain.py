@@ -34,10 +34,10 @@ from gaudi_bert.training.input.batches import TrainingOrder
 from gaudi_bert.training.loop import learning_rate_at
 from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, run_command, succeed
+from tests.builders.effort import once
 from tests.builders.encoders import CONFIGS, SIZES, TOKENIZER
-from tests.builders.once import once
-from tests.builders.packed_tables import LENGTH, loss_of_rows, single_rows, write_table
 from tests.builders.reporters import QUIET, Listener, StopAfter
+from tests.builders.tables import LENGTH, loss_of_rows, single_rows, write_table
 
 pytestmark = pytest.mark.slow
 

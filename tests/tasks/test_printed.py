@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("torch", exc_type=ImportError)
 pytest.importorskip("transformers", exc_type=ImportError)
 
+from tests.builders.bert_folder import write_rows
 from tests.builders.command_line import run_command
 from tests.builders.encoders import write_encoder
-from tests.builders.packed_tables import LENGTH, write_table
-from tests.builders.task_files import write_rows
+from tests.builders.tables import LENGTH, write_table
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.masking import Vocabulary
 from gaudi_bert.tasks.table_data import WordTargets, evaluation_table_batches, open_packed_table, table_batches
 from gaudi_bert.training.input.batches import TrainingOrder
-from tests.builders.once import once
+from tests.builders.effort import once
 
 MASKED = "masked-language-modelling"
 VOCABULARY = Vocabulary(200, (0, 1, 2, 3), 3)
@@ -131,7 +131,7 @@ def test_next_tokens_end_with_each_sequence() -> None:
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pytest.importorskip("torch", exc_type=ImportError)  # of the builder of tokenizers
-    from tests.builders.packed_tables import write_table
+    from tests.builders.tables import write_table
 
     folder = once(tmp_path_factory, "table-of-words", lambda made: write_table(made / "table", 120, 4))
     return open_packed_table(folder / "table" / "packed")

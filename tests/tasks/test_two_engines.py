@@ -18,10 +18,9 @@ import transformers
 from gaudi_bert.tasks.answer_rows import PredictOptions
 from gaudi_bert.tasks.predict import predict
 from tests.builders.agree import agree
-from tests.builders.bert_folder import write_bert
+from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.encoders import write_encoder
 from tests.builders.reporters import QUIET
-from tests.builders.task_files import write_rows
 from tests.tasks.conftest import run
 
 pytestmark = pytest.mark.slow

@@ -19,8 +19,7 @@ from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.vendor_packs import HDF5_PACKS, PREDECESSOR_PACKS
 from tests.builders.command_line import run_command
 from tests.builders.folders import contents
-from tests.builders.hdf5_files import sequences_for_hdf5, write_hdf5, write_tfrecord
-from tests.builders.packing_case import make_case, unpacked_key
+from tests.builders.packing_case import make_case, sequences_for_hdf5, unpacked_key, write_hdf5, write_tfrecord
 from tests.builders.reporters import QUIET
 from tests.oracles.vendor_packs import read_packs, sequences_of
 

@@ -24,10 +24,10 @@ from gaudi_bert.tfrecords.wire.framing import frame as framed
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 from tests.builders.agree import agree
-from tests.builders.guarded_memory import GuardedBuffer
-from tests.builders.many_shards import mapped_files
+from tests.builders.machines import GuardedBuffer
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import QUIET
+from tests.builders.shards import mapped_files
 from tests.oracles.wire import FLOAT_KEYS, UNPACKED_KEYS, example, frame, map_entry, random_sequence, unpacked_list
 
 

@@ -22,11 +22,10 @@ from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.verify_parts import finish_verification, verify_shard
 from gaudi_bert.tfrecords.write import write, write_shard
 from tests.builders.command_line import run_command
-from tests.builders.faulty_proxy import FaultyProxy, faulty_proxy
 from tests.builders.folders import contents as local_contents
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import QUIET
-from tests.builders.s3_server import S3Server, contents, quick, upload
+from tests.builders.s3_server import FaultyProxy, S3Server, contents, faulty_proxy, quick, upload
 
 PACKING = PackingSettings(group_sequences=80, shard_multiple=4)
 

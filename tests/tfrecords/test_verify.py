@@ -23,10 +23,10 @@ from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.write import write
+from tests.builders.machines import make_read_only, small_disk
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import QUIET
 from tests.builders.shards import mend_sums, shards_of
-from tests.builders.small_disk import make_read_only, small_disk
 from tests.oracles.wire import split_list
 
 Packs = list[dict[str, np.ndarray]]

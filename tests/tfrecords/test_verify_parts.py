@@ -23,10 +23,10 @@ from gaudi_bert.tfrecords.verify_parts import finish_verification, verify_shard
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.write import write
 from tests.builders.folders import contents
+from tests.builders.machines import make_read_only, small_disk
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import QUIET
 from tests.builders.shards import mend_sums
-from tests.builders.small_disk import make_read_only, small_disk
 
 GROUPS = 5
 

@@ -27,11 +27,11 @@ from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.write import write, write_shard
 from tests.builders.folders import contents
+from tests.builders.machines import make_read_only, small_disk
 from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
 from tests.builders.plans import change_part, copy_plan, whole_plan
 from tests.builders.reporters import QUIET
 from tests.builders.shards import shards_of
-from tests.builders.small_disk import make_read_only, small_disk
 from tests.oracles.wire import crc32c
 
 

@@ -11,7 +11,7 @@ from gaudi_bert.artefacts.references import VocabularyInfo
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.training.train import train
 from tests.builders import training_data as data
-from tests.builders.once import once
+from tests.builders.effort import once
 from tests.builders.reporters import QUIET
 
 HELD_OUT = data.make_packs(9, seed=8)

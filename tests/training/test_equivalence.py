@@ -11,8 +11,7 @@ from gaudi_bert.model.sequences import join_sequences, split_packs
 from gaudi_bert.training.verify_model import compare_packed_with_unpacked
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
-from tests.builders.engine_models import as_model, gradients_of
-from tests.builders.model_packs import random_packs, small_model
+from tests.builders.model_packs import as_model, gradients_of, random_packs, small_model
 from tests.builders.properties import examples
 from tests.oracles import model as naive
 

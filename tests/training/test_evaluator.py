@@ -13,7 +13,7 @@ from gaudi_bert.training.evaluator import PretrainingEvaluator, majority_share
 from gaudi_bert.training.input.source import open_source
 from tests.builders import training_data as data
 from tests.builders.agree import agree
-from tests.builders.engine_models import pretraining_model
+from tests.builders.model_packs import pretraining_model
 
 PACKS = data.make_packs(29)
 CONFIG = BertConfig(**data.MODEL, vocab_size=data.VOCABULARY, max_position_embeddings=data.LENGTH, initializer_range=0.3)

@@ -18,7 +18,7 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, resume_run, share_state, write_checkpoint
 from gaudi_bert.training.loop import stop_requests
 from gaudi_bert.training.weights.sources import load_weights
-from tests.builders.engine_models import pretraining_model
+from tests.builders.model_packs import pretraining_model
 
 
 def make(seed: int, **changes) -> tuple[Model, Updates]:

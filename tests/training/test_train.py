@@ -30,8 +30,8 @@ from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.train import train
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
+from tests.builders.machines import make_read_only, small_disk
 from tests.builders.reporters import QUIET, Listener, StopAfter
-from tests.builders.small_disk import make_read_only, small_disk
 from tests.training.conftest import HELD_OUT, settings
 
 LAST = "update-00000020.safetensors"

@@ -23,7 +23,6 @@ from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.train import train
 from tests.builders import training_data as data
 from tests.builders import training_updates as work
-from tests.builders import two_finetunes as finetunes
 from tests.builders import two_processes as script
 from tests.builders.agree import agree, identical
 from tests.builders.effort import long_form
@@ -53,7 +52,7 @@ def records(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Path:
     """Rows of tasks, and a model to fine-tune."""
-    return finetunes.write_files(tmp_path_factory.mktemp("rows") / "files")
+    return script.write_files(tmp_path_factory.mktemp("rows") / "files")
 
 
 @pytest.fixture(scope="module")
@@ -179,9 +178,9 @@ def test_a_process_that_sleeps_in_its_step_is_named_and_ends_the_run(results) ->
 
 
 @pytest.mark.repeated
-@pytest.mark.parametrize("task", finetunes.RUNS)
+@pytest.mark.parametrize("task", script.RUNS)
 def test_the_weights_after_five_updates_are_those_of_one_process(task, files, results, tmp_path) -> None:
-    finetunes.fine_tuned(files, task, tmp_path / "one")
+    script.fine_tuned(files, task, tmp_path / "one")
     one, two = tmp_path / "one", results / "tasks" / task
     alone, together = FineTuning.read(one / "metrics.json"), FineTuning.read(two / "metrics.json")
     packs = alone.packs * alone.epochs
@@ -207,11 +206,11 @@ def test_the_weights_after_five_updates_are_those_of_one_process(task, files, re
 
 
 @pytest.mark.repeated
-@pytest.mark.parametrize("rows", finetunes.EVALUATED_ROWS)
+@pytest.mark.parametrize("rows", script.EVALUATED_ROWS)
 def test_an_evaluation_by_two_is_that_by_one(rows, files, results) -> None:
     """One row is one batch: the second process has nothing to do and gives nothing."""
-    model = results / "tasks" / finetunes.EVALUATED_TASK
-    alone = finetunes.as_json(finetunes.evaluated(model, files / f"evaluation-{rows}.jsonl", Communicator()))
+    model = results / "tasks" / script.EVALUATED_TASK
+    alone = script.as_json(script.evaluated(model, files / f"evaluation-{rows}.jsonl", Communicator()))
     both = [json.loads((results / "tasks" / f"evaluations-{rank}.json").read_text())[str(rows)] for rank in range(2)]
     identical(both[1], both[0])
     assert both[0]["rows"] == alone["rows"] == rows
@@ -234,8 +233,8 @@ class OneOfMany(Communicator):
 
 
 def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(files, results) -> None:
-    model, path, one = results / "tasks" / finetunes.EVALUATED_TASK, files / "evaluation-19.jsonl", OneOfMany()
-    evaluator = finetunes.evaluator(model, path, one)
+    model, path, one = results / "tasks" / script.EVALUATED_TASK, files / "evaluation-19.jsonl", OneOfMany()
+    evaluator = script.evaluator(model, path, one)
     whole = one.become(0, 1)
     expected = evaluator.run()
     for size in (3, 7):

@@ -17,7 +17,7 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
 from gaudi_bert.training.verify_model import verify_model
 from tests.builders import training_data
-from tests.builders.engine_models import pretraining_model
+from tests.builders.model_packs import pretraining_model
 from tests.builders.reporters import QUIET
 
 

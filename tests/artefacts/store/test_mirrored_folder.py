@@ -27,8 +27,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import (
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import atomic_file, write_json, write_text
-from tests.builders.faulty_proxy import faulty_proxy
-from tests.builders.s3_server import ENVIRONMENT, ROOT, S3Server, contents, quick
+from tests.builders.s3_server import ENVIRONMENT, ROOT, S3Server, contents, faulty_proxy, quick
 
 URL = "s3://bucket/door"
 

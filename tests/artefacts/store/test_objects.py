@@ -21,8 +21,7 @@ from gaudi_bert.artefacts.store.objects import (
 )
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.places import StoreSettings
-from tests.builders.faulty_proxy import FAULTS, faulty_proxy
-from tests.builders.s3_server import S3Server, quick
+from tests.builders.s3_server import FAULTS, S3Server, faulty_proxy, quick
 
 
 def test_places_in_a_store_are_paths_too() -> None:

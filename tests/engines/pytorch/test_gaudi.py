@@ -27,10 +27,9 @@ from gaudi_bert.engines.pytorch import gaudi
 from gaudi_bert.engines.pytorch.gaudi import VARIABLES
 from tests.builders import training_data as data
 from tests.builders.agree import agree
-from tests.builders.bert_folder import VOCABULARY, write_tokenizer
+from tests.builders.bert_folder import VOCABULARY, write_rows, write_tokenizer
 from tests.builders.effort import LONG, long_form
 from tests.builders.encoders import write_encoder
-from tests.builders.task_files import write_rows
 
 pytestmark = [
     pytest.mark.slow,

@@ -14,8 +14,7 @@ from gaudi_bert.model.config import BertConfig, parameter_count, parameter_specs
 from gaudi_bert.model.features import as_packed, check_batch
 from gaudi_bert.model.sequences import join_sequences, split_packs
 from tests.builders.agree import agree, identical
-from tests.builders.engine_models import gradients_of
-from tests.builders.model_packs import random_packs, small_config, small_model
+from tests.builders.model_packs import gradients_of, random_packs, small_config, small_model
 
 LENGTHS = [[11, 5, 13], [17, 9]]
 

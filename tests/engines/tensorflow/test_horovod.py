@@ -253,7 +253,7 @@ def test_when_rank_0_is_lost_the_others_end() -> None:
 @pytest.mark.parametrize(("kind", "last_words"), [("stops", "asked to stop"), ("hangs", "has ended")])
 def test_a_process_ends_with_its_launcher(kind: str, last_words: str) -> None:
     """The launcher is killed; the pipe closes when the process that it started has ended too."""
-    command = [sys.executable, "-m", "tests.builders.orphan", kind]
+    command = [sys.executable, "-m", "tests.builders.launched", kind]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
         assert launcher.stdout is not None
         lines = iter(launcher.stdout)

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from gaudi_bert.model.sequences import join_sequences, split_packs
 from gaudi_bert.training.verify_model import probe_leaks
-from tests.builders.engine_models import as_model
-from tests.builders.model_packs import VOCABULARY, random_packs, small_model
+from tests.builders.model_packs import VOCABULARY, as_model, random_packs, small_model
 
 
 def outputs_of(model, as_graph: bool = False):

@@ -12,7 +12,7 @@ import pytest
 
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.doctor.gaudi import GaudiFacts, check_driver, check_software, read_facts
-from tests.builders.stand_in_cards import hl_smi_table, put_hl_smi, put_pyhlml
+from tests.builders.machines import hl_smi_table, put_hl_smi, put_pyhlml
 
 NONE = {"tensorflow": "", "pytorch": ""}
 GAUDI_3 = hl_smi_table("1.24.0", cards=2, name="HL-325L")

@@ -13,8 +13,8 @@ from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.doctor.checks import CheckResult, examine_store
 from gaudi_bert.runners.doctor.host import HostAnswers, Packages, ask_host, check_host
 from tests.builders.command_line import run_command
+from tests.builders.machines import hl_smi_table
 from tests.builders.s3_server import S3Server, quick
-from tests.builders.stand_in_cards import hl_smi_table
 
 SERVER_OF_8 = ["resources.cards=8", "resources.hugepages_2Mi=95000Mi", "resources.training={cpu: 95, memory: 409Gi}"]
 CARDS = load_pipeline(None, [*SERVER_OF_8, "resources.cores_per_process=6"])

@@ -24,8 +24,8 @@ from gaudi_bert.runners.kubernetes.results import open_results, received_files, 
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
+from tests.builders.plans import write_workdir
 from tests.builders.recorded_answers import active, complete, failed, gave_up, running, succeeded
-from tests.builders.report_work_folder import write_workdir
 from tests.k8s.manifest_checks import check_pod
 
 DEMO = load_pipeline(None, ["kubernetes.start_seconds=1"])

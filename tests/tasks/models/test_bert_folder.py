@@ -19,7 +19,7 @@ from gaudi_bert.tasks.models.bert_folder import BertFolder, PackRunner
 from gaudi_bert.training.weights.sources import Weights, read_weights
 from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_bert
-from tests.builders.engine_models import model_of
+from tests.builders.model_packs import model_of
 
 pytestmark = pytest.mark.slow
 

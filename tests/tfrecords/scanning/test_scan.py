@@ -22,8 +22,8 @@ from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema
 from tests.builders.effort import tries
+from tests.builders.fuzz_scan import FILE_DAMAGE, mutants
 from tests.builders.packing_case import QUIET, make_case
-from tests.builders.record_mutations import FILE_DAMAGE, mutants
 from tests.oracles.packed_record import pack_sequences
 from tests.oracles.wire import (
     FLOAT_KEYS,

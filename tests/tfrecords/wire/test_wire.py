@@ -20,7 +20,7 @@ from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.framing import RecordStream, frame, read_records, write_record
 from gaudi_bert.tfrecords.wire.schema import MAX_TOKEN_ID, RecordError
 from gaudi_bert.tfrecords.wire.unpacked_encoder import encode_rows
-from tests.builders.guarded_memory import GuardedBuffer
+from tests.builders.machines import GuardedBuffer
 from tests.builders.properties import examples
 from tests.oracles.wire import field, varint
 

@@ -26,10 +26,9 @@ from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches,
 from gaudi_bert.training.input.source import ShardCache, check_fits, open_source, open_stored_source
 from tests.builders import training_data as data
 from tests.builders.effort import tries
-from tests.builders.many_shards import write_many_shards
 from tests.builders.packing_case import make_case
-from tests.builders.reading_process import read_in_a_process
 from tests.builders.s3_server import S3Server, quick, upload
+from tests.builders.shards import read_in_a_process, write_many_shards
 
 CONFIG = BertConfig(
     vocab_size=data.VOCABULARY,

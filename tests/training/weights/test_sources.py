@@ -26,7 +26,7 @@ from gaudi_bert.training.checkpoint import Checkpoint, is_checkpoint, write_chec
 from gaudi_bert.training.weights.model_files import SentenceFolder, read_sentence_folder
 from gaudi_bert.training.weights.sources import load_weights, read_weights
 from tests.builders.agree import agree
-from tests.builders.engine_models import pretraining_model
+from tests.builders.model_packs import pretraining_model
 from tests.builders.reporters import QUIET
 from tests.tasks.test_predict import TEXTS, logits_alone, write_model
 

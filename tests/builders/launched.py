@@ -1,0 +1,62 @@
+"""Programs that launchers start for a test.
+
+usage: python -m tests.builders.launched COMMANDS.json OUT   commands of `gaudi-bert`, one after the other; writes
+       OUT/rank-<n>.json: exit code and output of each
+usage: python -m tests.builders.launched stops|hangs         starts one watched process, which heeds a request to stop or
+       does not, and sleeps
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def run_commands(commands: list[list[str]], out: Path) -> None:
+    from gaudi_bert.common.launch import find_launch  # the launcher below needs nothing of ours
+    from tests.builders.command_line import run_command
+
+    launch = find_launch()
+    assert launch is not None, "not started by a launcher"
+    endings = []
+    for command in commands:
+        done = run_command(*command)  # a traceback ends this process, and its file shows which command was the last
+        endings.append({"code": done.returncode, "stdout": done.stdout, "stderr": done.stderr})
+        (out / f"rank-{launch.rank}.json").write_text(json.dumps(endings))
+    sys.exit(max(ending["code"] for ending in endings))
+
+
+def launch_one(kind: str) -> None:
+    with subprocess.Popen([sys.executable, "-m", "tests.builders.launched", kind, "watched"]):
+        time.sleep(600)
+
+
+def be_watched(kind: str) -> None:
+    from gaudi_bert.engines import watchdog
+    from gaudi_bert.engines.watchdog import Watchdog, WatchServer, connect_to_server
+
+    watchdog.ORPHAN_SECONDS = 1.0
+
+    def stop(number: int, frame: object) -> None:
+        print("asked to stop", flush=True)
+        if kind == "stops":
+            sys.exit(75)
+
+    signal.signal(signal.SIGTERM, stop)
+    server = WatchServer(("127.0.0.1", 0), 1, "secret", 60.0)
+    connection = connect_to_server(["127.0.0.1"], server.server_address[1])
+    Watchdog(connection, "secret", 0, 60.0, server)
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] in ("stops", "hangs"):
+        (launch_one if len(sys.argv) == 2 else be_watched)(sys.argv[1])
+    else:
+        run_commands(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
