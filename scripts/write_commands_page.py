@@ -11,7 +11,7 @@ from pathlib import Path
 
 from typer.main import get_command
 
-from gaudi_bert.cli.examples import EXAMPLES
+from gaudi_bert.cli.help import EXAMPLES
 from gaudi_bert.cli.main import GROUPS, app
 from gaudi_bert.common.files import write_text
 

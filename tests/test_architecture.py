@@ -143,10 +143,7 @@ STOREYS = {
     "engines": ("watchdog", "processes", "protocol", "tensorflow", "pytorch", "choose"),
     "tasks": ("kinds", "task_data", "objective", "models", "finetune", "pretrain", "predict", "embed"),
     "runners": ("docker", "kubernetes", "doctor"),
-    "cli": (
-        *("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands"),
-        *("cluster_commands", "main"),
-    ),
+    "cli": (*("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands", "main"),),
 }
 
 # Modules that are slow to load or that some environments lack: where a file may import them when it is itself imported,

@@ -6,20 +6,63 @@ import glob
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from gaudi_bert.cli.examples import EXAMPLES, choices_of
 from gaudi_bert.common.errors import InputError, refuse_removed
 from gaudi_bert.common.progress import RESULT_ALONE
 
 if TYPE_CHECKING:
     from gaudi_bert.config.values import Settings
+
+# An example of each command, for the foot of its help. Tests parse each one.
+EXAMPLES = {
+    "estimate": "gaudi-bert estimate wikipedia-512",
+    "prepare": "gaudi-bert prepare text/ --train-vocab 30000 --out examples/",
+    "tokenize": "gaudi-bert tokenize texts.jsonl --tokenizer model/ --max-sequence-length 512 --out tokens/",
+    "import": "gaudi-bert import rows.parquet --out tfrecords/",
+    "histogram": "gaudi-bert histogram my-tfrecords/ --out histogram.json",
+    "plan": "gaudi-bert plan histogram.json --out plan.json --algorithm optimal",
+    "write": "gaudi-bert write my-tfrecords/ --plan plan.json --out packed/",
+    "pack": "gaudi-bert pack my-tfrecords/ --out packed/ --verify",
+    "verify": "gaudi-bert verify my-tfrecords/ packed/",
+    "convert": "gaudi-bert convert packed/ --to hdf5 --out packed-hdf5/",
+    "inspect": "gaudi-bert inspect packed/ --record 7 --vocab vocab.txt",
+    "train": "gaudi-bert train --data packed/ --out run/ --model bert-base --set training.learning_rate=1e-4",
+    "evaluate": "gaudi-bert evaluate --data packed-held-out/ --checkpoint run/",
+    "verify-model": "gaudi-bert verify-model --checkpoint run/",
+    "export": "gaudi-bert export --checkpoint run/ --format huggingface --out model/",
+    "finetune": (
+        "gaudi-bert finetune --task classification --data train.jsonl --evaluation dev.jsonl --model model/ --out tuned/"
+    ),
+    "predict": "gaudi-bert predict --model tuned/ --data new.jsonl --out answers.jsonl",
+    "embed": "gaudi-bert embed --model model/ --data texts.jsonl --out vectors.npy",
+    "run": "gaudi-bert run demo --stages prepare,histogram,plan,write,verify",
+    "init": "gaudi-bert init wiki",
+    "report": "gaudi-bert report work/demo",
+    "settings": "gaudi-bert settings training",
+    "doctor": "gaudi-bert doctor --pipeline wiki.yaml",
+}
+
+# What an option may be, for help and for completion, by command and option; `*` is every command.
+CHOICES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("*", "engine"): ("tensorflow", "pytorch"),
+    ("*", "algorithm"): ("nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"),
+    ("*", "precision"): ("float32", "bfloat16"),
+    ("*", "on_bad_row"): ("stop", "skip"),
+    ("*", "too_long"): ("error", "truncate", "split", "drop"),
+    ("run", "on"): ("local", "docker", "kubernetes"),
+    ("plan", "leftovers"): ("best-fit", "complement"),
+    ("convert", "to"): ("hdf5", "parquet", "predecessor"),
+    ("export", "format_"): ("huggingface", "google", "savedmodel"),
+    ("embed", "pooling"): ("cls", "mean", "max"),
+    ("verify-model", "attention"): ("sdpa", "eager", "flex_attention"),
+}
 
 # Arguments that a folder, a file or a pattern may be.
 _TAKE_PATTERNS = ("records", "source")
@@ -66,7 +109,7 @@ class Command(TyperCommand):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         for parameter in self.params:
-            choices = choices_of(str(self.name), str(parameter.name))
+            choices = CHOICES.get((str(self.name), str(parameter.name))) or CHOICES.get(("*", str(parameter.name)), ())
             if parameter.param_type_name == "argument":
                 parameter.metavar = str(parameter.name).upper()
             if parameter.name == "out":
@@ -131,9 +174,7 @@ def _completion(choices: Sequence[str]) -> Any:
 
 
 class Commands(TyperGroup):
-    """Commands in named groups, none of whose summaries is cut off."""
-
-    groups: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Commands below the titles of their panels, none of whose summaries is cut off."""
 
     def get_help(self, ctx: Any) -> str:
         """The help as text."""
@@ -156,20 +197,15 @@ class Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the summaries of all commands."""
         names = self.list_commands(ctx)
-        grouped = {name for group in self.groups.values() for name in group}
-        others = [name for name in names if name not in grouped]
-        width = max(map(len, names))
-        for title, group in {**self.groups, **({"Commands": others} if others else {})}.items():
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in names:
+            command: Any = self.get_command(ctx, name)
+            if not command.hidden:
+                rows = panels.setdefault(command.rich_help_panel or "Commands", [])
+                rows.append((name.ljust(max(map(len, names))), command.get_short_help_str(limit=1000)))
+        for title, rows in panels.items():
             with formatter.section(title):
-                commands = [(name, self.get_command(ctx, name)) for name in group]
-                rows = [
-                    (name.ljust(width), _summary(command)) for name, command in commands if command and not command.hidden
-                ]
                 formatter.write_dl(rows)
-
-
-def _summary(command: Any) -> str:
-    return str(command.get_short_help_str(limit=1000))
 
 
 def _coloured(text: str) -> str:

@@ -11,23 +11,15 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import typer
 
 from gaudi_bert import __version__
-from gaudi_bert.cli import (
-    cluster_commands,
-    data_commands,
-    estimate_commands,
-    help,
-    model_commands,
-    pipeline_commands,
-    table_commands,
-)
+from gaudi_bert.cli import data_commands, estimate_commands, help, model_commands, pipeline_commands, table_commands
 from gaudi_bert.common.errors import (
     FailedError,
     GaudiBertError,
@@ -71,18 +63,13 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "run": pipeline_commands.run,
         "report": pipeline_commands.report,
         "settings": pipeline_commands.settings,
-        "wait": cluster_commands.wait,
-        "doctor": cluster_commands.doctor,
+        "wait": pipeline_commands.wait,
+        "doctor": pipeline_commands.doctor,
     },
 }
-COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
 class _Commands(help.Commands):
-    groups: ClassVar[Mapping[str, Sequence[str]]] = {
-        title: [*group, *(["k8s"] if "run" in group else [])] for title, group in GROUPS.items()
-    }
-
     def invoke(self, ctx: Any) -> Any:
         """Run the command; typer would turn an interruption into its own exit code."""
         try:
@@ -100,10 +87,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _name, _command in COMMANDS.items():
-    # What only Jobs call is not on the first page of help.
-    app.command(_name, cls=help.Command, hidden=_name == "wait")(_command)
-app.add_typer(cluster_commands.k8s)
+for _title, _group in GROUPS.items():
+    for _name, _command in _group.items():
+        # What only Jobs call is not on the first page of help.
+        app.command(_name, cls=help.Command, hidden=_name == "wait", rich_help_panel=_title)(_command)
+app.add_typer(pipeline_commands.k8s, rich_help_panel="Pipelines and machines")
 
 
 def _print_version(requested: bool) -> None:

@@ -7,9 +7,8 @@ K, K + N, ...) and everything after it (histogram, plan, write, verify) sees ord
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,17 +100,6 @@ def _finish(
     return content
 
 
-def _sizes(
-    files: Sequence[Path], max_sequence_length: int | None, max_predictions: int | None, input_column: str
-) -> tuple[UnpackedSchema, dict[Path, Sequence[CachedBatch]], tuple[str, ...]]:
-    """The sizes of the examples, measured where they are not given; rows that were read for that; unused columns."""
-    if max_sequence_length is not None and max_predictions is not None:
-        return UnpackedSchema(max_sequence_length, max_predictions), {}, ()
-    measured = _measure_tables(files, input_column)
-    schema = UnpackedSchema(max_sequence_length or measured.max_sequence_length, max_predictions or measured.max_predictions)
-    return schema, dict(measured.cached), measured.ignored_columns
-
-
 def _record_names(files: Sequence[Path]) -> list[str]:
     """The names of the TFRecord files: the stems of the tables, which must differ."""
     names = [f"{path.name.removesuffix('.gz').rpartition('.')[0]}.tfrecord" for path in files]
@@ -132,12 +120,17 @@ def _import_file(
     """Convert one table, unless it is done already; the count next to it is written after it."""
     if target.exists() and output.whole([target]):
         return
-    count = 0
-    encoder = UnpackedEncoder(schema)
+    count, encoder = 0, UnpackedEncoder(schema)
+    longest, most_masked = schema.max_sequence_length, schema.max_predictions
+    batches: Iterable[CachedBatch] = read_before or ()
+    if read_before is None:
+        batches = _checked_batches(table, _columns(table, input_column)[0], input_column)
+    cut = "raise --max-sequence-length, or cut the sequences before"
     with atomic_file(target) as handle:
-        for sequences in _read_sequences(
-            table, schema.max_sequence_length, schema.max_predictions, read_before, input_column
-        ):
+        for part, sequences in batches:
+            _refuse_more(part, sequences.lengths, f"tokens, allowed are 1 to {longest}; {cut}", longest)
+            allowed = f"masked positions, allowed are 0 to {most_masked}; raise --max-predictions"
+            _refuse_more(part, sequences.masked, allowed, most_masked)
             following = 0
             while following < sequences.lengths.size:
                 data, following = encoder.encode(sequences, following)
@@ -179,26 +172,20 @@ _BYTES_PER_BATCH = 64 << 20
 _MOST_CACHED_BYTES = 256 << 20
 _LARGEST_EXACT = 2**53
 
-
 CachedBatch = tuple[TablePart, SequenceArrays]
 """A batch of rows that was read and checked, and its part of the table."""
 
 
-@dataclass(frozen=True)
-class _TableSizes:
-    """What a set of tables holds at most, which its examples need, and the first batches, as many as fit into memory."""
+def _sizes(
+    files: Sequence[Path], max_sequence_length: int | None, max_predictions: int | None, tokens_column: str
+) -> tuple[UnpackedSchema, dict[Path, list[CachedBatch]], tuple[str, ...]]:
+    """The sizes of the examples, measured where they are not given; the columns that are not used.
 
-    rows: int
-    tokens: int
-    max_sequence_length: int
-    max_predictions: int
-    ignored_columns: tuple[str, ...]
-    cached: Mapping[Path, Sequence[CachedBatch]]
-
-
-def _measure_tables(files: Sequence[Path], tokens_column: str = TOKENS_COLUMN) -> _TableSizes:
-    """Read `files` once for the sizes that their examples need; `tokens_column` is their name of `input_ids`."""
-    rows = tokens = longest = most_masked = 0
+    Of the files that were read for that, the first ones, as many as fit into memory, with their batches.
+    """
+    if max_sequence_length is not None and max_predictions is not None:
+        return UnpackedSchema(max_sequence_length, max_predictions), {}, ()
+    longest = most_masked = 0
     ignored: set[str] = set()
     cached: dict[Path, list[CachedBatch]] = {}
     room = _MOST_CACHED_BYTES
@@ -207,8 +194,6 @@ def _measure_tables(files: Sequence[Path], tokens_column: str = TOKENS_COLUMN) -
         ignored |= set(unused)
         of_file: list[CachedBatch] = []
         for part, sequences in _checked_batches(path, used, tokens_column):
-            rows += sequences.lengths.size
-            tokens += int(sequences.lengths.sum())
             longest = max(longest, int(sequences.lengths.max()))
             most_masked = max(most_masked, int(sequences.masked.max()))
             room -= sum(array.nbytes for array in sequences)
@@ -216,30 +201,10 @@ def _measure_tables(files: Sequence[Path], tokens_column: str = TOKENS_COLUMN) -
                 of_file.append((part, sequences))
         if room >= 0:
             cached[path] = of_file
-    if rows == 0:
+    if longest == 0:
         raise InputError(f"{files[0].parent}: the tables hold no row; there is nothing to pack")
-    return _TableSizes(rows, tokens, longest, max(1, most_masked), tuple(sorted(ignored)), cached)
-
-
-def _read_sequences(
-    path: Path,
-    max_sequence_length: int | None = None,
-    max_predictions: int | None = None,
-    cached: Sequence[CachedBatch] | None = None,
-    tokens_column: str = TOKENS_COLUMN,
-) -> Iterator[SequenceArrays]:
-    """The sequences of one table, in order, a batch of rows at a time.
-
-    `max_sequence_length` and `max_predictions` limit a row (None: the limits of the contract). `cached` are its batches, if
-    measuring has cached them.
-    """
-    if cached is None:
-        batches = _checked_batches(path, _columns(path, tokens_column)[0], tokens_column)
-    for part, sequences in batches if cached is None else cached:
-        cut = "raise --max-sequence-length, or cut the sequences before"
-        _refuse_more(part, sequences.lengths, 1, max_sequence_length, "tokens", cut)
-        _refuse_more(part, sequences.masked, 0, max_predictions, "masked positions", "raise --max-predictions")
-        yield sequences
+    schema = UnpackedSchema(max_sequence_length or longest, max_predictions or max(1, most_masked))
+    return schema, cached, tuple(sorted(ignored))
 
 
 def _checked_batches(path: Path, used: Sequence[str], tokens_column: str) -> Iterator[CachedBatch]:
@@ -441,7 +406,5 @@ def _first_outside(values: IntArray, offsets: IntArray, counts: IntArray, most: 
     return -1, 0
 
 
-def _refuse_more(part: TablePart, counted: IntArray, least: int, most: int | None, what: str, remedy: str) -> None:
-    if most is not None:
-        allowed = f"{what}, allowed are {least} to {most}; {remedy}"
-        refuse_rows(part, counted > most, lambda row: f"has {counted[row]} {allowed}")
+def _refuse_more(part: TablePart, counted: IntArray, allowed: str, most: int) -> None:
+    refuse_rows(part, counted > most, lambda row: f"has {counted[row]} {allowed}")

@@ -20,8 +20,8 @@ import typer
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import OPTIONS
-from gaudi_bert.cli.examples import choices_of
-from gaudi_bert.cli.main import COMMANDS, app
+from gaudi_bert.cli.help import CHOICES
+from gaudi_bert.cli.main import GROUPS, app
 from gaudi_bert.common.errors import install_command
 from gaudi_bert.config import values
 from gaudi_bert.config.sections import PrepareSettings
@@ -29,6 +29,8 @@ from gaudi_bert.packing import pack_lengths
 from tests.builders.command_line import refusal, run_command, run_python, succeed
 from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case
+
+COMMANDS = [name for group in GROUPS.values() for name in group]
 
 
 def test_every_command_is_listed_and_explains_itself() -> None:
@@ -48,8 +50,8 @@ def test_every_command_is_listed_and_explains_itself() -> None:
 
 def test_the_algorithms_have_the_same_names_everywhere() -> None:
     names = get_args(values.Algorithm)
-    assert get_args(pack_lengths.Algorithm) == names == choices_of("pack", "algorithm")
-    assert get_args(values.EngineName) == choices_of("train", "engine")
+    assert get_args(pack_lengths.Algorithm) == names == CHOICES["*", "algorithm"]
+    assert get_args(values.EngineName) == CHOICES["*", "engine"]
 
 
 def test_settings_are_named_by_options_that_there_are() -> None:
