@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,6 +99,22 @@ def windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
     """The rows in lists of `size`; the last one may be shorter."""
     while window := list(islice(rows, size)):
         yield window
+
+
+def sized_batches(
+    rows: Iterable[_Row], size_of: Callable[[_Row], int], enough: int, most_rows: int | None = None
+) -> Iterator[list[_Row]]:
+    """The rows in lists that end with the row that makes them large enough, or with the row `most_rows`."""
+    batch: list[_Row] = []
+    size = 0
+    for row in rows:
+        batch.append(row)
+        size += size_of(row)
+        if size >= enough or len(batch) == most_rows:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings, labelled: bool) -> None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.rows.reading import sized_batches
 from gaudi_bert.rows.tokenizer import PairFrame, RowTokenizer
 from gaudi_bert.rows.types import IGNORED, NO_WORD, IdsRow, QuestionRow, Row, Sequences, TaggedRow, TextRow, source_name
 
@@ -120,7 +121,13 @@ class _Job:
         if self.settings.too_long == "truncate":
             tokenizer.enable_truncation(self.most)
         try:
-            encoded = list(chain.from_iterable(map(self._encoded_texts, self._batches(rows))))
+            # As far as texts are read first: an encoding is 100 times as large.
+            batches = sized_batches(
+                rows,
+                lambda row: min(len(row.text), _CHARACTERS_OF_TOKEN * self.most) + len(row.text_pair or ""),
+                _BATCH_CHARACTERS,
+            )
+            encoded = list(chain.from_iterable(map(self._encoded_texts, batches)))
         finally:
             tokenizer.no_truncation()
         lengths = np.fromiter((len(text.input_ids) for text in encoded), np.int64, len(encoded))
@@ -133,19 +140,6 @@ class _Job:
         segments = np.concatenate([text.segment_ids for text in encoded])
         return np.arange(len(rows), dtype=np.int64), offsets, flat, segments
 
-    def _batches(self, rows: Sequence[TextRow]) -> Iterator[list[TextRow]]:
-        """The rows in batches of so many characters, as far as they are read first: an encoding is 100 times as large."""
-        batch: list[TextRow] = []
-        characters = 0
-        for row in rows:
-            batch.append(row)
-            characters += min(len(row.text), _CHARACTERS_OF_TOKEN * self.most) + len(row.text_pair or "")
-            if characters >= _BATCH_CHARACTERS:
-                yield batch
-                batch, characters = [], 0
-        if batch:
-            yield batch
-
     def _encoded_texts(self, rows: Sequence[TextRow]) -> list[_EncodedText]:
         """The tokens of each row; of a text that is far too long, those of its beginning.
 
@@ -156,7 +150,7 @@ class _Job:
         waiting, size = list(range(len(rows))), _CHARACTERS_OF_TOKEN * self.most
         while waiting:
             is_partial = {index: rows[index].text_pair is None and len(rows[index].text) > size for index in waiting}
-            inputs = [_beginning(rows[index].text, size) if is_partial[index] else _input(rows[index]) for index in waiting]
+            inputs = [_beginning(rows[index].text, size) if is_partial[index] else rows[index].input for index in waiting]
             for index, encoding in zip(waiting, self.tokenizer.tokenizer.encode_batch_fast(inputs), strict=True):
                 input_ids = np.array(encoding.ids, np.int32)
                 rest = encoding.overflowing if len(input_ids) == self.most else []
@@ -274,10 +268,6 @@ class _Job:
             part = ids[start:end] if isinstance(row, IdsRow) else self._framed(ids[start:end])
             nothing = np.full((len(part), 2), NO_WORD, np.int32)
             yield _Piece(index, part, np.zeros(len(part), np.int8), nothing, nothing[:, 0], nothing[0])
-
-
-def _input(row: TextRow) -> str | tuple[str, str]:
-    return row.text if row.text_pair is None else (row.text, row.text_pair)
 
 
 def _beginning(text: str, size: int) -> str:

@@ -36,6 +36,11 @@ class TextRow(NamedTuple):
     text_pair: str | None = None
     label: str | tuple[str, ...] | float | None = None
 
+    @property
+    def input(self) -> str | tuple[str, str]:
+        """As the library `tokenizers` takes it."""
+        return self.text if self.text_pair is None else (self.text, self.text_pair)
+
 
 class TaggedRow(NamedTuple):
     """Words with their tags; `starts` are their positions in the text, None for words with one space between."""

@@ -37,7 +37,7 @@ from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TokenizeSettings
 from gaudi_bert.corpus.documents import Source, find_sources, source_identity
-from gaudi_bert.rows.reading import good_rows, rows_of_part
+from gaudi_bert.rows.reading import good_rows, rows_of_part, sized_batches
 from gaudi_bert.rows.records import RowPart, row_parts
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer, read_tokenizer
 from gaudi_bert.rows.types import STANDARD_INPUT, TextRow, source_name
@@ -55,14 +55,7 @@ _BATCHES_AHEAD = 2
 _ROW_GROUP_TOKENS = 1 << 20
 
 
-class _Part(NamedTuple):
-    """A part of the texts, and its number among all."""
-
-    number: int
-    part: RowPart
-
-
-class _TokensOutput(GroupedOutput[_Part, TokenisedPart]):
+class _TokensOutput(GroupedOutput[int, TokenisedPart]):
     """The folder: a table for each part."""
 
     def is_whole(self, summary: TokenisedPart) -> bool:
@@ -129,44 +122,42 @@ def _tokenize(
     identities = [source_identity(source) for source in sources]
     inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
     signature = Signature("tokenize", settings.model_dump(mode="json", exclude_none=True), inputs)
-    pieces = [part for source in sources for part in row_parts(source, settings.format, settings.part_bytes)]
-    if not pieces:
+    parts = [part for source in sources for part in row_parts(source, settings.format, settings.part_bytes)]
+    if not parts:
         raise InputError(f"{', '.join(source.shown for source in sources)}: holds no text; check the path")
-    for piece in pieces:  # a file that the options do not fit is refused before the first one is tokenized
-        if not piece.start:
-            say = reporter.say if piece is pieces[0] else None
-            next(good_rows(rows_of_part(piece, None, settings.reading, say=say)), None)
-    parts = [_Part(number, part) for number, part in enumerate(pieces)]
+    for part in parts:  # a file that the options do not fit is refused before the first one is tokenized
+        if not part.start:
+            say = reporter.say if part is parts[0] else None
+            next(good_rows(rows_of_part(part, None, settings.reading, say=say)), None)
 
-    def summary_path(part: _Part) -> Path:
-        return tokens_path(out / NOTES_NAME, part.number, len(parts)).with_suffix(".json")
+    def summary_path(number: int) -> Path:
+        return tokens_path(out / NOTES_NAME, number, len(parts)).with_suffix(".json")
 
     output = _TokensOutput(out, TokenisedTexts.path_in(out), signature, TokenisedPart, summary_path, reporter)
     if output.begin(overwrite):
         return StageOutput(TokenisedTexts.read(out), skipped=True)
-    number, shards = shard or (0, 1)
-    own = output.missing(parts[number::shards])
+    first, shards = shard or (0, 1)
+    own = output.missing(range(first, len(parts), shards))
     with output.removed_on_bad_input() if shard is None else nullcontext():
-        with reporter.task("tokenize", sum(part.size_bytes for _, part in own), "bytes") as task:
-            for part in own:
-                _make_part(part, tokens_path(out, part.number, len(parts)), encoder, output, task)
-        return _finish(parts, tokenizer, encoder, output, identities)
+        with reporter.task("tokenize", sum(parts[number].size_bytes for number in own), "bytes") as task:
+            for number in own:
+                _make_part(number, parts[number], tokens_path(out, number, len(parts)), encoder, output, task)
+        return _finish(len(parts), tokenizer, encoder, output, identities)
 
 
 def _finish(
-    parts: Sequence[_Part],
+    parts: int,
     tokenizer: RowTokenizer,
     encoder: _Encoder,
     output: _TokensOutput,
     identities: Sequence[dict[str, Any]],
 ) -> StageOutput[TokenisedTexts] | TokenisedShard:
     """Write tokens.json when all parts are there."""
-    whole = output.whole(parts)
-    missing = len(parts) - len(whole)
+    files = tuple(output.whole(range(parts)).values())
+    missing = parts - len(files)
     if missing:
-        output.reporter.say(f"{shown_path(output.folder)}: {missing} of {len(parts)} parts remain for other shards")
-        return TokenisedShard(parts=len(parts), missing_parts=missing)
-    files = tuple(whole[part] for part in parts)
+        output.reporter.say(f"{shown_path(output.folder)}: {missing} of {parts} parts remain for other shards")
+        return TokenisedShard(parts=parts, missing_parts=missing)
     settings = encoder.settings
     if not any(file.rows for file in files):
         raise InputError(f"{shown_path(output.folder)}: no text gives a row; give some that are not empty, nor all too long")
@@ -191,12 +182,12 @@ def _finish(
     return StageOutput(content)
 
 
-def _make_part(part: _Part, target: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> None:
+def _make_part(number: int, part: RowPart, target: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> None:
     """Write the table of a part, unless another process has done so meanwhile; its summary comes last."""
-    with output.writing(part, f"{output.folder}: part {part.number}") as needed:
+    with output.writing(number, f"{output.folder}: part {number}") as needed:
         if needed:
             counts: Counter[str] = Counter()
-            size = _write_tables(target, encoder.columns, _tables(part.part, encoder, task, counts))
+            size = _write_tables(target, encoder.columns, _tables(part, encoder, task, counts))
             release(target)
             names = ("texts", "empty_texts", "rows", "tokens")
             too_long = TooLongRows(
@@ -207,7 +198,7 @@ def _make_part(part: _Part, target: Path, encoder: _Encoder, output: _TokensOutp
             summary = TokenisedPart(
                 name=target.name, bytes=size, too_long=too_long, **{name: counts[name] for name in names}
             )
-            summary.write(output.summary_path(part))
+            summary.write(output.summary_path(number))
 
 
 def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str]) -> Iterator[Any]:
@@ -219,27 +210,13 @@ def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str]) 
 
     characters = 0
     texts = (row for row in good_rows(rows_of_part(part, None, encoder.settings.reading)) if isinstance(row, TextRow))
-    for table, counted, size in _ahead(encode, _batches(texts)):
+    for table, counted, size in _ahead(encode, sized_batches(texts, _characters, _BATCH_CHARACTERS, _BATCH_TEXTS)):
         counts.update(counted)
         # How far a compressed file is read is not known: its text is taken to be as long as the file.
         characters, before = characters + size, characters
         task.advance(min(characters, part.size_bytes) - min(before, part.size_bytes))
         yield table
     task.advance(max(part.size_bytes - characters, 0))
-
-
-def _batches(texts: Iterable[TextRow]) -> Iterator[list[TextRow]]:
-    """The texts in batches of about as many characters; the batches are a function of the texts."""
-    batch: list[TextRow] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += _characters(text)
-        if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_TEXTS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _characters(row: TextRow) -> int:
@@ -307,7 +284,7 @@ class _Encoder:
         texts = [text for text in batch if not text.text.isspace() and text.text]
         encoded: list[tuple[TextRow, Encoding]] = []
         counts = Counter(texts=len(batch), empty_texts=len(batch) - len(texts))
-        for text, encoding in zip(texts, self.encode(list(map(_input, texts))), strict=True):
+        for text, encoding in zip(texts, self.encode([text.input for text in texts]), strict=True):
             if not encoding.ids:
                 counts["empty_texts"] += 1
             elif not encoding.overflowing:
@@ -330,7 +307,7 @@ class _Encoder:
         rest, is_pair, policy = encoding.overflowing, text.text_pair is not None, self.settings.too_long
         added = self.added[is_pair]
         if is_pair:
-            tokens = len(self.encode_uncut([_input(text)])[0])
+            tokens = len(self.encode_uncut([text.input])[0])
         else:
             tokens = len(encoding) + sum(len(piece) - added for piece in rest)
         if policy == "error" or (is_pair and policy == "split"):
@@ -349,10 +326,6 @@ class _Encoder:
         counts["dropped_tokens"] += tokens - added
         counts["dropped_rows"] += 1
         return []
-
-
-def _input(row: TextRow) -> _Text:
-    return row.text if row.text_pair is None else (row.text, row.text_pair)
 
 
 def _encoder(tokenizer: RowTokenizer, settings: TokenizeSettings) -> _Encoder:
