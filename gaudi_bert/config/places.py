@@ -36,26 +36,24 @@ class ImageSettings(Settings):
 
 
 class PodResources(Settings):
-    """What one container requests."""
+    """What one container requests; where only `memory` is given, the limit is not that of another memory."""
 
     cpu: Quantity = Field("100m", description="cores; a limit only for training on cards, where request and limit are equal")
     memory: Quantity = "256Mi"
-    memory_limit: Quantity | None = Field(None, description="default: the same as `memory`; not for training on cards")
+    memory_limit: Quantity | None
 
-
-def _limit_follows_memory(values: Any) -> Any:
-    """Where only `memory` is given, the limit is not that of another memory."""
-    if isinstance(values, Mapping) and "memory" in values and "memory_limit" not in values:
-        return {**values, "memory_limit": values["memory"]}
-    return values
+    @model_validator(mode="before")
+    @classmethod
+    def _limit_follows_memory(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and "memory" in values and "memory_limit" not in values:
+            return {**values, "memory_limit": values["memory"]}
+        return values
 
 
 class DataPodResources(PodResources):
     """What a container that prepares, counts, plans, writes or verifies requests."""
 
     memory_limit: Quantity | None = Field("2Gi", description="where `memory` is set: the same by default")
-
-    _follows = model_validator(mode="before")(_limit_follows_memory)
 
 
 class TrainingPodResources(PodResources):
@@ -66,8 +64,6 @@ class TrainingPodResources(PodResources):
     memory_limit: Quantity | None = Field(
         "4Gi", description="where `memory` is set: the same by default; not for training on cards"
     )
-
-    _follows = model_validator(mode="before")(_limit_follows_memory)
 
 
 class ResourceSettings(Settings):

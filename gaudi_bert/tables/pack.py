@@ -59,8 +59,11 @@ def pack_table(
         if output.begin(overwrite):
             written = StageOutput(TableMetadata.read(folder), skipped=True)
         else:
-            metadata = _pack_groups(table, output, settings, finish, workers)
-            written = StageOutput(metadata, seconds=0.0)
+            with output.removed_on_bad_input():
+                grouped = open_table(table, settings, reporter)
+                if not finish:
+                    _write_groups(output, grouped, range(len(grouped.groups)), settings, workers)
+            written = StageOutput(_finish(output, grouped, settings))
         proof = verify_table(table, out, reporter=reporter, workers=workers, store=store) if verified else None
     if not written.skipped:
         written = StageOutput(written.content, seconds=round(time.monotonic() - started, 3))
@@ -121,16 +124,6 @@ def _output(
         source_sha256=signature.sha256,
         command="gaudi-bert pack",
     )
-
-
-def _pack_groups(
-    source: str | Path, output: PackedOutput[TableGroupManifest], settings: TableSettings, finish: bool, workers: int | None
-) -> TableMetadata:
-    with output.removed_on_bad_input():
-        table = open_table(source, settings, output.reporter)
-        if not finish:
-            _write_groups(output, table, range(len(table.groups)), settings, workers)
-    return _finish(output, table, settings)
 
 
 def _write_groups(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,13 +62,16 @@ def verify_table(
         metadata = TableMetadata.read(folder)
         proof.check_shards(folder, metadata)
         sizes = {file: file.stat().st_size for file in table_files(table)}
-        prove = partial(_prove, table, folder, metadata, reporter, workers)
+
+        def prove() -> proof.Proof[TableVerification]:
+            """Compare both sides group by group, and compute manifests and metadata again from what was read."""
+            rows, groups = open_packed_rows(table, folder, metadata, reporter), TableSums()
+            rows.prove(range(len(rows.table.groups)), groups.add, reporter, workers)
+            return rows.proof_of(groups)
+
         again = overwrite or is_mirrored(folder)  # a store counts in seconds, and a copied table is always new
         verified = proof.VerifiedFolder(folder, metadata, sizes, TableVerification, reporter)
         return proof.verify_folder(verified, prove, again)
-
-
-_TakeManifest = Callable[[TableGroupManifest, int], None]
 
 
 @dataclass(frozen=True)
@@ -131,15 +133,6 @@ def open_packed_rows(source: str | Path, packed: Path, metadata: TableMetadata, 
     if groups != len(table.groups):
         raise FailedError(f"{packed}: {groups} groups, the table gives {len(table.groups)}; {metadata.remedy}")
     return PackedRows(packed, metadata, table, settings, inputs, signature.sha256)
-
-
-def _prove(
-    source: str | Path, packed: Path, metadata: TableMetadata, reporter: Reporter, workers: int | None
-) -> proof.Proof[TableVerification]:
-    """Compare both sides group by group, and compute the manifests and the metadata again from what was read."""
-    rows, groups = open_packed_rows(source, packed, metadata, reporter), TableSums()
-    rows.prove(range(len(rows.table.groups)), groups.add, reporter, workers)
-    return rows.proof_of(groups)
 
 
 def _prove_group(

@@ -71,13 +71,12 @@ def write_lines(path: Path, rows: Sequence[Row], batch: int = 0) -> None:
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
-def write_dataset(folder: Path, rows: Sequence[Row], batch: int = 7) -> None:
+def write_dataset(folder: Path, rows: Sequence[Row], batch: int = 7, files: int = 2) -> None:
     """What `Dataset.save_to_disk` leaves: Arrow streams, and state.json with their names."""
-    folder.mkdir(parents=True)
-    half = len(rows) // 2
-    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
-    for name, part in zip(names, (rows[:half], rows[half:]), strict=True):
-        write_stream(folder / name, part, batch)
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"data-{number:05d}-of-{files:05d}.arrow" for number in range(files)]
+    for number, name in enumerate(names):
+        write_stream(folder / name, rows[len(rows) * number // files : len(rows) * (number + 1) // files], batch)
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
 
 

@@ -33,7 +33,7 @@ from tests.builders.command_line import run_command
 from tests.builders.packing_case import make_case, sequence_key, unpacked_key
 from tests.builders.reporters import QUIET
 from tests.builders.shards import shards_of
-from tests.builders.tables import random_rows, write_file, write_parquet, write_stream
+from tests.builders.tables import random_rows, write_dataset, write_file, write_parquet, write_stream
 
 
 def decoded(path: Path) -> list[dict]:
@@ -175,24 +175,14 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         import_tables(tmp_path / "splits", tmp_path / "records", reporter=QUIET)
 
 
-def save_to_disk(folder: Path, shards: list[list[list[int]]]) -> None:
-    """What `datasets.Dataset.save_to_disk` leaves: Arrow streams, and state.json with their names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
-    for name, rows in zip(names, shards, strict=True):
-        write_stream(folder / name, pyarrow.table({"input_ids": rows}))
-    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "0" * 16, "_split": "train"}
-    (folder / "state.json").write_text(json.dumps(state))
-
-
 def test_files_of_an_earlier_save_are_no_part_of_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_to_disk(tmp_path / "saved", [[[1, 2]] * 11, [[3]] * 13, [[4]] * 17])
-    save_to_disk(tmp_path / "saved", [[[5, 6, 7], [8]], [[9]]])
+    write_dataset(tmp_path / "saved", [{"input_ids": [1, 2]}] * 41, files=3)
+    write_dataset(tmp_path / "saved", [{"input_ids": row} for row in ([5, 6, 7], [8], [9])])
     result = import_tables(tmp_path / "saved", tmp_path / "records", reporter=Reporter()).content
     assert (result.files, result.sequences, result.max_sequence_length) == (2, 3, 3)
     assert "state.json does not name data-00000-of-00003.arrow, data-00001-of-00003.arrow" in capsys.readouterr().err
-    (record,) = decoded(tmp_path / "records" / "data-00001-of-00002.tfrecord")
-    assert record["input_ids"].tolist() == [9, 0, 0]
+    records = decoded(tmp_path / "records" / "data-00001-of-00002.tfrecord")
+    assert [record["input_ids"].tolist() for record in records] == [[8, 0, 0], [9, 0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +195,7 @@ def test_files_of_an_earlier_save_are_no_part_of_a_dataset(tmp_path: Path, capsy
     ],
 )
 def test_a_damaged_dataset_folder_is_refused(tmp_path: Path, change: dict, reason: str) -> None:
-    save_to_disk(tmp_path / "saved", [[[1, 2]]])
+    write_dataset(tmp_path / "saved", [{"input_ids": [1, 2]}], files=1)
     state = json.loads((tmp_path / "saved" / "state.json").read_text())
     (tmp_path / "saved" / "state.json").write_text(json.dumps({**state, **change}))
     with pytest.raises(InputError, match=reason):

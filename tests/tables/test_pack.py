@@ -18,7 +18,6 @@ import pyarrow
 from pyarrow import dataset, parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gaudi_bert.artefacts.packed import TableMetadata
 from gaudi_bert.artefacts.references import NOTES_NAME
 from gaudi_bert.artefacts.results import PackResult, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
@@ -201,8 +200,6 @@ def test_a_second_run_does_nothing_and_other_settings_are_refused(tmp_path: Path
     assert contents(tmp_path / "out") == before
     with pytest.raises(InputError, match="holds a packed table, not packed TFRecords"):
         read_metadata(tmp_path / "out")
-    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET, overwrite=True)
-    assert TableMetadata.read(tmp_path / "out").deepest_pack <= 2
 
 
 def test_only_chosen_columns_are_packed(tmp_path: Path) -> None:
@@ -319,10 +316,3 @@ def test_overwritten_with_other_settings(folders: dict[str, int], tmp_path: Path
     shutil.rmtree(out / NOTES_NAME)
     with pytest.raises(InputError, match=r"out: exists, but settings\.json does not describe it"):
         pack_table(tokens, out, large, reporter=QUIET)
-
-
-def test_bad_rows_remove_the_folder(tmp_path: Path) -> None:
-    tables.write_lines(tmp_path / "rows.jsonl", [{"input_ids": [1] * 9}])
-    with pytest.raises(InputError, match="has 9 tokens"):
-        pack_table(tmp_path / "rows.jsonl", tmp_path / "out", TableSettings(max_sequence_length=8), reporter=QUIET)
-    assert not (tmp_path / "out").exists()
