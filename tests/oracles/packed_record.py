@@ -1,6 +1,11 @@
-"""The naive twin of packing: lists in, lists out, one value at a time. It follows the contract's words and nothing else."""
+"""Naive twins: of packing, which follows the contract's words and nothing else; and of the vendor's reader of HDF5 packs.
+
+Lists in, lists out, one value at a time.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 
 def pack_sequences(sequences: list[dict], max_sequence_length: int, masked_slots: int, depth: int) -> dict[str, list]:
@@ -36,3 +41,62 @@ def pack_sequences(sequences: list[dict], max_sequence_length: int, masked_slots
             raise ValueError(f"{name} has {len(values)} values, room for {size}")
         values.extend([0] * (size - len(values)))
     return packed
+
+
+# --- the vendor's reader, written from the description of the format
+
+TYPES = {
+    "input_ids": "int32",
+    "input_mask": "int32",
+    "segment_ids": "int8",
+    "positions": "int32",
+    "masked_lm_positions": "int32",
+    "masked_lm_ids": "int32",
+    "next_sentence_positions": "int32",
+    "next_sentence_labels": "int8",
+    "next_sentence_weights": "int32",
+}
+
+
+def read_packs(folder: Path, length: int, predictions: int) -> list[dict]:
+    """The packs of all files of a folder, as dictionaries of lists; `predictions` is P of the sequences."""
+    import h5py
+
+    packs = []
+    for path in sorted(folder.iterdir()):
+        with h5py.File(path) as file:
+            assert {name: file[name].dtype.name for name in file} == TYPES
+            assert all(file[name].compression == "gzip" for name in file)
+            columns = {name: file[name][:].tolist() for name in file}
+        for row in zip(*columns.values(), strict=True):
+            pack = dict(zip(columns, row, strict=True))
+            assert len(pack["input_ids"]) == len(pack["positions"]) == len(pack["input_mask"]) == length
+            assert len(pack["next_sentence_weights"]) == 3
+            assert len(pack["masked_lm_ids"]) >= predictions + 3
+            packs.append(pack)
+    return packs
+
+
+def sequences_of(pack: dict) -> list[tuple]:
+    """(ids, segments, [(position, id)] counted in the sequence, label) of each sequence of a pack."""
+    masked = []
+    for position, token in zip(pack["masked_lm_positions"], pack["masked_lm_ids"], strict=True):
+        if position == 0:  # here the vendor's reader stops
+            break
+        masked.append((position, token))
+    assert not any(pack["masked_lm_positions"][len(masked) :] + pack["masked_lm_ids"][len(masked) :])
+    found, count = [], sum(pack["next_sentence_weights"])
+    assert pack["next_sentence_weights"] == [1] * count + [0] * (3 - count)
+    for number in range(1, count + 1):
+        slots = [slot for slot, owner in enumerate(pack["input_mask"]) if owner == number]
+        first, last = slots[0], slots[-1]
+        assert slots == list(range(first, last + 1))
+        assert pack["next_sentence_positions"][number - 1] == first
+        assert [pack["positions"][slot] for slot in slots] == list(range(len(slots)))
+        inside = tuple((position - first, token) for position, token in masked if first <= position <= last)
+        ids = tuple(pack["input_ids"][slot] for slot in slots)
+        segments = tuple(pack["segment_ids"][slot] for slot in slots)
+        found.append((ids, segments, inside, pack["next_sentence_labels"][number - 1]))
+    padding = [slot for slot, owner in enumerate(pack["input_mask"]) if owner == 0]
+    assert not any(pack[name][slot] for name in ("input_ids", "segment_ids", "positions") for slot in padding)
+    return found

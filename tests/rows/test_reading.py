@@ -33,31 +33,44 @@ def rows_of(path: Path, task: Any, labelled: bool = True, **settings: Any) -> li
     return list(read_rows(path, task, TaskSettings(**settings), labelled=labelled))
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
-def test_json_lines(tmp_path: Path, ending: str) -> None:
-    lines = '\ufeff{"text": "a b", "label": "good"}\n\n{"text": "c", "text_pair": "d\\u2028e", "label": "bad"}'
-    path = write(tmp_path / f"x{ending}", lines)
-    assert rows_of(path, "classification") == [TextRow(1, "a b", None, "good"), TextRow(3, "c", "d\u2028e", "bad")]
+JSON_LINES = '\ufeff{"text": "a b", "label": "good"}\n\n{"text": "c", "text_pair": "d\\u2028e", "label": "bad"}'
+ROWS: list[tuple[str, str, str | None, dict[str, Any], list[Row]]] = [
+    *(
+        (name, JSON_LINES, "classification", {}, [TextRow(1, "a b", None, "good"), TextRow(3, "c", "d\u2028e", "bad")])
+        for name in ("x.jsonl", "x.jsonl.gz")
+    ),
+    (  # a line ends at a line feed only
+        "x.tsv",
+        'say "no\t3\tid1\r\none\rtwo\u2028three\x0bfour\t0,3\tid2\n',
+        "multi-label",
+        {"columns": ("text", "label", "id"), "labels": "labels.txt"},
+        [TextRow(1, 'say "no', None, ("anger",)), TextRow(2, "one\rtwo\u2028three\x0bfour", None, ("joy", "anger"))],
+    ),
+    (  # CSV has quotes, and lines within them
+        "x.csv",
+        'sentence,score\n"one, ""two""\nthree",0.5\nfour,-2\n',
+        "regression",
+        {"text": "sentence", "label": "score"},
+        [TextRow(3, 'one, "two"\nthree', None, 0.5), TextRow(4, "four", None, -2.0)],
+    ),
+    ("x.txt", "one\n\ntwo\n", None, {}, [TextRow(1, "one"), TextRow(3, "two")]),
+    (
+        "x.conll",
+        "-DOCSTART- -X- O\n\nBonn NNP B-place\nis VBZ O\n\n\n# x O\n",
+        "token-classification",
+        {},
+        [TaggedRow(3, ("Bonn", "is"), ("B-place", "O")), TaggedRow(7, ("#",), ("O",))],
+    ),
+]
 
 
-def test_a_line_ends_at_a_line_feed_only(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.tsv", 'say "no\t3\tid1\r\none\rtwo\u2028three\x0bfour\t0,3\tid2\n')
-    labels = write(tmp_path / "labels.txt", "joy\nfear\nlove\nanger\n")
-    rows = rows_of(path, "multi-label", columns=("text", "label", "id"), labels=str(labels))
-    assert rows == [
-        TextRow(1, 'say "no', None, ("anger",)),
-        TextRow(2, "one\rtwo\u2028three\x0bfour", None, ("joy", "anger")),
-    ]
-
-
-def test_csv_has_quotes_and_lines_within_them(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.csv", 'sentence,score\n"one, ""two""\nthree",0.5\nfour,-2\n')
-    rows = rows_of(path, "regression", text="sentence", label="score")
-    assert rows == [TextRow(3, 'one, "two"\nthree', None, 0.5), TextRow(4, "four", None, -2.0)]
-
-
-def test_plain_lines(tmp_path: Path) -> None:
-    assert rows_of(write(tmp_path / "x.txt", "one\n\ntwo\n"), None) == [TextRow(1, "one"), TextRow(3, "two")]
+@pytest.mark.parametrize(("name", "content", "task", "settings", "expected"), ROWS, ids=[row[0] for row in ROWS])
+def test_rows_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, task: Any, settings: Any, expected: list[Row]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("labels.txt"), "joy\nfear\nlove\nanger\n")
+    assert rows_of(write(Path(name), content), task, **settings) == expected
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -71,19 +84,11 @@ def test_parquet(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "ids.parquet", "masked-language-modelling") == [IdsRow(1, (5, 6)), IdsRow(2, (7,))]
 
 
-def test_conll(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.conll", "-DOCSTART- -X- O\n\nBonn NNP B-place\nis VBZ O\n\n\n# x O\n")
-    assert rows_of(path, "token-classification") == [
-        TaggedRow(3, ("Bonn", "is"), ("B-place", "O")),
-        TaggedRow(7, ("#",), ("O",)),
-    ]
-    bare = write(tmp_path / "bare.conll", "a\nb\n")
-    assert rows_of(bare, "token-classification", labelled=False) == [TaggedRow(1, ("a", "b"))]
-
-
 def test_words_of_a_text_know_where_they_start(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", '{"text": "Bonn, am  Rhein!"}')
     (row,) = rows_of(path, "token-classification", labelled=False)
+    bare = write(tmp_path / "bare.conll", "a\nb\n")
+    assert rows_of(bare, "token-classification", labelled=False) == [TaggedRow(1, ("a", "b"))]
     assert isinstance(row, TaggedRow)
     assert row.tokens == ("Bonn", ",", "am", "Rhein", "!")
     assert row.word_starts().tolist() == [0, 4, 6, 10, 15]
@@ -143,9 +148,7 @@ BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
     ("x.tsv", "good\tjoy\nbad\tfear\n", "classification", {}, "row 2: has no 'text', only 'good', 'joy'; name the column"),
     ("x.csv", "good,joy\nbad,fear\n", "classification", {}, "without a header line, name all: --columns text,label,id"),
     ("x.csv", 'text,label\n"a,b\n', "classification", {}, "row 2: not CSV"),
-    ("x.jsonl", b'{"text": "\xff"}', "classification", {}, "row 1: not UTF-8 at its byte 10"),
     ("x.xyz", "a", "classification", {}, "unknown ending"),
-    ("x.jsonl", "{}", "classification", {"columns": ("text",)}, "--columns is for CSV and TSV"),
     ("x.parquet", "no", "classification", {}, "cannot be read as a Parquet"),
 ]
 
@@ -163,11 +166,7 @@ def test_bad_rows_are_named(
     assert "\n" not in text
 
 
-def test_damaged_gzip_and_missing_files(tmp_path: Path) -> None:
-    whole = gzip.compress(b'{"text": "a", "label": "b"}\n' * 1000)
-    (tmp_path / "x.jsonl.gz").write_bytes(whole[:-20])
-    with pytest.raises(InputError, match="is damaged or cut short"):
-        rows_of(tmp_path / "x.jsonl.gz", "classification")
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot read: No such file"):
         rows_of(tmp_path / "none.jsonl", "classification")
 

@@ -290,24 +290,16 @@ def test_a_text_that_python_carries() -> None:
         ("a.gz", gzip.compress(b"one\n" * 99, mtime=0)[:20], r"is damaged or cut short"),
         ("a.zst", zstd(b"one\n" * 99)[:14], r"a\.zst: is damaged or cut short"),
         ("a.bz2", b"BZh91AY", r"compressed with bzip2; unpack it"),
+        ("a.parquet", {"a": ["x"]}, "row 1: has no 'text', only 'a'; .*--text-column"),
+        ("a.parquet", {"text": [1]}, "row 1: text is 1; it must be a text"),
+        ("a.parquet", {"text": ["x", "y", None, "z"]}, r"a\.parquet: row 3: text is None"),
     ],
 )
 @pytest.mark.parametrize("part_bytes", [3, 1 << 20])
-def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: bytes, message: str, part_bytes: int) -> None:
-    (tmp_path / name).write_bytes(content)
+def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: Any, message: str, part_bytes: int) -> None:
+    if isinstance(content, dict):
+        parquet.write_table(pyarrow.table(content), tmp_path / name, row_group_size=2)
+    else:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         texts_of(tmp_path / name, part_bytes)
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"a": ["x"]}, "row 1: has no 'text', only 'a'; .*--text-column"),
-        ({"text": [1]}, "row 1: text is 1; it must be a text"),
-        ({"text": ["x", "y", None, "z"]}, r"a\.parquet: row 3: text is None"),
-    ],
-)
-def test_what_is_wrong_in_parquet_is_named(tmp_path: Path, table: dict, message: str) -> None:
-    parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet", row_group_size=2)
-    with pytest.raises(InputError, match=message):
-        texts_of(tmp_path / "a.parquet", 1)

@@ -21,7 +21,7 @@ from tests.builders.command_line import run_command
 from tests.builders.folders import contents
 from tests.builders.packing_case import make_case, sequences_for_hdf5, unpacked_key, write_hdf5, write_tfrecord
 from tests.builders.reporters import QUIET
-from tests.oracles.vendor_packs import read_packs, sequences_of
+from tests.oracles.packed_record import read_packs, sequences_of
 
 
 def packs_of(folder: Path, sequences: list[dict], algorithm: str = "lpfhp", **settings) -> Path:
