@@ -230,12 +230,11 @@ def pack(
     packed = pack.pack(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers)
     if verify:
         packed = replace(packed, verified=verify_packs(records, out, reporter=Reporter(), workers=workers))
-    describe_pack = partial(_describe_pack, out=out, verbose=verbose)
+
+    def describe_pack(shown: Mapping[str, Any]) -> list[str]:
+        return [*output.describe_packing(shown, out, verbose), *table_commands.verified_lines(shown)]
+
     output.print_result(packed, json, describe_pack, output.words_of("train", "--data", out, "--out", "run/"))
-
-
-def _describe_pack(result: Mapping[str, Any], out: Path, verbose: bool) -> list[str]:
-    return [*output.describe_packing(result, out, verbose), *table_commands.verified_lines(result)]
 
 
 def verify(

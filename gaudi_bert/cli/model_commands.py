@@ -50,35 +50,15 @@ def train(
     given = model if is_table and model is not None and not names_bert(model) else None
     sizes = model_overrides(model) if model is not None and given is None else []
     settings = arguments.pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
+    common: dict[str, Any] = {"reporter": Reporter(), "resume": resume, "overwrite": overwrite, "dry_run": dry_run}
     if is_table:
-        trained = pretrain.train_on_table(
-            settings,
-            data,
-            given,
-            evaluation_data,
-            out,
-            reporter=Reporter(),
-            resume=resume,
-            overwrite=overwrite,
-            dry_run=dry_run,
-        )
-        following = None if dry_run else output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
-        output.print_shared_result(trained, json, output.describe_table_training, following)
+        trained = pretrain.train_on_table(settings, data, given, evaluation_data, out, **common)
+        following = output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
+        output.print_shared_result(trained, json, output.describe_table_training, None if dry_run else following)
         return
-    result = train.train(
-        settings,
-        data=data,
-        evaluation_data=evaluation_data,
-        out=out,
-        reporter=Reporter(),
-        resume=resume,
-        overwrite=overwrite,
-        dry_run=dry_run,
-    )
-    following = (
-        None if dry_run else output.words_of("export", "--checkpoint", out, "--format", "huggingface", "--out", "model/")
-    )
-    output.print_shared_result(result, json, output.describe_training, following)
+    result = train.train(settings, data, evaluation_data, out, **common)
+    following = output.words_of("export", "--checkpoint", out, "--format", "huggingface", "--out", "model/")
+    output.print_shared_result(result, json, output.describe_training, None if dry_run else following)
 
 
 def evaluate(

@@ -99,12 +99,7 @@ def _masked_slots_line(result: Mapping[str, Any]) -> str:
 def describe_verification(result: Mapping[str, Any]) -> list[str]:
     """The line of a folder that was verified, or of a part of it."""
     if "groups_written" in result:
-        if not result["groups"]:
-            return ["nothing to do: there are fewer groups than parts"]
-        there = " (all were verified already, nothing to do)" if not result["groups_written"] else ""
-        counted = f"{count_of(result['sequences'], 'sequence')} in {count_of(result['packs'], 'pack')}"
-        groups = count_of(result["groups"], "group")
-        return [f"{groups}: {counted}, each exactly once{there}; --finish completes the proof when all parts are done"]
+        return _describe_part(result, ", each exactly once", "verified", "proof")
     return [f"every one of {count_of(result['sequences'], 'sequence')} is in the packs exactly once{skipped_note(result)}"]
 
 
@@ -112,12 +107,15 @@ def describe_groups(result: Mapping[str, Any], out: Path | None = None, verbose:
     """The line of one part of a plan or of a packed folder; the lines of all parts once they are finished."""
     if "groups_written" not in result:
         return describe_packing(result, out, verbose)
-    groups, written = result["groups"], result["groups_written"]
-    if groups == 0:
+    return _describe_part(result, "", "there", "work")
+
+
+def _describe_part(result: Mapping[str, Any], how: str, already: str, completed: str) -> list[str]:
+    if not result["groups"]:
         return ["nothing to do: there are fewer groups than parts"]
-    there = " (all were there already, nothing to do)" if written == 0 else ""
-    packed = f"{count_of(result['sequences'], 'sequence')} in {count_of(result['packs'], 'pack')}"
-    return [f"{count_of(groups, 'group')}: {packed}{there}; --finish completes the work when all parts are done"]
+    there = "" if result["groups_written"] else f" (all were {already} already, nothing to do)"
+    counted = f"{count_of(result['sequences'], 'sequence')} in {count_of(result['packs'], 'pack')}{how}{there}"
+    return [f"{count_of(result['groups'], 'group')}: {counted}; --finish completes the {completed} when all parts are done"]
 
 
 def describe_examples(result: Mapping[str, Any]) -> list[str]:

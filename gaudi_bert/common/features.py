@@ -97,16 +97,8 @@ class PackingFigures:
 
     def stored(self) -> dict[str, Any]:
         """The figures as artefacts store and print them."""
-        return {
-            "sequences": self.sequences,
-            "packs": self.packs,
-            "tokens": self.tokens,
-            "padding_tokens": self.padding_tokens,
-            "efficiency": self.efficiency,
-            "packing_factor": self.packing_factor,
-            "lower_bound": self.lower_bound,
-            "gap": self.gap,
-        }
+        counted, derived = ("sequences", "packs", "tokens"), ("padding_tokens", "efficiency", "packing_factor")
+        return {name: getattr(self, name) for name in (*counted, *derived, "lower_bound", "gap")}
 
 
 # --- names that stand for data instead of a file: the documentation that every CPython carries

@@ -13,7 +13,6 @@ from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import read_text
@@ -233,12 +232,8 @@ def _rows(defaults: Settings, prefix: str) -> Iterator[str]:
     for name, field in type(defaults).model_fields.items():
         default = getattr(defaults, name)
         if not isinstance(default, Settings):
-            yield _row(f"{prefix}{name}", field, default)
+            shown = "" if default is None else f"`{yaml.safe_dump(default, default_flow_style=True).splitlines()[0]}`"
+            described = (field.description or "").replace("|", "\\|")
+            yield f"| `{prefix}{name}` | {allowed_values(field)} | {shown} | {described} |"
         elif prefix:
             yield from _rows(default, f"{prefix}{name}.")
-
-
-def _row(key: str, field: FieldInfo, default: Any) -> str:
-    shown = "" if default is None else f"`{yaml.safe_dump(default, default_flow_style=True).splitlines()[0]}`"
-    described = (field.description or "").replace("|", "\\|")
-    return f"| `{key}` | {allowed_values(field)} | {shown} | {described} |"

@@ -286,11 +286,16 @@ def _comma_cells(part: RowPart, handle: BinaryIO) -> _CellRows:
 
 
 def _parquet(part: RowPart, settings: TaskSettings) -> Iterator[NumberedRecord]:
+    """The columns that a task may need, or all where there is no text."""
     if part.path is None:
         raise InputError("standard input: Parquet cannot be read as it comes; give the name of the file")
-    groups = None if part.end is None else range(part.start, part.end)
-    named = (settings.text, settings.text_pair, settings.label, settings.tokens, settings.tags)
-    yield from enumerate(_read_columns(part.path, settings.text, (*named, *_OTHER_COLUMNS), groups), start=1)
+    known = (settings.text, settings.text_pair, settings.label, settings.tokens, settings.tags, *_OTHER_COLUMNS)
+    with opened_parquet(part.path) as table:
+        names = table.schema_arrow.names
+        columns = [name for name in names if name in known] if settings.text in names else None
+        groups = None if part.end is None else list(range(part.start, part.end))
+        batches = table.iter_batches(_PARQUET_ROWS_AT_ONCE, row_groups=groups, columns=columns, use_threads=False)
+        yield from enumerate((row for batch in batches for row in validated(part.path, batch).to_pylist()), start=1)
 
 
 def _row_groups(path: Path) -> list[tuple[int, int]]:
@@ -298,16 +303,6 @@ def _row_groups(path: Path) -> list[tuple[int, int]]:
     with opened_parquet(path) as table:
         groups = map(table.metadata.row_group, range(table.metadata.num_row_groups))
         return [(group.num_rows, group.total_byte_size) for group in groups]
-
-
-def _read_columns(path: Path, needed: str, columns: Sequence[str], groups: range | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet file, or of some row groups: those of `columns` that it has, or all if `needed` is missing."""
-    with opened_parquet(path) as table:
-        names = table.schema_arrow.names
-        chosen = [name for name in names if name in columns] if needed in names else None
-        parts = None if groups is None else list(groups)
-        for batch in table.iter_batches(_PARQUET_ROWS_AT_ONCE, row_groups=parts, columns=chosen, use_threads=False):
-            yield from validated(path, batch).to_pylist()
 
 
 # --- files of rows divided into parts that can be read alone: lines that begin in a range of bytes, or runs of row groups.

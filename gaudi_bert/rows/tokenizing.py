@@ -94,7 +94,9 @@ def tokenize_rows(
         )
         return Sequences(*sequences, target=target, cut_rows=job.cut_rows)
     pieces = list(chain.from_iterable(job.pieces(rows, numbers)))
-    return _joined(pieces, task, _labelled(rows), job.cut_rows)
+    # Rows of a file have tags or answers, or none of them has.
+    labelled = getattr(rows[0], "tags" if isinstance(rows[0], TaggedRow) else "answers", None) is not None
+    return _joined(pieces, task, labelled, job.cut_rows)
 
 
 class _Job:
@@ -288,12 +290,6 @@ def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
     first = np.searchsorted(characters[:, 0], begin, side="right") - 1
     last = np.searchsorted(characters[:, 1], end, side="left")
     return np.array([first, last], np.int32)
-
-
-def _labelled(rows: Sequence[Row]) -> bool:
-    """Whether the rows have tags or answers; they were read with them or without."""
-    first = rows[0]
-    return (first.tags if isinstance(first, TaggedRow) else getattr(first, "answers", None)) is not None
 
 
 def _joined(pieces: Sequence[_Piece], task: TaskName | None, labelled: bool, cut_rows: int) -> Sequences:

@@ -141,7 +141,7 @@ def _checked_lists(part: TablePart, table: Any, columns: TableColumns) -> dict[s
         used = mask.values[mask.offsets[0] : mask.offsets[-1]]
         if used.size and used.min() == 0:  # the row would be packed with its padding, as if that were tokens
             reason = "attention_mask holds a 0, so the row is padded; tokenise without padding, or cut the padding off"
-            refuse_rows(part, _rows_of(mask, used == 0), reason)
+            refuse_rows(part, np.logical_or.reduceat(used == 0, mask.offsets[:-1] - mask.offsets[0]), reason)
     return lists
 
 
@@ -155,11 +155,6 @@ def refuse_rows(part: TablePart, wrong: BoolArray, reason: str | Callable[[int],
 def refuse_unequal(part: TablePart, name: str, sizes: AnyArray, lengths: AnyArray, remedy: str) -> None:
     """Refuse the first row in which a column has not as many values as there are tokens."""
     refuse_rows(part, sizes != lengths, lambda row: f"{name} has {sizes[row]} values for {lengths[row]} input_ids; {remedy}")
-
-
-def _rows_of(lists: ListValues, wrong: BoolArray) -> BoolArray:
-    """Which rows hold a wrong value; `wrong` begins with the first row's first value."""
-    return np.logical_or.reduceat(wrong, lists.offsets[:-1] - lists.offsets[0])
 
 
 def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValues:

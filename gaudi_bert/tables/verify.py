@@ -75,7 +75,7 @@ def verify_table(
 
 
 @dataclass(frozen=True)
-class PackedRows:
+class _PackedRows:
     """A packed table and the table that it is held to.
 
     Attributes:
@@ -118,7 +118,7 @@ class PackedRows:
         return proof.Proof(right, TableVerification.of(right))
 
 
-def open_packed_rows(source: str | Path, packed: Path, metadata: TableMetadata, reporter: Reporter) -> PackedRows:
+def open_packed_rows(source: str | Path, packed: Path, metadata: TableMetadata, reporter: Reporter) -> _PackedRows:
     """Open both sides, and check what needs no reading of rows."""
     path = settings_path(packed, TableMetadata.path_in(packed))
     signature = read_signature(path)
@@ -132,7 +132,7 @@ def open_packed_rows(source: str | Path, packed: Path, metadata: TableMetadata, 
     table, groups = open_table(source, settings, reporter), len(metadata.shard_table.group_firsts)
     if groups != len(table.groups):
         raise FailedError(f"{packed}: {groups} groups, the table gives {len(table.groups)}; {metadata.remedy}")
-    return PackedRows(packed, metadata, table, settings, inputs, signature.sha256)
+    return _PackedRows(packed, metadata, table, settings, inputs, signature.sha256)
 
 
 def _prove_group(
