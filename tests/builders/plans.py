@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from gaudi_bert.artefacts.plan import Plan, files_sha256, part_path
+from gaudi_bert.common.features import PackingFigures
 
 Mixture = Mapping[tuple[int, ...], int]
 
@@ -54,12 +55,12 @@ def write_plan(path: Path, groups: Sequence[Mixture], max_sequence_length: int, 
     part_path(path, 0).write_bytes(data)
     packs = [group["packs"] for group in stored]
     tokens = [_tokens(mixture) for mixture in groups]
-    slots, sequences = sum(packs) * max_sequence_length, sum(group["sequences"] for group in stored)
+    sequences = sum(group["sequences"] for group in stored)
+    bound = sum(packs) - gap * len(groups)
     totals = {
-        "packs": sum(packs), "lower_bound": sum(packs) - gap * len(groups), "gap": gap * len(groups),
-        "padding_tokens": slots - sum(tokens), "efficiency": sum(tokens) / slots, "packing_factor": sequences / sum(packs),
+        **PackingFigures(sequences, sum(packs), sum(tokens), sum(packs) * max_sequence_length, bound).stored(),
         "depth_used": depth, "strategies_used": len({strategy for mixture in groups for strategy in mixture}),
-        "algorithm": "nnls", "algorithms_used": ["iterative-nnls"], "sequences": sequences, "tokens": sum(tokens),
+        "algorithm": "nnls", "algorithms_used": ["iterative-nnls"],
         "token_bound": sum(-(-each // max_sequence_length) for each in tokens), "groups": len(groups), **masked,
     }  # fmt: skip
     plan = {
@@ -114,10 +115,9 @@ def contents() -> dict[str, Any]:
         "files": [{"name": "part-00000-of-00001.tfrecord", "sequences": sequences, "bytes": 9000}],
     }  # fmt: skip
     metadata = {
-        **proven, "format_version": 2, "tool_version": "0.3.0", "max_sequence_length": SLOTS, "max_predictions": 2,
-        "masked_slots": 5, "depth": 3, "seed": 5, "algorithm": "nnls", "vocabulary": None, "shard_multiple": 32,
-        "lower_bound": packs - 1, "gap": 1, "padding_tokens": packs * SLOTS - tokens,
-        "efficiency": tokens / (packs * SLOTS), "packing_factor": sequences / packs, "input_files": 0, "groups": [],
+        **PackingFigures(sequences, packs, tokens, packs * SLOTS, packs - 1).stored(), "format_version": 2,
+        "tool_version": "0.3.0", "max_sequence_length": SLOTS, "max_predictions": 2, "masked_slots": 5, "depth": 3,
+        "seed": 5, "algorithm": "nnls", "vocabulary": None, "shard_multiple": 32, "input_files": 0, "groups": [],
         "histogram": counts(),
     }  # fmt: skip
     return {

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.model.sequences import Sequence, join_sequences
 
 LENGTH, PREDICTIONS, DEPTH, VOCABULARY = 23, 4, 3, 61
@@ -85,8 +86,8 @@ def write_packed(folder: Path, packs: list[list[Sequence]], shards: int = 4, voc
 
 def write_metadata(folder: Path, packs: list[list[Sequence]], shards: list[dict], vocabulary: int | None) -> None:
     lengths = [sequence.length for pack in packs for sequence in pack]
-    slots = len(packs) * LENGTH
     metadata = {
+        **PackingFigures(len(lengths), len(packs), sum(lengths), len(packs) * LENGTH, 1).stored(),
         "format_version": 2,
         "tool_version": "0",
         "max_sequence_length": LENGTH,
@@ -96,14 +97,6 @@ def write_metadata(folder: Path, packs: list[list[Sequence]], shards: list[dict]
         "seed": 1,
         "algorithm": "nnls",
         "vocabulary": {"size": vocabulary, "sha256": "0"} if vocabulary else None,
-        "sequences": len(lengths),
-        "packs": len(packs),
-        "tokens": sum(lengths),
-        "padding_tokens": slots - sum(lengths),
-        "efficiency": sum(lengths) / slots,
-        "packing_factor": len(lengths) / len(packs),
-        "lower_bound": 1,
-        "gap": len(packs) - 1,
         "shard_multiple": len(shards),
         "input_files": 0,
         "groups": [{**{key: [shard[key] for shard in shards] for key in ("packs", "bytes")}, "manifest_crc32c": 1}],
