@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.command_line import foreign_prose
+from tests.builders.command_line import foreign_prose, inside
 from tests.builders.effort import tries
-from tests.builders.watched_worker import WatchedWorker, command_in_process, inside
+from tests.builders.watched_worker import WatchedWorker, command_in_process
 
 LONGEST_LINE = 500
 

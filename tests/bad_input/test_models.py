@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
+from tests.builders.command_line import inside
 from tests.builders.effort import tries
 from tests.builders.model_mutations import FILES, good_encoder, good_folder, mutated_file
-from tests.builders.watched_worker import WatchedWorker, command_and_libraries, inside
+from tests.builders.watched_worker import WatchedWorker, command_and_libraries
 
 # Evaluated in the watched process, with numpy as `np`.
 ROW = (

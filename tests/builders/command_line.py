@@ -27,8 +27,7 @@ class Done:
 def run_command(*arguments: object, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Done:
     """Run `gaudi-bert` with these arguments, in `folder`, with this environment; anything but an exit is raised."""
     code, out, err = 0, io.StringIO(), io.StringIO()
-    place = _inside(folder or Path.cwd(), os.environ if environment is None else environment)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), place:
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), inside(folder or Path.cwd(), environment):
         try:
             main([str(argument) for argument in arguments])
         except SystemExit as end:
@@ -59,10 +58,11 @@ def run_python(code: str, *arguments: object, **environment: str) -> subprocess.
 
 
 @contextlib.contextmanager
-def _inside(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
+def inside(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Be in a folder, with these variables (None: those that are there); afterwards all is as it was."""
     before, variables = Path.cwd(), dict(os.environ)
     os.chdir(folder)
-    _set_environment(environment)
+    _set_environment(variables if environment is None else environment)
     try:
         yield
     finally:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import io
 import multiprocessing
 import os
 import resource
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.builders.command_line import run_command
 
 SECONDS = 60.0
 MEMORY_BYTES = 12 << 30
@@ -84,15 +85,8 @@ def _serve(pipe: Connection) -> None:
 
 def command_in_process(arguments: list[str], folder: Path) -> tuple[int, str]:
     """Run `gaudi-bert` with these arguments; exit code, and what it said."""
-    from gaudi_bert.cli import main
-
-    code, said = 0, io.StringIO()
-    with inside(folder), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
-        try:
-            main(arguments)
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return code, said.getvalue()
+    done = run_command(*arguments, folder=folder)
+    return done.returncode, done.stderr
 
 
 def command_and_libraries(arguments: list[str], folder: Path) -> tuple[int, str]:
@@ -109,13 +103,3 @@ def command_and_libraries(arguments: list[str], folder: Path) -> tuple[int, str]
                 os.close(before)
         captured.seek(0)
         return code, printed + captured.read().decode("utf-8", "replace")
-
-
-@contextlib.contextmanager
-def inside(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)

@@ -26,7 +26,7 @@ from gaudi_bert.common.files import (
     write_text,
 )
 from gaudi_bert.common.yaml_text import parse_yaml
-from tests.builders.watched_worker import inside
+from tests.builders.command_line import inside
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
