@@ -38,7 +38,8 @@ def read_rows(
     `path` may be `-` for standard input; `task` is None for plain texts. With `labelled`, a row without labels, tags or
     answers is refused; else they are ignored. `say` gets a line on the columns and the first row, once that is read.
     """
-    return good_rows(read_all_rows(path, task, settings, labelled=labelled, say=say))
+    part = complete_file(path, settings.format)
+    return good_rows(rows_of_part(part, task, settings, labelled=labelled, say=say))
 
 
 def good_rows(rows: Iterator[Row | BadRow]) -> Iterator[Row]:
@@ -49,18 +50,6 @@ def good_rows(rows: Iterator[Row | BadRow]) -> Iterator[Row]:
         yield row
 
 
-def read_all_rows(
-    path: str | Path,
-    task: TaskName | None,
-    settings: TaskSettings,
-    *,
-    labelled: bool = False,
-    say: Callable[[str], None] | None = None,
-) -> Iterator[Row | BadRow]:
-    """As `read_rows`, but a row that cannot be read is a `BadRow` in its position, where the next ones can be read."""
-    return rows_of_part(complete_file(path, settings.format), task, settings, labelled=labelled, say=say)
-
-
 def rows_of_part(
     part: RowPart,
     task: TaskName | None,
@@ -69,7 +58,7 @@ def rows_of_part(
     labelled: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Row | BadRow]:
-    """As `read_all_rows`, of a part of a file."""
+    """The same of a part of a file; a row that cannot be read is a `BadRow`, where the next ones can be read."""
     _check_applies(part, task, settings, labelled)
     label_names = read_label_names(Path(settings.labels)) if settings.labels is not None else None
     reader = RowReader(part, task, settings, label_names, labelled, part.kind in TABLES and settings.columns is None)

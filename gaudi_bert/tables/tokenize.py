@@ -53,6 +53,7 @@ _BATCH_CHARACTERS = 1 << 19
 _BATCH_TEXTS = 1 << 12
 _BATCHES_AHEAD = 2
 _ROW_GROUP_TOKENS = 1 << 20
+_COUNTED, _LOST = ("texts", "empty_texts", "rows", "tokens"), ("dropped_rows", "dropped_tokens", "added_sequences")
 
 
 class _TokensOutput(GroupedOutput[int, TokenisedPart]):
@@ -166,13 +167,10 @@ def _finish(
         tokenizer=VocabularyInfo(size=tokenizer.vocabulary_size, sha256=tokenizer.sha256),
         **settings.model_dump(include={"max_sequence_length", "special_tokens", "text_column"}),
         columns=encoder.columns,
-        **{name: sum(getattr(file, name) for file in files) for name in ("texts", "empty_texts", "rows", "tokens")},
+        **{name: sum(getattr(file, name) for file in files) for name in _COUNTED},
         too_long=TooLongRows(
             policy=settings.too_long,
-            **{
-                name: sum(getattr(file.too_long, name) for file in files)
-                for name in ("rows", "dropped_rows", "dropped_tokens", "added_sequences")
-            },
+            **{name: sum(getattr(file.too_long, name) for file in files) for name in ("rows", *_LOST)},
         ),
         inputs=tuple(TextInput(**identity) for identity in identities),
         files=files,
@@ -189,15 +187,10 @@ def _make_part(number: int, part: RowPart, target: Path, encoder: _Encoder, outp
             counts: Counter[str] = Counter()
             size = _write_tables(target, encoder.columns, _tables(part, encoder, task, counts))
             release(target)
-            names = ("texts", "empty_texts", "rows", "tokens")
-            too_long = TooLongRows(
-                policy=encoder.settings.too_long,
-                rows=counts["too_long"],
-                **{name: counts[name] for name in ("dropped_rows", "dropped_tokens", "added_sequences")},
-            )
-            summary = TokenisedPart(
-                name=target.name, bytes=size, too_long=too_long, **{name: counts[name] for name in names}
-            )
+            lost = {name: counts[name] for name in _LOST}
+            too_long = TooLongRows(policy=encoder.settings.too_long, rows=counts["too_long"], **lost)
+            counted = {name: counts[name] for name in _COUNTED}
+            summary = TokenisedPart(name=target.name, bytes=size, too_long=too_long, **counted)
             summary.write(output.summary_path(number))
 
 

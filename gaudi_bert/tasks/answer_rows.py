@@ -16,7 +16,8 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.values import Precision
-from gaudi_bert.rows.reading import read_all_rows, read_rows
+from gaudi_bert.rows.reading import good_rows, rows_of_part
+from gaudi_bert.rows.records import complete_file
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import STANDARD_INPUT, BadRow, Row, Sequences, TextRow, source_name
@@ -117,8 +118,8 @@ class ModelRows:
 
     def read(self, say: Callable[[str], None] | None = None) -> Iterator[Row | BadRow]:
         """The rows from the first one; `say` gets a line on what is read."""
-        read = read_all_rows if self.on_bad_row == "skip" else read_rows
-        return read(self.file, self.task, self.settings, say=say)
+        rows = rows_of_part(complete_file(self.file, self.settings.format), self.task, self.settings, say=say)
+        return rows if self.on_bad_row == "skip" else good_rows(rows)
 
     def check(self, window: Sequence[Row | BadRow]) -> None:
         """Refuse rows that `tokenized` would refuse; where a text of any length is cut, it was read and that is all."""
