@@ -260,14 +260,14 @@ def verify(
     if is_table(records):
         table_commands.verify_as_table(records, packed, part, finish, overwrite, workers, json)
         return
-    from gaudi_bert.tfrecords import verify, verify_parts
+    from gaudi_bert.tfrecords import verify
 
     reporter = Reporter()
     result: object
     if part is not None:
-        result = verify_parts.verify_shard(records, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
+        result = verify.verify_shard(records, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
     elif finish:
-        result = verify_parts.finish_verification(records, packed, reporter=reporter)
+        result = verify.finish_verification(records, packed, reporter=reporter)
     else:
         result = verify.verify(records, packed, reporter=reporter, overwrite=overwrite, workers=workers)
     following = output.words_of("train", "--data", packed, "--out", "run/") if part is None else None

@@ -18,8 +18,7 @@ from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.tfrecords.packed_proof import counts_of_groups
-from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.verify_parts import finish_verification, verify_shard
+from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_shard
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.write import write
 from tests.builders.folders import contents
