@@ -292,9 +292,8 @@ def convert(
     """Write packed TFRecords in a format of other trainers."""
     from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
     from gaudi_bert.tfrecords import convert
-    from gaudi_bert.tfrecords.vendor_packs import HDF5_PACKS, PREDECESSOR_PACKS
 
-    formats = {each.name: each for each in (HDF5_PACKS, PARQUET_PACKS, PREDECESSOR_PACKS)}
+    formats = {each.name: each for each in (convert.HDF5_PACKS, PARQUET_PACKS, convert.PREDECESSOR_PACKS)}
     if to not in formats:
         raise InputError(f"--to {to}: unknown format; write one of {', '.join(formats)}")
     result = convert.convert(packed, out, formats[to], reporter=Reporter(), overwrite=overwrite, workers=workers)

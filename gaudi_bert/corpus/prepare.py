@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,6 @@ from gaudi_bert.corpus.blocks import (
     SourceScan,
     Split,
     choose_evaluation,
-    default_workers,
     form_blocks,
     form_sections,
     ordered_map,
@@ -50,8 +49,9 @@ from gaudi_bert.corpus.blocks import (
     write_section,
 )
 from gaudi_bert.corpus.documents import Source, find_sources, source_identity
-from gaudi_bert.corpus.examples import BlockExamples, BlockJob, ExampleSettings, make_examples
+from gaudi_bert.corpus.examples import BlockExamples, BlockJob, make_examples
 from gaudi_bert.corpus.vocabulary import Vocabulary, read_vocabulary, train_vocabulary
+from gaudi_bert.tfrecords.scanning.scan import worker_count
 
 # A vocabulary is trained on about this much of the training text, taken evenly over all of it.
 VOCABULARY_CHARACTERS = 256 << 20
@@ -121,7 +121,6 @@ def _prepare(
     )
     if output.begin(overwrite):
         return StageOutput(PreparedExamples.read(out), skipped=True)
-    workers = workers or default_workers()
     try:
         corpus = _scan(settings, sources, reporter, workers)
         vocabulary = _vocabulary(settings, given, corpus, out, reporter)
@@ -130,8 +129,6 @@ def _prepare(
         if is_new:
             remove(settings_path(out))
         raise
-    names = {field.name for field in fields(ExampleSettings)} - {"vocabulary"}
-    example_settings = ExampleSettings(vocabulary=vocabulary, **settings.model_dump(include=names))
     number, shards = shard or (0, 1)
     if not corpus.sections[number::shards]:
         reporter.say(
@@ -141,7 +138,7 @@ def _prepare(
     characters = sum(block.characters for section in missing for block in section.blocks)
     with reporter.task("prepare", characters, "characters") as task:
         for section in missing:
-            _make_section(section, corpus, example_settings, output, task, workers)
+            _make_section(section, corpus, vocabulary, settings, output, task, workers)
     return _finish(corpus, vocabulary, given is None, output)
 
 
@@ -153,11 +150,11 @@ def _signature(settings: PrepareSettings, sources: Sequence[Source], given: Voca
     return Signature("prepare", stored, {"text": [source_identity(source) for source in sources], "vocabulary": vocabulary})
 
 
-def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Reporter, workers: int) -> _Corpus:
+def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Reporter, workers: int | None) -> _Corpus:
     """Find the documents of all sources, hold some out, and divide the work."""
     scans = []
     with reporter.task("reading the text", len(sources), "files") as task:
-        for scan in ordered_map(scan_source, sources, min(workers, len(sources))):
+        for scan in ordered_map(scan_source, sources, worker_count(workers, len(sources))):
             scans.append(scan)
             task.advance()
     formats = Counter(str(scan.text_format) for scan in scans)
@@ -208,29 +205,27 @@ def _vocabulary(
 def _make_section(
     section: Section,
     corpus: _Corpus,
-    settings: ExampleSettings,
+    vocabulary: Vocabulary,
+    settings: PrepareSettings,
     output: GroupedOutput[Section, PreparedSection],
     task: Task,
-    workers: int,
+    workers: int | None,
 ) -> None:
     """Make the files of `section`; its summary is written last."""
     folder, name = output.folder / section.split, f"{section.split} section {section.number}"
+    blocks = read_blocks(corpus.scans, corpus.chosen(section.split), section.blocks)
+    jobs = (BlockJob(documents, section.split, block.number, vocabulary, settings) for block, documents in blocks)
+
+    def make() -> Iterator[BlockExamples]:
+        results = ordered_map(make_examples, jobs, worker_count(workers, len(section.blocks)))
+        for block, examples in zip(section.blocks, results, strict=True):
+            task.advance(block.characters)
+            yield examples
+
     with output.writing(section, name):
-        examples = _examples(section, corpus, settings, task, workers)
-        written = write_section(section, examples, folder, corpus.parts[section.split], settings.seed)
+        written = write_section(section, make(), folder, corpus.parts[section.split], settings.seed)
         release(*(folder / file.name for file in written.files))
         written.write(output.summary_path(section))
-
-
-def _examples(
-    section: Section, corpus: _Corpus, settings: ExampleSettings, task: Task, workers: int
-) -> Iterator[BlockExamples]:
-    blocks = read_blocks(corpus.scans, corpus.chosen(section.split), section.blocks)
-    jobs = (BlockJob(documents, section.split, block.number, settings) for block, documents in blocks)
-    results = ordered_map(make_examples, jobs, min(workers, len(section.blocks)))
-    for block, examples in zip(section.blocks, results, strict=True):
-        task.advance(block.characters)
-        yield examples
 
 
 def _finish(

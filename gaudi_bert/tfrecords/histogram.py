@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -85,7 +86,11 @@ def _count(
         read_ahead(files, ahead) as batches,
         batches.batch(0),  # the first file is there until the end: its first record has the sizes that all are held to
     ):
-        schema = _common_schema(files[0], reporter)
+        # The sizes of the first record; every other record is held to them.
+        schema, others = unpacked_schema(files[0])
+        if others:
+            names = ", ".join(f"`{name}`" for name in others)
+            reporter.say(f"{files[0]}: also has {names}, which packed records do not carry")
 
         def count(number: int, buffer: ByteArray) -> CountedFile:
             with batches.batch(number) if number else nullcontext():
@@ -95,20 +100,11 @@ def _count(
     return _content(schema, counted, vocabulary)
 
 
-def _common_schema(first: Path, reporter: Reporter) -> UnpackedSchema:
-    """The sizes of the first record; every other record is then held to them."""
-    schema, others = unpacked_schema(first)
-    if others:
-        names = ", ".join(f"`{name}`" for name in others)
-        reporter.say(f"{first}: also has {names}, which packed records do not carry")
-    return schema
-
-
 def _count_file(path: Path, schema: UnpackedSchema, buffer: ByteArray, progress: Callable[[int], None]) -> CountedFile:
     """The entry of one file in histogram.json."""
     records = UnpackedFormat.for_pieces(schema, buffer)
     scan = RecordScan(path, records, buffer, progress=progress)
-    totals: dict[int, int] = {}
+    totals: Counter[int] = Counter()
     pending: list[Int32Array] = []
     for _ in scan.pieces():
         rows = records.index.rows[: records.rows]
@@ -129,12 +125,11 @@ def _count_file(path: Path, schema: UnpackedSchema, buffer: ByteArray, progress:
     )
 
 
-def _merge(totals: dict[int, int], pending: list[Int32Array]) -> None:
+def _merge(totals: Counter[int], pending: list[Int32Array]) -> None:
     """Move the pending keys into the totals."""
     if pending:
         keys, counts = np.unique(np.concatenate(pending), return_counts=True)
-        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-            totals[key] = totals.get(key, 0) + count
+        totals.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
         pending.clear()
 
 

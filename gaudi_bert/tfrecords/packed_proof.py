@@ -12,7 +12,6 @@ is verified again.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import os
 import re
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -88,7 +87,7 @@ class VerifiedFolder(Generic[Stored]):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the result can be stored."""
+        """Whether the result can be stored there."""
         return is_mirrored(self.packed) or os.access(self.packed, os.W_OK)
 
     @cached_property
@@ -101,7 +100,7 @@ class VerifiedFolder(Generic[Stored]):
     @cached_property
     def identity(self) -> str:
         """Of all files that the proof holds for, as they are when this is first called."""
-        return identity_of(self._sources())
+        return _identity_of(self._sources())
 
     def stored(self) -> StageOutput[Stored] | None:
         """The result that is stored already, where no file has changed since."""
@@ -128,7 +127,13 @@ class VerifiedFolder(Generic[Stored]):
         return hidden_beside(self.out, "seen")
 
     def _sources(self) -> Iterator[Path]:
-        return itertools.chain(_files_of(self.packed, self.metadata), self.inputs)
+        """The shards, the manifest and index of each group, and the inputs."""
+        table = self.metadata.shard_table
+        yield from (self.packed / table.name(number) for number in range(len(table)))
+        if isinstance(self.metadata, Metadata):
+            for number in range(len(table.group_firsts)):
+                yield from (manifest_path(self.packed, number), index_path(self.packed, number))
+        yield from self.inputs
 
     def _is_of_these(self) -> bool:
         """Whether a stored verification is of these files as they are now; in a store, whether none is newer."""
@@ -157,16 +162,7 @@ def verify_folder(
     return StageOutput(proof.verification)
 
 
-def _files_of(packed: Path, metadata: Metadata | TableMetadata) -> Iterator[Path]:
-    """The shards, and the manifest and index of each group."""
-    table = metadata.shard_table
-    yield from (packed / table.name(number) for number in range(len(table)))
-    if isinstance(metadata, Metadata):
-        for number in range(len(table.group_firsts)):
-            yield from (manifest_path(packed, number), index_path(packed, number))
-
-
-def identity_of(sources: Iterable[Path]) -> str:
+def _identity_of(sources: Iterable[Path]) -> str:
     """Identifies files as they are now: a copy has other inodes, a file that was written to has another time."""
     digest = hashlib.sha256()
     for source in sources:
@@ -201,7 +197,7 @@ class _GroupProofs(GroupedOutput[int, GroupVerification]):
         """The file that is written last."""
         return self.final
 
-    def problem(self, group: int, proof: GroupVerification) -> str | None:
+    def _problem(self, group: int, proof: GroupVerification) -> str | None:
         """Why a stored proof does not hold for this group; None where it does."""
         if proof.signature_sha256 != self.signature.sha256:
             return "is of another packed folder, or of other records"
@@ -213,7 +209,15 @@ class _GroupProofs(GroupedOutput[int, GroupVerification]):
 
     def _read(self, group: int) -> GroupVerification | None:
         proof = self.summary.read_if_present(self.summary_path(group))
-        return None if proof is None or self.problem(group, proof) else proof
+        return None if proof is None or self._problem(group, proof) else proof
+
+    def describe(self, group: int) -> str:
+        """Why a group is not verified."""
+        path = self.summary_path(group)
+        fetch(path)
+        proof = self.summary.read_if_present(path)
+        problem = proof and self._problem(group, proof)
+        return f"{path.name} {problem}" if problem else f"group {group} has no proof"
 
 
 @dataclass(frozen=True)
@@ -298,7 +302,7 @@ class PartlyVerified(Generic[Stored]):
             GroupVerification,
             partial(group_verification_path, out),
             self.folder.reporter,
-            lambda group: identity_of(self.files_of(group)),
+            lambda group: _identity_of(self.files_of(group)),
         )
 
     def _all_proofs(self, proofs: _GroupProofs) -> Iterator[GroupVerification]:
@@ -308,21 +312,11 @@ class PartlyVerified(Generic[Stored]):
             missing.discard(group)
             yield proof
         if missing:
-            self._refuse(proofs, sorted(missing))
-
-    def _refuse(self, proofs: _GroupProofs, missing: Sequence[int]) -> NoReturn:
-        shown = []
-        for group in missing[:_NAMED]:
-            path = proofs.summary_path(group)
-            fetch(path)
-            proof = GroupVerification.read_if_present(path)
-            problem = proof and proofs.problem(group, proof)
-            shown.append(f"{path.name} {problem}" if problem else f"group {group} has no proof")
-        more = ", ..." if len(missing) > _NAMED else ""
-        raise FailedError(
-            f"{self.folder.packed}: {len(missing)} of {len(self._groups)} groups are not verified: {', '.join(shown)}{more};"
-            " run `gaudi-bert verify --shard K/N` for every K and then finish again"
-        )
+            named = ", ".join(map(proofs.describe, sorted(missing)[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
+            raise FailedError(
+                f"{self.folder.packed}: {len(missing)} of {len(self._groups)} groups are not verified: {named};"
+                " run `gaudi-bert verify --shard K/N` for every K and then finish again"
+            )
 
 
 # --- what is held to the folder before its shards are read

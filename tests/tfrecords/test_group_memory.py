@@ -12,10 +12,9 @@ from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
 from gaudi_bert.artefacts.plan import WritablePlan
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.tfrecords.group_memory import available_bytes, group_memory_bytes
 from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
-from gaudi_bert.tfrecords.write import buffer_bytes, read_group, write
+from gaudi_bert.tfrecords.write import available_bytes, buffer_bytes, group_memory_bytes, read_group, write
 from tests.builders.folders import contents
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import QUIET
