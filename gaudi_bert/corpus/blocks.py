@@ -35,7 +35,7 @@ from gaudi_bert.corpus.documents import Source, TextFormat, detect_format, read_
 from gaudi_bert.corpus.examples import BlockExamples, ExampleCounts
 
 BLOCK_CHARACTERS = 2 << 20
-PARTS_OF_SECTION = 4
+_PARTS_OF_SECTION = 4
 SHUFFLE_BYTES = 64 << 20
 
 Split: TypeAlias = Literal["train", "evaluation"]
@@ -116,8 +116,8 @@ def form_blocks(characters: IntArray, chosen: BoolArray) -> list[Block]:
 
 
 def form_sections(split: Split, blocks: Sequence[Block], parts: int) -> list[Section]:
-    """Deal consecutive blocks to sections of about `PARTS_OF_SECTION` output files, by their share of the characters."""
-    count = min(-(-parts // PARTS_OF_SECTION), len(blocks))
+    """Deal consecutive blocks to sections of about `_PARTS_OF_SECTION` output files, by their share of the characters."""
+    count = min(-(-parts // _PARTS_OF_SECTION), len(blocks))
     borders = [section * parts // count for section in range(count + 1)]
     reached = np.cumsum([block.characters for block in blocks])
     goals = reached[-1] * np.array(borders[1:]) / parts

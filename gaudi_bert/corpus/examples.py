@@ -89,12 +89,11 @@ def make_examples(job: BlockJob) -> BlockExamples:
 def _examples_of_duplicate(
     block: TokenBlock, job: BlockJob, duplicate: int
 ) -> tuple[NDArray[np.uint8], IntArray, ExampleCounts]:
-    """The framed records of one duplicate, the bytes of each, and their counts."""
     settings, indices = job.settings, (job.block_number, duplicate)
     random = RandomStream(settings.seed, f"pairs of {job.split}", *indices)
     pairs = choose_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
     first_lengths = pairs.first_stop - pairs.first_start
-    lengths = first_lengths + (pairs.second_stop - pairs.second_start) + SPECIAL_TOKENS_IN_PAIR
+    lengths = first_lengths + (pairs.second_stop - pairs.second_start) + _SPECIAL_TOKENS_IN_PAIR
     masked = _mask_pairs(block, pairs, lengths, job, philox(settings.seed, f"masks of {job.split}", *indices))
     slots = np.arange(settings.max_sequence_length)
     frames, frame_lengths = encode_rows(
@@ -117,7 +116,6 @@ def _examples_of_duplicate(
 def _mask_pairs(
     block: TokenBlock, pairs: _SegmentPairs, lengths: IntArray, job: BlockJob, generator: np.random.Philox
 ) -> _MaskedSequences:
-    """Put the tokens of `pairs` into rows and mask them."""
     vocabulary, settings = job.vocabulary, job.settings
     first_lengths = pairs.first_stop - pairs.first_start
     second_lengths = pairs.second_stop - pairs.second_start
@@ -172,7 +170,7 @@ def _copy_runs(
 # no loop: with m = L - 3 tokens to keep, B keeps min(|B|, max(floor(m/2), m - |A|)) and A the rest, and how many of the
 # lost ones were in front is a sum of fair coins.
 
-SPECIAL_TOKENS_IN_PAIR = 3
+_SPECIAL_TOKENS_IN_PAIR = 3
 _SHORTEST_PAIR = 2
 _RANDOM_NEXT_PROBABILITY = 0.5
 _WORDS_AT_ONCE = 1024
@@ -240,7 +238,7 @@ def choose_pairs(
     block: TokenBlock, max_sequence_length: int, short_sequence_probability: float, random: RandomStream
 ) -> _SegmentPairs:
     """The pairs of one pass over all documents of `block`."""
-    most_tokens = max_sequence_length - SPECIAL_TOKENS_IN_PAIR
+    most_tokens = max_sequence_length - _SPECIAL_TOKENS_IN_PAIR
     starts = block.sentence_starts.tolist()
     documents = block.document_starts.tolist()
     rows: list[tuple[int, int, int, int, int]] = []
@@ -338,7 +336,7 @@ class _MaskedSequences:
 def prediction_counts(lengths: IntArray, probability: float, max_predictions: int) -> IntArray:
     """How many tokens to predict in sequences of `lengths` tokens (int64 [N]); halves are rounded to even, as in Python."""
     rounded = np.rint(lengths * probability).astype(np.int64)
-    candidates = np.maximum(lengths - SPECIAL_TOKENS_IN_PAIR, 0)
+    candidates = np.maximum(lengths - _SPECIAL_TOKENS_IN_PAIR, 0)
     return np.minimum(np.minimum(np.maximum(rounded, 1), max_predictions), candidates)
 
 
@@ -407,7 +405,6 @@ def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, 
 
 
 def _replacements(original: Int32Array, mask_id: int, vocabulary_size: int, generator: np.random.Philox) -> Int32Array:
-    """What each chosen token is replaced by."""
     choice = (generator.random_raw(len(original)) >> np.uint64(11)) * 2.0**-53
     drawn = ((generator.random_raw(len(original)) >> np.uint64(32)) * np.uint64(vocabulary_size)) >> np.uint64(32)
     replaced = np.where(choice < _MASK_SHARE, mask_id, drawn.astype(np.int64))

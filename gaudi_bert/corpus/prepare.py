@@ -54,13 +54,11 @@ from gaudi_bert.corpus.vocabulary import Vocabulary, read_vocabulary, train_voca
 from gaudi_bert.tfrecords.scanning.scan import worker_count
 
 # A vocabulary is trained on about this much of the training text, taken evenly over all of it.
-VOCABULARY_CHARACTERS = 256 << 20
+_VOCABULARY_CHARACTERS = 256 << 20
 
 
 @dataclass(frozen=True)
 class _Corpus:
-    """The scanned text and how it is divided."""
-
     scans: Sequence[SourceScan]
     held_out: BoolArray
     blocks: dict[Split, list[Block]]
@@ -105,7 +103,6 @@ def _prepare(
     overwrite: bool,
     workers: int | None,
 ) -> StageOutput[PreparedExamples] | PreparedShard:
-    """Make the examples from text on this machine."""
     sources = find_sources(list(settings.text or ()), pipeline_folder)
     vocab = settings.vocab
     given = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
@@ -151,7 +148,6 @@ def _signature(settings: PrepareSettings, sources: Sequence[Source], given: Voca
 
 
 def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Reporter, workers: int | None) -> _Corpus:
-    """Find the documents of all sources, hold some out, and divide the work."""
     scans = []
     with reporter.task("reading the text", len(sources), "files") as task:
         for scan in ordered_map(scan_source, sources, worker_count(workers, len(sources))):
@@ -190,7 +186,7 @@ def _vocabulary(
         return read_vocabulary(path)
     if vocabulary is None:
         blocks = corpus.blocks["train"]
-        every = max(1, round(sum(block.characters for block in blocks) / VOCABULARY_CHARACTERS))
+        every = max(1, round(sum(block.characters for block in blocks) / _VOCABULARY_CHARACTERS))
 
         def documents() -> Iterator[list[str]]:
             for _, held in read_blocks(corpus.scans, corpus.chosen("train"), blocks[::every]):
@@ -258,7 +254,6 @@ def _finish(
 
 
 def _sum_of(sections: Sequence[PreparedSection]) -> PreparedSection:
-    """The figures of a complete split."""
     figures: Counter[str] = Counter()
     for section in sections:
         figures.update(section.model_dump(exclude={"files"}))

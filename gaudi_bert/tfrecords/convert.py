@@ -200,7 +200,6 @@ def _packs_at_once(metadata: Metadata) -> int:
 
 
 def _columns_of(records: RecordFiles, metadata: Metadata) -> Iterator[tuple[int, dict[str, AnyArray]]]:
-    """The packs of one file, some at a time: the number of the first, and their features."""
     packs, step = int(records.sizes[0]), _packs_at_once(metadata)
     for first in range(0, packs, step):
         numbers = np.arange(first, min(first + step, packs))

@@ -97,11 +97,22 @@ def _count(
                 return _count_file(files[number], schema, buffer, task.advance)
 
         counted = map_files(count, range(len(files)), workers)
-    return _content(schema, counted, vocabulary)
+    counts = np.zeros(schema.max_sequence_length + 1, np.int64)
+    for file in counted:
+        lengths, _, sequences = file.counts.rows.T
+        np.add.at(counts, lengths, sequences)
+    return HistogramFile(
+        max_sequence_length=schema.max_sequence_length,
+        max_predictions=schema.max_predictions,
+        sequences=sum(file.sequences for file in counted),
+        tokens=sum(file.tokens for file in counted),
+        vocabulary=vocabulary,
+        counts=tuple(counts[1:].tolist()),
+        files=tuple(counted),
+    )
 
 
 def _count_file(path: Path, schema: UnpackedSchema, buffer: ByteArray, progress: Callable[[int], None]) -> CountedFile:
-    """The entry of one file in histogram.json."""
     records = UnpackedFormat.for_pieces(schema, buffer)
     scan = RecordScan(path, records, buffer, progress=progress)
     totals: Counter[int] = Counter()
@@ -126,27 +137,10 @@ def _count_file(path: Path, schema: UnpackedSchema, buffer: ByteArray, progress:
 
 
 def _merge(totals: Counter[int], pending: list[Int32Array]) -> None:
-    """Move the pending keys into the totals."""
     if pending:
         keys, counts = np.unique(np.concatenate(pending), return_counts=True)
         totals.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
         pending.clear()
-
-
-def _content(schema: UnpackedSchema, files: list[CountedFile], vocabulary: VocabularyInfo | None) -> HistogramFile:
-    counts = np.zeros(schema.max_sequence_length + 1, np.int64)
-    for file in files:
-        lengths, _, sequences = file.counts.rows.T
-        np.add.at(counts, lengths, sequences)
-    return HistogramFile(
-        max_sequence_length=schema.max_sequence_length,
-        max_predictions=schema.max_predictions,
-        sequences=sum(file.sequences for file in files),
-        tokens=sum(file.tokens for file in files),
-        vocabulary=vocabulary,
-        counts=tuple(counts[1:].tolist()),
-        files=tuple(files),
-    )
 
 
 # --- reading one histogram.json or several, merged, as the packing room takes it

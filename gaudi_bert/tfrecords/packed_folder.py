@@ -219,7 +219,6 @@ def _count(sibling: Path, content: Any, key: str, default: int | None = None) ->
 
 
 def _schema_of(path: Path) -> PackedSchema:
-    """The sizes of the first record of `path`."""
     features = first_record(path)
     try:
         schema = packed_schema_of(features)

@@ -54,20 +54,20 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.tfrecords import packed_folder
 
-Stored = TypeVar("Stored", Verification, TableVerification)
+_Stored = TypeVar("_Stored", Verification, TableVerification)
 Manifest = TypeVar("Manifest", bound=Artefact)
 
 
 @dataclass(frozen=True)
-class Proof(Generic[Stored]):
+class Proof(Generic[_Stored]):
     """What the files of a packed folder must state, by what was read; its manifests were held to that already."""
 
     metadata: Metadata | TableMetadata
-    verification: Stored
+    verification: _Stored
 
 
 @dataclass(frozen=True)
-class VerifiedFolder(Generic[Stored]):
+class VerifiedFolder(Generic[_Stored]):
     """A packed folder that is verified: what is read for it, and the files that hold the result.
 
     Attributes:
@@ -77,7 +77,7 @@ class VerifiedFolder(Generic[Stored]):
     packed: Path
     metadata: Metadata | TableMetadata
     inputs: Mapping[Path, int]
-    kind: type[Stored]
+    kind: type[_Stored]
     reporter: Reporter
 
     @property
@@ -102,7 +102,7 @@ class VerifiedFolder(Generic[Stored]):
         """Of all files that the proof holds for, as they are when this is first called."""
         return _identity_of(self._sources())
 
-    def stored(self) -> StageOutput[Stored] | None:
+    def stored(self) -> StageOutput[_Stored] | None:
         """The result that is stored already, where no file has changed since."""
         if not is_finished(self.out, self.out, self.signature) or not self._is_of_these():
             return None
@@ -117,7 +117,7 @@ class VerifiedFolder(Generic[Stored]):
         remove(self.out, *([] if keep_groups else parts_of(self.out)))
         begin_artefact(self.out, self.out, self.signature, overwrite=True)
 
-    def store(self, verification: Stored) -> None:
+    def store(self, verification: _Stored) -> None:
         """Store the result, which holds for the files as `identity` knows them."""
         write_text(self._seen, self.identity)
         verification.write(self.out)
@@ -143,8 +143,8 @@ class VerifiedFolder(Generic[Stored]):
 
 
 def verify_folder(
-    folder: VerifiedFolder[Stored], prove: Callable[[], Proof[Stored]], overwrite: bool
-) -> StageOutput[Stored]:
+    folder: VerifiedFolder[_Stored], prove: Callable[[], Proof[_Stored]], overwrite: bool
+) -> StageOutput[_Stored]:
     """Verify a packed folder, unless that was done and nothing has changed since."""
     stored = None if overwrite else folder.stored()
     if stored is not None:
@@ -156,7 +156,7 @@ def verify_folder(
         folder.reporter.say(f"note: {name} is read-only, so the verification cannot be stored there")
     _ = folder.identity  # before anything is read
     proof = prove()
-    check_files(folder, proof)
+    _check_files(folder, proof)
     if folder.is_writable:
         folder.store(proof.verification)
     return StageOutput(proof.verification)
@@ -221,10 +221,10 @@ class _GroupProofs(GroupedOutput[int, GroupVerification]):
 
 
 @dataclass(frozen=True)
-class PartlyVerified(Generic[Stored]):
+class PartlyVerified(Generic[_Stored]):
     """A packed folder whose groups are verified one by one; `files_of` names the files of a group that are read for it."""
 
-    folder: VerifiedFolder[Stored]
+    folder: VerifiedFolder[_Stored]
     files_of: Callable[[int], Iterable[Path]]
 
     @property
@@ -233,7 +233,7 @@ class PartlyVerified(Generic[Stored]):
 
     def prove_shard(
         self, shard: tuple[int, int], prove: Callable[[Sequence[int], Take], None], overwrite: bool
-    ) -> StageOutput[Stored] | GroupsResult:
+    ) -> StageOutput[_Stored] | GroupsResult:
         """Prove the groups K, K + N, ... that have no proof yet, for `shard` (K, N); with `overwrite` all of these.
 
         `prove` gets their numbers, and calls back with each as soon as it is proven. The result has the totals of these
@@ -270,7 +270,7 @@ class PartlyVerified(Generic[Stored]):
                 sums[key] += getattr(proof, key)
         return GroupsResult(len(numbers), len(pending), **sums)
 
-    def finish(self, add_up: Callable[[Iterable[GroupVerification]], Proof[Stored]]) -> StageOutput[Stored]:
+    def finish(self, add_up: Callable[[Iterable[GroupVerification]], Proof[_Stored]]) -> StageOutput[_Stored]:
         """Write verification.json where every group has its proof; nothing is read but these, manifests and names."""
         stored = self.folder.stored()
         if stored is not None:
@@ -279,7 +279,7 @@ class PartlyVerified(Generic[Stored]):
         _ = self.folder.identity  # before the proofs are held to the files
         proofs, out = self._proofs(), self.folder.out
         proof = add_up(self._all_proofs(proofs))
-        check_files(self.folder, proof)
+        _check_files(self.folder, proof)
         with exclusive_lock(settings_path(out), str(out), wait=True):
             begin_artefact(out, out, proofs.signature)
             self.folder.store(proof.verification)
@@ -386,7 +386,7 @@ def counts_of_groups(packed: Path, metadata: Metadata) -> Iterator[IntArray]:
         yield np.array(read_manifest(GroupManifest, packed, number)[0].counts, np.int64)
 
 
-def check_files(folder: VerifiedFolder[Stored], proof: Proof[Stored]) -> None:
+def _check_files(folder: VerifiedFolder[_Stored], proof: Proof[_Stored]) -> None:
     """The folder holds no manifest and no index but those of the groups, and metadata.json states what was proven."""
     packed, metadata = folder.packed, folder.metadata
     groups = len(metadata.shard_table.group_firsts)

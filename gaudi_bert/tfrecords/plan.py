@@ -126,8 +126,6 @@ def _opened(
 
 @dataclass(frozen=True)
 class _PlanOutput(GroupedOutput[int, PlanPart]):
-    """plan.json, which is complete when its parts are."""
-
     unit = "part"
 
     @property
@@ -280,7 +278,6 @@ class _Parts:
 
 
 def _finish(output: _PlanOutput, planning: _Planning) -> Plan:
-    """Put the parts together, and write plan.json."""
     records, settings, parts = planning.records, planning.settings, _Parts(output)
     length = records.histogram.max_sequence_length
     totals = totals_of(parts.groups(planning.parts), length, settings.algorithm, None)

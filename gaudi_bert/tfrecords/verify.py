@@ -153,11 +153,9 @@ class _Folder:
 
     @cached_property
     def _paths(self) -> Mapping[str, Path]:
-        """The input files by their names."""
         return {path.name: path for path in self.inputs.sizes}
 
     def _inputs_of(self, group: int) -> list[str]:
-        """The names of the input files of a group."""
         if not self.has_manifests:
             return list(self._paths)
         return [file.name for file in proof.read_manifest(GroupManifest, self.packed, group)[0].inputs]
@@ -169,7 +167,6 @@ class _Folder:
         return {number: self.packed / table.name(number) for number in range(first, first + int(table.group_sizes[group]))}
 
     def _files_of(self, group: int) -> Iterator[Path]:
-        """The files that are read to verify a group."""
         yield from self._shards_of(group).values()
         yield from (manifest_path(self.packed, group), index_path(self.packed, group))
         yield from (self._paths[name] for name in self._inputs_of(group) if name in self._paths)

@@ -145,7 +145,6 @@ def _write_groups(
     workers: int | None,
     store: StoreSettings | None,
 ) -> int:
-    """Write the groups that have no manifest yet; how many that were."""
     with open_inputs(records, Objects(store)) as inputs:
         present = match_files(inputs.shown, inputs.sizes, plan)
         if inputs.vocabulary is not None and VocabularyInfo.of(inputs.vocabulary) != plan.vocabulary:
@@ -159,31 +158,21 @@ def _write_groups(
             _prove_group(plan, number, group)
             paths.append([present[name] for name in group.files])
             _check_group_memory(number, group, paths[-1], available)
-        if pending:
-            _write_pending(output, plan, pending, paths, workers)
+        if not pending:
+            return 0
+        buffer, total = _group_buffer(0), sum(map(plan.input_bytes, pending))
+        # A store's files are fetched during the group before.
+        with output.reporter.task("write", total, "bytes") as task, read_ahead(paths) as batches:
+            for batch, number in enumerate(pending):
+                with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
+                    if not needed:
+                        continue
+                    size = buffer_bytes(paths[batch])
+                    if buffer.size < size:
+                        buffer = _group_buffer(size)
+                    manifest = _write_group(output.folder, plan, number, paths[batch], buffer, task, workers)
+                    manifest.write(output.summary_path(number))
     return len(pending)
-
-
-def _write_pending(
-    output: PackedOutput[GroupManifest],
-    plan: WritablePlan,
-    pending: Sequence[int],
-    paths: Sequence[Sequence[Path]],
-    workers: int | None,
-) -> None:
-    """Write one group after the other, from the files at `paths`; a store's are fetched during the group before."""
-    buffer = _group_buffer(0)
-    total = sum(map(plan.input_bytes, pending))
-    with output.reporter.task("write", total, "bytes") as task, read_ahead(paths) as batches:
-        for batch, number in enumerate(pending):
-            with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
-                if not needed:
-                    continue
-                size = buffer_bytes(paths[batch])
-                if buffer.size < size:
-                    buffer = _group_buffer(size)
-                manifest = _write_group(output.folder, plan, number, paths[batch], buffer, task, workers)
-                manifest.write(output.summary_path(number))
 
 
 def _group_buffer(size: int) -> ByteArray:
@@ -389,7 +378,6 @@ def _text_of(path: Path) -> str:
 
 
 def _check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path], available: int | None) -> None:
-    """Refuse a group that `available` bytes cannot hold."""
     needed = group_memory_bytes(group)
     if available is None or needed <= available:
         return

@@ -107,7 +107,6 @@ def hash_unpacked(sequences: IndexedSequences, count: int, hashes: IntArray) -> 
 
 @inlined_kernel
 def _class_of(value: int) -> int:
-    """The class of a hash: twelve of its bits."""
     return (value >> 20) & 4095
 
 
@@ -279,7 +278,6 @@ def _real_tokens(spans: RowArray, length: int) -> int:
 
 @borrowing_kernel
 def _has_sizes(spans: RowArray, sizes: PackSizes) -> bool:
-    """Whether the features whose values take a fixed number of bytes have it."""
     return (  # type: ignore[no-any-return]
         spans[PackedFeature.MASKED_LM_WEIGHTS].bytes == 4 * sizes.slots
         and spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].bytes == 4 * sizes.depth

@@ -56,23 +56,11 @@ from gaudi_bert.tfrecords.wire.values import count_leading_ones, count_unit_floa
 # One row of the index holds all that packing and proving need, so no record is parsed twice. Offsets are relative to the
 # record's payload, sizes count the bytes of real values, without padding.
 
-_INDEX_ROW = np.dtype(
-    [
-        (name, np.int32)
-        for name in (
-            "length",
-            "masked",
-            "label",
-            "ids",
-            "ids_bytes",
-            "segments",
-            "positions",
-            "positions_bytes",
-            "masked_ids",
-            "masked_ids_bytes",
-        )
-    ]
+_OF_A_SEQUENCE = (
+    *("length", "masked", "label", "ids", "ids_bytes", "segments"),
+    *("positions", "positions_bytes", "masked_ids", "masked_ids_bytes"),
 )
+_INDEX_ROW = np.dtype([(name, np.int32) for name in _OF_A_SEQUENCE])
 
 
 class IndexedSequences(NamedTuple):

@@ -144,7 +144,6 @@ def _varint_sizes(values: AnyArray, start: int, count: int) -> int:
 
 @borrowing_kernel
 def _store_values(at: int, values: AnyArray, start: int, count: int, padding: int) -> int:
-    """Write values as varints, and then zeros."""
     for value in values[start : start + count]:
         at = store_varint(at, value)
     fill_bytes(at, 0, padding)
