@@ -88,7 +88,7 @@ class GroupReader:
 
     Attributes:
         problems: of groups that are wrong, or that `take` refused with a FailedError, by their numbers.
-        differing: the first group that is wrong, with its sums; its problem is "".
+        differing: of groups whose shards do not hold the sequences of their inputs, the first, and what was read of it.
     """
 
     def __init__(self, files: Sequence[FileToRead], schema: PackedSchema, take: Callable[[int, ReadGroup], None]) -> None:
@@ -133,7 +133,7 @@ class GroupReader:
             return
         del self._open[number]
         if not group.unpacked.is_same(group.repacked):
-            self.problems[number] = ""
+            self.problems[number] = "the shards do not hold the sequences of the input files"
             if self.differing is None or number < self.differing[0]:
                 self.differing = number, group
             return

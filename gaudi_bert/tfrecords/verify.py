@@ -201,13 +201,12 @@ class _Folder:
 
     def _problem(self, reader: GroupReader) -> str:
         """The problem of the first group that is wrong, and how many are."""
-        number = min(reader.problems)
-        problem = reader.problems[number]
+        number, problem = min(reader.problems.items())
         if reader.differing is not None and reader.differing[0] == number:
             group, shards = reader.differing[1], list(self._shards_of(number).values())
             inputs = [self._paths[name] for name in self._inputs_of(number)]
-            found = describe_difference(inputs, shards, self.metadata, group.unpacked, group.repacked, self.workers)
-            problem = f"{self.packed}: {f'group {number}: ' if self.has_manifests else ''}{found}"
+            difference = describe_difference(inputs, shards, self.metadata, group.unpacked, group.repacked, self.workers)
+            problem = f"{self.packed}: {f'group {number}: ' if self.has_manifests else ''}{difference}"
         others = len(reader.problems) - 1
         return problem + (f" ({others:,} more of the groups are wrong)" if others else "")
 
