@@ -117,7 +117,7 @@ class _Folder:
         return proof.PartlyVerified(self.verified, self._files_of)
 
     def compare(self) -> Verification:
-        """Compare the sequences alone, where there are no manifests."""
+        """Compare the sequences of a folder without manifests."""
         sums = SequenceSums()
         self._read([0], lambda _, group: sums.add(group.repacked))
         true = self.metadata.model_copy(update={"sequences": sums.sequences, "tokens": sums.tokens})

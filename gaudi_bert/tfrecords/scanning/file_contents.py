@@ -86,7 +86,7 @@ class SequenceSums:
 
 
 class _PackedFormat:
-    """Checks and hashes packed records; a `RecordFormat`."""
+    """Checks and hashes packed records; a `_RecordFormat`."""
 
     def __init__(self, schema: PackedSchema, buffer: ByteArray) -> None:
         self.schema = schema
@@ -112,7 +112,7 @@ class _PackedFormat:
         self.scanned.done[:] = 0
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """As `RecordFormat.take`."""
+        """As `_RecordFormat.take`."""
         before = int(self.scanned.done[0])
         status, position = scan_packed(
             self._buffer, position, filled, self._sizes, self._table, self._position_varints, self.scanned
