@@ -85,7 +85,7 @@ class Engine:
         from gaudi_bert.common.dealing import deal_sequences
         from gaudi_bert.tfrecords.files import list_record_files
         from gaudi_bert.tfrecords.packed_shards import PackEncoder, output_buffer
-        from gaudi_bert.tfrecords.scanning.unpacked_index import IndexedSequences, empty_index
+        from gaudi_bert.tfrecords.scanning.scan import IndexedSequences, empty_index
         from gaudi_bert.tfrecords.wire.schema import PackedSchema
         from gaudi_bert.tfrecords.write import buffer_bytes, match_files, read_group
 

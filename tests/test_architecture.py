@@ -127,8 +127,8 @@ STOREYS = {
     "packing": ("heuristics", "nnls_solver", "long_packs", "nnls", "exact", "algorithms", "pack_lengths", "estimate"),
     "tfrecords": (
         *("wire", "files", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
-        *("packed_proof", "group_proof", "differences", "histogram", "plan", "group_memory", "write"),
-        *("verify", "proof_parts", "verify_parts", "inspect", "pack", "convert", "vendor_packs"),
+        *("packed_proof", "group_proof", "histogram", "plan", "write"),
+        *("verify", "inspect", "pack", "convert"),
     ),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (

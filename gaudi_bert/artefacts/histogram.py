@@ -15,14 +15,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, ValidationError, model_validator
 
-from gaudi_bert.artefacts.base import Artefact, Count, Length
+from gaudi_bert.artefacts.base import LARGEST_COUNT, Artefact, Count, Length
 from gaudi_bert.artefacts.packed import of_counts
 from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import open_file
-
-MAX_TOKENS = 2**62
 
 
 @dataclass(slots=True)
@@ -131,8 +129,8 @@ class HistogramFile(Artefact):
         if len(self.counts) != length:
             raise ValueError(f"{len(self.counts)} counts for lengths 1 to {length}")
         right = of_counts(self.counts)
-        if right["tokens"] > MAX_TOKENS:
-            raise ValueError(f"more than {MAX_TOKENS} tokens; split the data")
+        if right["tokens"] > LARGEST_COUNT:
+            raise ValueError(f"more than {LARGEST_COUNT} tokens; split the data")
         for key, value in (("sequences", self.sequences), ("tokens", self.tokens)):
             if value not in (None, right[key]):
                 raise ValueError(f"{key} is {value}, the counts add up to {right[key]}")
@@ -141,22 +139,13 @@ class HistogramFile(Artefact):
         return self
 
     def _check_files(self, files: tuple[CountedFile, ...]) -> None:
-        length = self.max_sequence_length
-        totals = np.zeros(length + 1, np.int64)
-        names = sorted(file.name for file in files)
-        for one, other in itertools.pairwise(names):
+        for one, other in itertools.pairwise(sorted(file.name for file in files)):
             if one == other:
                 raise ValueError(f"{_short(one)} is counted twice")
+        sums = _FileSums(self.max_sequence_length)
         for file in files:
-            lengths, masked, sequences = file.counts.rows.T
-            for what, values, least in (("length", lengths, 1), ("masked count", masked, 0)):
-                outside = (values < least) | (values > length)
-                if outside.any():
-                    raise ValueError(
-                        f"a {what} of {_short(file.name)} is {values[outside][0]}; it must be from {least} to {length}"
-                    )
-            np.add.at(totals, lengths, sequences)
-        for number, (count, counted) in enumerate(zip(self.counts, totals[1:].tolist(), strict=True), start=1):
+            sums.add(file.name, file.counts.rows)
+        for number, (count, counted) in enumerate(zip(self.counts, sums.counts.tolist(), strict=True), start=1):
             if count != counted:
                 raise ValueError(f"length {number} is counted {count} times in all, but {counted} times in the files")
 
@@ -190,10 +179,10 @@ def list_histogram(path: Path | str) -> tuple[HistogramFile, IntArray | None]:
     content = HistogramFile.read(path)
     if content.files is None:
         return content, None
-    most = _MostMasked(content.max_sequence_length)
+    sums = _FileSums(content.max_sequence_length)
     for file in content.files:
-        most.add(file.counts.rows)
-    return content, most.max_masked
+        sums.add(file.name, file.counts.rows)
+    return content, sums.max_masked
 
 
 _COUNTS = b', "counts": '
@@ -211,37 +200,40 @@ def _list_lines(path: Path) -> tuple[HistogramFile, IntArray] | None:
                     break
                 head.append(line)
             content = HistogramFile.model_validate_json(b"".join([*head, b' "files": null}']))
-            most, files = _MostMasked(content.max_sequence_length), []
+            sums, files = _FileSums(content.max_sequence_length), []
             fields, line = set(CountedFile.model_fields), b""  # one set for all: pydantic's own take most of the memory
             for line in handle:
                 if line.startswith(b" ]"):
                     break
                 file = _file_of(line)
-                most.add(file.counts.rows)
+                sums.add(file.name, file.counts.rows)
                 file.counts.offload_to(path, file.name, position, len(line))
                 files.append(CountedFile.model_construct(fields, **dict(file)))
                 position += len(line)
             ends_here = b"".join([line, *handle]).split() == [b"]", b"}"]
     except (OSError, ValueError, ValidationError):
         return None  # the reader of the complete file reports what is wrong
-    whole = ends_here and most.counts.tolist() == list(content.counts) and len({file.name for file in files}) == len(files)
-    return (content.model_copy(update={"files": tuple(files)}), most.max_masked) if whole else None
+    whole = ends_here and sums.counts.tolist() == list(content.counts) and len({file.name for file in files}) == len(files)
+    return (content.model_copy(update={"files": tuple(files)}), sums.max_masked) if whole else None
 
 
 _LONGEST_HEAD = 1 << 20
 
 
-class _MostMasked:
-    """Sums over files."""
+class _FileSums:
+    """Over files: the sequences of each length, and the most masked positions of one of them, int64 [L]."""
 
     def __init__(self, length: int) -> None:
         self.counts, self.max_masked = np.zeros(length, np.int64), np.zeros(length, np.int64)
 
-    def add(self, rows: IntArray) -> None:
-        """Add the counts of a file; ValueError where a length or a masked count is not from 1, or 0, to the longest."""
+    def add(self, name: str, rows: IntArray) -> None:
+        """Add the counts of a file; ValueError where a length or a masked count is out of range."""
         lengths, masked, sequences = rows.T
-        if ((lengths < 1) | (lengths > self.counts.size) | (masked > self.counts.size)).any():
-            raise ValueError("a length or a masked count is out of range")
+        longest = self.counts.size
+        for what, values, least in (("length", lengths, 1), ("masked count", masked, 0)):
+            outside = (values < least) | (values > longest)
+            if outside.any():
+                raise ValueError(f"a {what} of {_short(name)} is {values[outside][0]}; it must be from {least} to {longest}")
         np.add.at(self.counts, lengths - 1, sequences)
         np.maximum.at(self.max_masked, lengths - 1, masked)
 

@@ -36,7 +36,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.config.values import matching
 
-Fingerprint = Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
+_Fingerprint = Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
 _Factor = Annotated[float, Field(ge=1)]
 
 
@@ -313,7 +313,7 @@ class Verification(_Verified):
     packs: Count
     shards: Count
     input_files: Count
-    fingerprint: Fingerprint
+    fingerprint: _Fingerprint
 
     only_read = ("fingerprint",)
 
@@ -376,7 +376,7 @@ class GroupVerification(Artefact):
     packs: Count
     tokens: Count
     lower_bound: Count
-    fingerprint: Fingerprint | None = None
+    fingerprint: _Fingerprint | None = None
 
 
 def group_verification_path(verification: Path, group: int) -> Path:

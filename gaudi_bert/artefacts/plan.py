@@ -24,10 +24,10 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.common.files import read_file
 
-LARGEST_SHARD_MULTIPLE = 4096
+_LARGEST_SHARD_MULTIPLE = 4096
 """As in the settings: a group has at least this many files."""
 
-MOST_SEQUENCES_PER_BYTE = 64
+_MOST_SEQUENCES_PER_BYTE = 64
 """Of any file: DEFLATE shrinks at most 1032 times, and a record takes 16 bytes before anything is in it."""
 
 Strategy = Annotated[tuple[Length, ...], Field(min_length=1)]
@@ -178,7 +178,7 @@ class Plan(Artefact):
     max_predictions: Length | None
     masked_slots: Length | None
     seed: int
-    shard_multiple: int = Field(ge=1, le=LARGEST_SHARD_MULTIPLE)
+    shard_multiple: int = Field(ge=1, le=_LARGEST_SHARD_MULTIPLE)
     shard_bytes: Positive
     histogram_sha256: Sha256
     vocabulary: VocabularyInfo | None
@@ -188,7 +188,7 @@ class Plan(Artefact):
     parts: Annotated[tuple[ListedPart, ...], Field(min_length=1)]
 
     _source: Path = PrivateAttr(default=Path())
-    _read_parts: dict[int, PlanPart] = PrivateAttr(default_factory=dict)
+    _last_read: tuple[int, PlanPart] | None = PrivateAttr(default=None)
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -225,7 +225,7 @@ class Plan(Artefact):
         return self.parts[group // GROUPS_OF_A_PART].input_bytes[group % GROUPS_OF_A_PART]
 
     def group(self, number: int) -> PlannedGroup:
-        """A group; the part that holds it is read; the last two parts stay in memory."""
+        """A group; the part that holds it is read, and stays in memory until another is."""
         return self._part(number // GROUPS_OF_A_PART).groups[number % GROUPS_OF_A_PART]
 
     def group_files(self, number: int) -> tuple[InputFile, ...]:
@@ -243,15 +243,11 @@ class Plan(Artefact):
             yield from self._part(part).files
 
     def _part(self, number: int) -> PlanPart:
-        if number not in self._read_parts:
-            part = self._read_part(number)
-            for older in sorted(self._read_parts, key=lambda read: abs(read - number))[1:]:
-                del self._read_parts[older]
-            self._read_parts[number] = part
-        return self._read_parts[number]
+        if self._last_read is None or self._last_read[0] != number:
+            self._last_read = number, self._read_part(number)
+        return self._last_read[1]
 
     def _read_part(self, number: int) -> PlanPart:
-        """Read a part and hold it to the table; errors name it."""
         listed, path = self.parts[number], part_path(self.path, number)
         fetch(path)
         try:
@@ -349,7 +345,7 @@ def _check_files(groups: Sequence[PlannedGroup], files: Sequence[InputFile], fir
         raise ValueError("each file must be in exactly one group")
     sequences = {file.name: file.sequences for file in files}
     for file in files:
-        if file.sequences > MOST_SEQUENCES_PER_BYTE * file.bytes:
+        if file.sequences > _MOST_SEQUENCES_PER_BYTE * file.bytes:
             raise ValueError(f"{file.sequences} sequences in a file of {file.bytes} bytes are more than fit")
     for number, group in enumerate(groups, start=first):
         in_files = sum(sequences[name] for name in group.files)

@@ -256,28 +256,21 @@ def verify(
         raise InputError(
             "--finish and --overwrite exclude each other; verify the parts again with --shard K/N --overwrite, then --finish"
         )
-    ways: Any
-    if of_table := is_table(records):
-        from gaudi_bert.tables.verify import verify_table
-        from gaudi_bert.tables.verify_parts import finish_table, verify_table_shard
+    if is_table(records):
+        table_commands.verify_as_table(records, packed, part, finish, overwrite, workers, json)
+        return
+    from gaudi_bert.tfrecords import verify
 
-        ways = verify_table, verify_table_shard, finish_table
-    else:
-        from gaudi_bert.tfrecords.verify import verify as verify_records
-        from gaudi_bert.tfrecords.verify_parts import finish_verification, verify_shard
-
-        ways = verify_records, verify_shard, finish_verification
-    verify_all, verify_part, finish_parts = ways
-    common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
+    reporter = Reporter()
+    result: object
     if part is not None:
-        result = verify_part(records, packed, part, **common)
+        result = verify.verify_shard(records, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
     elif finish:
-        result = finish_parts(records, packed, reporter=common["reporter"])
+        result = verify.finish_verification(records, packed, reporter=reporter)
     else:
-        result = verify_all(records, packed, **common)
-    describe = table_commands.describe_verified_table if of_table else output.describe_verification
-    following = output.words_of("train", "--data", packed, "--out", "run/") if part is None and not of_table else None
-    output.print_result(result, json, describe, following)
+        result = verify.verify(records, packed, reporter=reporter, overwrite=overwrite, workers=workers)
+    following = output.words_of("train", "--data", packed, "--out", "run/") if part is None else None
+    output.print_result(result, json, output.describe_verification, following)
 
 
 def convert(
@@ -298,9 +291,8 @@ def convert(
     """Write packed TFRecords in a format of other trainers."""
     from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
     from gaudi_bert.tfrecords import convert
-    from gaudi_bert.tfrecords.vendor_packs import HDF5_PACKS, PREDECESSOR_PACKS
 
-    formats = {each.name: each for each in (HDF5_PACKS, PARQUET_PACKS, PREDECESSOR_PACKS)}
+    formats = {each.name: each for each in (convert.HDF5_PACKS, PARQUET_PACKS, convert.PREDECESSOR_PACKS)}
     if to not in formats:
         raise InputError(f"--to {to}: unknown format; write one of {', '.join(formats)}")
     result = convert.convert(packed, out, formats[to], reporter=Reporter(), overwrite=overwrite, workers=workers)

@@ -195,6 +195,30 @@ def _describe_long_rows(result: Mapping[str, Any]) -> str:
     return f"{effect['rows']:,} {were} too long: {done[effect['policy']]} (--too-long {effect['policy']})"
 
 
+def verify_as_table(
+    source: str,
+    packed: Path,
+    part: tuple[int, int] | None,
+    finish: bool,
+    overwrite: bool,
+    workers: int | None,
+    json: bool,
+) -> None:
+    """Verify a packed table, or a part of it, and print the result."""
+    from gaudi_bert.tables.verify import verify_table
+    from gaudi_bert.tables.verify_parts import finish_table, verify_table_shard
+
+    reporter = Reporter()
+    result: object
+    if part is not None:
+        result = verify_table_shard(source, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
+    elif finish:
+        result = finish_table(source, packed, reporter=reporter)
+    else:
+        result = verify_table(source, packed, reporter=reporter, overwrite=overwrite, workers=workers)
+    output.print_result(result, json, describe_verified_table)
+
+
 def describe_verified_table(result: Mapping[str, Any]) -> list[str]:
     """The lines of a packed table that was verified, or of a part of it."""
     if "groups_written" in result:

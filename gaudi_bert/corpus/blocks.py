@@ -35,7 +35,7 @@ from gaudi_bert.corpus.documents import Source, TextFormat, detect_format, read_
 from gaudi_bert.corpus.examples import BlockExamples, ExampleCounts
 
 BLOCK_CHARACTERS = 2 << 20
-PARTS_OF_SECTION = 4
+_PARTS_OF_SECTION = 4
 SHUFFLE_BYTES = 64 << 20
 
 Split: TypeAlias = Literal["train", "evaluation"]
@@ -116,8 +116,8 @@ def form_blocks(characters: IntArray, chosen: BoolArray) -> list[Block]:
 
 
 def form_sections(split: Split, blocks: Sequence[Block], parts: int) -> list[Section]:
-    """Deal consecutive blocks to sections of about `PARTS_OF_SECTION` output files, by their share of the characters."""
-    count = min(-(-parts // PARTS_OF_SECTION), len(blocks))
+    """Deal consecutive blocks to sections of about `_PARTS_OF_SECTION` output files, by their share of the characters."""
+    count = min(-(-parts // _PARTS_OF_SECTION), len(blocks))
     borders = [section * parts // count for section in range(count + 1)]
     reached = np.cumsum([block.characters for block in blocks])
     goals = reached[-1] * np.array(borders[1:]) / parts
@@ -126,11 +126,9 @@ def form_sections(split: Split, blocks: Sequence[Block], parts: int) -> list[Sec
     first = 0
     for section in range(count):
         remaining_sections = count - section - 1
-        stop = (
-            len(blocks)
-            if not remaining_sections
-            else min(max(int(cuts[section]), first + 1), len(blocks) - remaining_sections)
-        )
+        stop = len(blocks)
+        if remaining_sections:
+            stop = min(max(int(cuts[section]), first + 1), len(blocks) - remaining_sections)
         parts_of_section = range(borders[section], borders[section + 1])
         sections.append(Section(split, section, tuple(blocks[first:stop]), parts_of_section))
         first = stop
@@ -146,14 +144,14 @@ def read_blocks(
     gathered: list[list[str]] = []
     offset = 0
     for scan in scans:
-        documents_here = len(scan.document_characters)
+        numbers = range(offset, offset + len(scan.document_characters))
+        offset = numbers.stop
         if block is None:
             return
-        if block.first >= offset + documents_here:
-            offset += documents_here
+        if block.first >= offset:
             continue
         documents = read_documents(scan.source, scan.text_format)
-        for number in range(offset, offset + documents_here):
+        for number in numbers:
             document = next(documents, None)
             if document is None:
                 raise FailedError(f"{scan.source.shown}: changed while it was read; run the same command again")
@@ -166,7 +164,6 @@ def read_blocks(
                 block = next(waiting, None)
                 if block is None:
                     return
-        offset += documents_here
 
 
 # --- the output files of a section
@@ -220,11 +217,6 @@ def _deal(
 
 
 # --- worker processes
-
-
-def default_workers() -> int:
-    """The processors that this process may use."""
-    return max(1, len(os.sched_getaffinity(0)))
 
 
 def _start_worker() -> None:

@@ -31,7 +31,7 @@ from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.corpus.sentences import Layout, detect_layout, sentences_of_lines
 
 Compression = Literal["gzip", "zstd"]
-FormatName = Literal["plain text", "WikiExtractor", "JSON lines", "Python documentation"]
+_FormatName = Literal["plain text", "WikiExtractor", "JSON lines", "Python documentation"]
 
 DOCUMENT_CHARACTERS = 1 << 20
 _READ_BYTES = 1 << 20
@@ -120,7 +120,7 @@ def source_identity(source: Source) -> dict[str, Any]:
 class TextFormat:
     """The format of a source."""
 
-    name: FormatName
+    name: _FormatName
     gzipped: bool
     layout: Layout
 
@@ -132,8 +132,6 @@ class TextFormat:
 
 
 class _Line(NamedTuple):
-    """A line of text with its number, from 1, for messages."""
-
     number: int
     text: str
 
@@ -148,7 +146,7 @@ def detect_format(source: Source) -> TextFormat:
         if beginning.startswith(magic):
             raise InputError(f"{source.path}: compressed with {compression}; unpack it, or compress it with gzip")
     gzipped = beginning.startswith(_GZIP_MAGIC)
-    name: FormatName = "plain text"
+    name: _FormatName = "plain text"
     for line in _read_lines(source.path, gzipped):
         if line.text:
             if line.text.startswith("<doc "):
@@ -201,7 +199,7 @@ def _cut(lines: list[str]) -> Iterator[list[str]]:
     yield piece
 
 
-def _split_documents(path: Path, name: FormatName, gzipped: bool) -> Iterator[list[str]]:
+def _split_documents(path: Path, name: _FormatName, gzipped: bool) -> Iterator[list[str]]:
     split = {"plain text": _plain_documents, "WikiExtractor": _wikiextractor_documents, "JSON lines": _json_documents}[name]
     return (document for document in split(path, _read_lines(path, gzipped)) if document)
 

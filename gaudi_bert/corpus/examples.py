@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import BoolArray, Int32Array, IntArray, philox
+from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.vocabulary import TokenBlock, Vocabulary, tokenize_documents
 from gaudi_bert.tfrecords.wire.unpacked_encoder import encode_rows
 
@@ -30,21 +31,6 @@ Keys: TypeAlias = NDArray[np.uint64]
 
 _NEVER = np.uint64(2**64 - 1)
 _MASK_SHARE, _KEEP_SHARE = 0.8, 0.1
-
-
-@dataclass(frozen=True)
-class ExampleSettings:
-    """The settings of examples; see `gaudi_bert.config.sections.PrepareSettings`."""
-
-    vocabulary: Vocabulary
-    lower_case: bool
-    max_sequence_length: int
-    max_predictions: int
-    duplicates: int
-    short_sequence_probability: float
-    masked_lm_probability: float
-    whole_word_masking: bool
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -80,14 +66,15 @@ class BlockJob:
     documents: Sequence[Sequence[str]]
     split: str
     block_number: int
-    settings: ExampleSettings
+    vocabulary: Vocabulary
+    settings: PrepareSettings
 
 
 def make_examples(job: BlockJob) -> BlockExamples:
     """All examples, every duplicate, of one block."""
     settings = job.settings
-    block = tokenize_documents(job.documents, settings.vocabulary, settings.lower_case)
-    unknown = int(np.count_nonzero(block.tokens == settings.vocabulary.number("[UNK]")))
+    block = tokenize_documents(job.documents, job.vocabulary, settings.lower_case)
+    unknown = int(np.count_nonzero(block.tokens == job.vocabulary.number("[UNK]")))
     counts = ExampleCounts(block.documents, block.sentences, len(block.tokens), unknown)
     frames = [np.zeros(0, dtype=np.uint8)]
     lengths = [np.zeros(0, dtype=np.int64)]
@@ -102,13 +89,12 @@ def make_examples(job: BlockJob) -> BlockExamples:
 def _examples_of_duplicate(
     block: TokenBlock, job: BlockJob, duplicate: int
 ) -> tuple[NDArray[np.uint8], IntArray, ExampleCounts]:
-    """The framed records of one duplicate, the bytes of each, and their counts."""
     settings, indices = job.settings, (job.block_number, duplicate)
     random = RandomStream(settings.seed, f"pairs of {job.split}", *indices)
     pairs = choose_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
     first_lengths = pairs.first_stop - pairs.first_start
-    lengths = first_lengths + (pairs.second_stop - pairs.second_start) + SPECIAL_TOKENS_IN_PAIR
-    masked = _mask_pairs(block, pairs, lengths, settings, philox(settings.seed, f"masks of {job.split}", *indices))
+    lengths = first_lengths + (pairs.second_stop - pairs.second_start) + _SPECIAL_TOKENS_IN_PAIR
+    masked = _mask_pairs(block, pairs, lengths, job, philox(settings.seed, f"masks of {job.split}", *indices))
     slots = np.arange(settings.max_sequence_length)
     frames, frame_lengths = encode_rows(
         {
@@ -128,15 +114,13 @@ def _examples_of_duplicate(
 
 
 def _mask_pairs(
-    block: TokenBlock, pairs: _SegmentPairs, lengths: IntArray, settings: ExampleSettings, generator: np.random.Philox
+    block: TokenBlock, pairs: _SegmentPairs, lengths: IntArray, job: BlockJob, generator: np.random.Philox
 ) -> _MaskedSequences:
-    """Put the tokens of `pairs` into rows and mask them."""
-    vocabulary = settings.vocabulary
+    vocabulary, settings = job.vocabulary, job.settings
     first_lengths = pairs.first_stop - pairs.first_start
     second_lengths = pairs.second_stop - pairs.second_start
     rows = np.arange(len(pairs))
-    input_ids_NL = np.zeros((len(pairs), settings.max_sequence_length), dtype=np.int32)
-    input_ids_NL[:] = vocabulary.number("[PAD]")
+    input_ids_NL = np.full((len(pairs), settings.max_sequence_length), vocabulary.number("[PAD]"), dtype=np.int32)
     candidates_NL = np.zeros(input_ids_NL.shape, dtype=bool)
     _copy_runs(block.tokens, pairs.first_start, first_lengths, input_ids_NL, candidates_NL, np.ones_like(rows))
     _copy_runs(block.tokens, pairs.second_start, second_lengths, input_ids_NL, candidates_NL, first_lengths + 2)
@@ -186,7 +170,7 @@ def _copy_runs(
 # no loop: with m = L - 3 tokens to keep, B keeps min(|B|, max(floor(m/2), m - |A|)) and A the rest, and how many of the
 # lost ones were in front is a sum of fair coins.
 
-SPECIAL_TOKENS_IN_PAIR = 3
+_SPECIAL_TOKENS_IN_PAIR = 3
 _SHORTEST_PAIR = 2
 _RANDOM_NEXT_PROBABILITY = 0.5
 _WORDS_AT_ONCE = 1024
@@ -235,12 +219,9 @@ class RandomStream:
 
 @dataclass(frozen=True)
 class _SegmentPairs:
-    """n pairs; all arrays are int64 [n] and count in tokens of the block.
+    """n pairs, int64 [n] each: where segments A and B start and stop in the tokens of the block.
 
-    Args:
-        first_start, first_stop: segment A is `tokens[first_start:first_stop]`.
-        second_start, second_stop: segment B.
-        labels: 0 = B really follows A, 1 = B is from another document.
+    A label is 0 where B really follows A, 1 where B is from another document.
     """
 
     first_start: IntArray
@@ -257,7 +238,7 @@ def choose_pairs(
     block: TokenBlock, max_sequence_length: int, short_sequence_probability: float, random: RandomStream
 ) -> _SegmentPairs:
     """The pairs of one pass over all documents of `block`."""
-    most_tokens = max_sequence_length - SPECIAL_TOKENS_IN_PAIR
+    most_tokens = max_sequence_length - _SPECIAL_TOKENS_IN_PAIR
     starts = block.sentence_starts.tolist()
     documents = block.document_starts.tolist()
     rows: list[tuple[int, int, int, int, int]] = []
@@ -267,7 +248,7 @@ def choose_pairs(
             target = random.between(_SHORTEST_PAIR, most_tokens)
         _pairs_of_document(rows, starts, documents, document, target, most_tokens, random)
     columns = np.array(rows, dtype=np.int64).reshape(-1, 5)
-    return _SegmentPairs(*(np.ascontiguousarray(column) for column in columns.T))
+    return _SegmentPairs(*np.ascontiguousarray(columns.T))
 
 
 def _pairs_of_document(
@@ -340,10 +321,9 @@ def _truncate(
 class _MaskedSequences:
     """What masking makes of N sequences.
 
-    Args:
+    Attributes:
         input_ids: int32 [N, L] with masks.
-        positions: int32 [N, P], ascending, 0 where unused.
-        ids: int32 [N, P], the original tokens, 0 where unused.
+        positions, ids: int32 [N, P], ascending, with the original tokens; 0 where unused.
         counts: int64 [N], how many positions are used.
     """
 
@@ -356,7 +336,7 @@ class _MaskedSequences:
 def prediction_counts(lengths: IntArray, probability: float, max_predictions: int) -> IntArray:
     """How many tokens to predict in sequences of `lengths` tokens (int64 [N]); halves are rounded to even, as in Python."""
     rounded = np.rint(lengths * probability).astype(np.int64)
-    candidates = np.maximum(lengths - SPECIAL_TOKENS_IN_PAIR, 0)
+    candidates = np.maximum(lengths - _SPECIAL_TOKENS_IN_PAIR, 0)
     return np.minimum(np.minimum(np.maximum(rounded, 1), max_predictions), candidates)
 
 
@@ -425,7 +405,6 @@ def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, 
 
 
 def _replacements(original: Int32Array, mask_id: int, vocabulary_size: int, generator: np.random.Philox) -> Int32Array:
-    """What each chosen token is replaced by."""
     choice = (generator.random_raw(len(original)) >> np.uint64(11)) * 2.0**-53
     drawn = ((generator.random_raw(len(original)) >> np.uint64(32)) * np.uint64(vocabulary_size)) >> np.uint64(32)
     replaced = np.where(choice < _MASK_SHARE, mask_id, drawn.astype(np.int64))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,6 @@ from gaudi_bert.corpus.blocks import (
     SourceScan,
     Split,
     choose_evaluation,
-    default_workers,
     form_blocks,
     form_sections,
     ordered_map,
@@ -50,17 +49,16 @@ from gaudi_bert.corpus.blocks import (
     write_section,
 )
 from gaudi_bert.corpus.documents import Source, find_sources, source_identity
-from gaudi_bert.corpus.examples import BlockExamples, BlockJob, ExampleSettings, make_examples
+from gaudi_bert.corpus.examples import BlockExamples, BlockJob, make_examples
 from gaudi_bert.corpus.vocabulary import Vocabulary, read_vocabulary, train_vocabulary
+from gaudi_bert.tfrecords.scanning.scan import worker_count
 
 # A vocabulary is trained on about this much of the training text, taken evenly over all of it.
-VOCABULARY_CHARACTERS = 256 << 20
+_VOCABULARY_CHARACTERS = 256 << 20
 
 
 @dataclass(frozen=True)
 class _Corpus:
-    """The scanned text and how it is divided."""
-
     scans: Sequence[SourceScan]
     held_out: BoolArray
     blocks: dict[Split, list[Block]]
@@ -105,7 +103,6 @@ def _prepare(
     overwrite: bool,
     workers: int | None,
 ) -> StageOutput[PreparedExamples] | PreparedShard:
-    """Make the examples from text on this machine."""
     sources = find_sources(list(settings.text or ()), pipeline_folder)
     vocab = settings.vocab
     given = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
@@ -121,7 +118,6 @@ def _prepare(
     )
     if output.begin(overwrite):
         return StageOutput(PreparedExamples.read(out), skipped=True)
-    workers = workers or default_workers()
     try:
         corpus = _scan(settings, sources, reporter, workers)
         vocabulary = _vocabulary(settings, given, corpus, out, reporter)
@@ -130,8 +126,6 @@ def _prepare(
         if is_new:
             remove(settings_path(out))
         raise
-    names = {field.name for field in fields(ExampleSettings)} - {"vocabulary"}
-    example_settings = ExampleSettings(vocabulary=vocabulary, **settings.model_dump(include=names))
     number, shards = shard or (0, 1)
     if not corpus.sections[number::shards]:
         reporter.say(
@@ -141,7 +135,7 @@ def _prepare(
     characters = sum(block.characters for section in missing for block in section.blocks)
     with reporter.task("prepare", characters, "characters") as task:
         for section in missing:
-            _make_section(section, corpus, example_settings, output, task, workers)
+            _make_section(section, corpus, vocabulary, settings, output, task, workers)
     return _finish(corpus, vocabulary, given is None, output)
 
 
@@ -153,11 +147,10 @@ def _signature(settings: PrepareSettings, sources: Sequence[Source], given: Voca
     return Signature("prepare", stored, {"text": [source_identity(source) for source in sources], "vocabulary": vocabulary})
 
 
-def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Reporter, workers: int) -> _Corpus:
-    """Find the documents of all sources, hold some out, and divide the work."""
+def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Reporter, workers: int | None) -> _Corpus:
     scans = []
     with reporter.task("reading the text", len(sources), "files") as task:
-        for scan in ordered_map(scan_source, sources, min(workers, len(sources))):
+        for scan in ordered_map(scan_source, sources, worker_count(workers, len(sources))):
             scans.append(scan)
             task.advance()
     formats = Counter(str(scan.text_format) for scan in scans)
@@ -193,7 +186,7 @@ def _vocabulary(
         return read_vocabulary(path)
     if vocabulary is None:
         blocks = corpus.blocks["train"]
-        every = max(1, round(sum(block.characters for block in blocks) / VOCABULARY_CHARACTERS))
+        every = max(1, round(sum(block.characters for block in blocks) / _VOCABULARY_CHARACTERS))
 
         def documents() -> Iterator[list[str]]:
             for _, held in read_blocks(corpus.scans, corpus.chosen("train"), blocks[::every]):
@@ -208,29 +201,27 @@ def _vocabulary(
 def _make_section(
     section: Section,
     corpus: _Corpus,
-    settings: ExampleSettings,
+    vocabulary: Vocabulary,
+    settings: PrepareSettings,
     output: GroupedOutput[Section, PreparedSection],
     task: Task,
-    workers: int,
+    workers: int | None,
 ) -> None:
     """Make the files of `section`; its summary is written last."""
     folder, name = output.folder / section.split, f"{section.split} section {section.number}"
+    blocks = read_blocks(corpus.scans, corpus.chosen(section.split), section.blocks)
+    jobs = (BlockJob(documents, section.split, block.number, vocabulary, settings) for block, documents in blocks)
+
+    def make() -> Iterator[BlockExamples]:
+        results = ordered_map(make_examples, jobs, worker_count(workers, len(section.blocks)))
+        for block, examples in zip(section.blocks, results, strict=True):
+            task.advance(block.characters)
+            yield examples
+
     with output.writing(section, name):
-        examples = _examples(section, corpus, settings, task, workers)
-        written = write_section(section, examples, folder, corpus.parts[section.split], settings.seed)
+        written = write_section(section, make(), folder, corpus.parts[section.split], settings.seed)
         release(*(folder / file.name for file in written.files))
         written.write(output.summary_path(section))
-
-
-def _examples(
-    section: Section, corpus: _Corpus, settings: ExampleSettings, task: Task, workers: int
-) -> Iterator[BlockExamples]:
-    blocks = read_blocks(corpus.scans, corpus.chosen(section.split), section.blocks)
-    jobs = (BlockJob(documents, section.split, block.number, settings) for block, documents in blocks)
-    results = ordered_map(make_examples, jobs, min(workers, len(section.blocks)))
-    for block, examples in zip(section.blocks, results, strict=True):
-        task.advance(block.characters)
-        yield examples
 
 
 def _finish(
@@ -263,7 +254,6 @@ def _finish(
 
 
 def _sum_of(sections: Sequence[PreparedSection]) -> PreparedSection:
-    """The figures of a complete split."""
     figures: Counter[str] = Counter()
     for section in sections:
         figures.update(section.model_dump(exclude={"files"}))

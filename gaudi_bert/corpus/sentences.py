@@ -3,8 +3,8 @@
 A sentence ends at `.`, `!`, `?` or `…`, with the closing quotes and brackets behind it, where white space follows and the
 next character (behind opening quotes and brackets) is not a lower-case letter. A full stop ends no sentence
 
-- after an abbreviation that needs a following word (`Dr.`, `e.g.`: `ABBREVIATIONS`) or a following number (`No. 5`,
-  `p. 17`: `NUMBERED_ABBREVIATIONS`),
+- after an abbreviation that needs a following word (`Dr.`, `e.g.`: `_ABBREVIATIONS`) or a following number (`No. 5`,
+  `p. 17`: `_NUMBERED_ABBREVIATIONS`),
 - after a single capital, which is an initial (`J. Smith`), or after letters with dots (`U.S. Army`),
 - inside a number (`3.14`) or a name (`example.org`), because no white space follows there.
 
@@ -34,9 +34,9 @@ _NUMBERED = """
     jan feb mar apr jun jul aug sep sept oct nov dec
 """
 # Written as here, they never end a sentence.
-ABBREVIATIONS = frozenset(_UNFINISHED.split())
+_ABBREVIATIONS = frozenset(_UNFINISHED.split())
 # Whatever their case, they end no sentence where a number follows.
-NUMBERED_ABBREVIATIONS = frozenset(_NUMBERED.split())
+_NUMBERED_ABBREVIATIONS = frozenset(_NUMBERED.split())
 
 _CLOSING = "\"'”’»)\\]"
 _BOUNDARY = re.compile(rf"[.!?…]+[{_CLOSING}]*\s+|[。！？]+[{_CLOSING}」』]*\s*")
@@ -82,7 +82,7 @@ def _continues(text: str, start: int, boundary: re.Match[str]) -> bool:
     if word_match is None:
         return False
     word = word_match[0]
-    if word in ABBREVIATIONS or (word.lower() in NUMBERED_ABBREVIATIONS and following[:1].isdigit()):
+    if word in _ABBREVIATIONS or (word.lower() in _NUMBERED_ABBREVIATIONS and following[:1].isdigit()):
         return True
     return _INITIAL_OR_DOTTED.fullmatch(word) is not None and word != "I"
 

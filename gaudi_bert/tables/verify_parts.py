@@ -1,4 +1,4 @@
-"""The stage `verify` of a packed table in parts: `tfrecords.proof_parts` has the flow, `verify` the same for all groups."""
+"""The stage `verify` of a packed table in parts: `tfrecords.packed_proof` has the flow, `verify` the same for all groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gaudi_bert.tables.groups import TableSums
 from gaudi_bert.tables.sources import table_files
 from gaudi_bert.tables.verify import open_packed_rows
 from gaudi_bert.tfrecords import packed_proof as proof
-from gaudi_bert.tfrecords.proof_parts import PartlyVerified, Take
+from gaudi_bert.tfrecords.packed_proof import PartlyVerified, Take
 
 
 def verify_table_shard(

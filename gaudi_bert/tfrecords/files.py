@@ -30,12 +30,13 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
     location = Path(records)
     with explained_os_errors(location, "read"):
         if location.is_dir():
-            paths = [child for child in location.iterdir() if not _is_ignored(child)]
+            paths = [child for child in location.iterdir() if not _is_ignored(child.name) and not child.is_dir()]
             missing = "the folder holds no record files, names that begin with _ or . aside; check the path"
         elif os.path.lexists(location):
             paths, missing = [location], ""
         else:
-            paths = [path for path in map(Path, glob.glob(os.fspath(records))) if not _is_ignored(path)]
+            matches = map(Path, glob.glob(os.fspath(records)))
+            paths = [path for path in matches if not _is_ignored(path.name) and not path.is_dir()]
             missing = "no such folder or file, and no file matches it as a pattern; check the path"
         sizes = {path: _file_bytes(path) for path in sorted(paths, key=lambda path: path.name)}
     if not sizes:
@@ -64,14 +65,9 @@ def find_vocabulary(records: str | Path) -> Path | None:
     return candidate if candidate.is_file() else None
 
 
-def _is_ignored(path: Path) -> bool:
-    """Whether the rules name this entry: by its name, or because it is a folder."""
-    return _is_ignored_name(path.name) or path.suffix == ".json" or path.is_dir()
-
-
-def _is_ignored_name(name: str) -> bool:
-    """Whether a file next to data is not data, by its name: `_SUCCESS`, a dot file, a README."""
-    return name.startswith((".", "_", "README"))
+def _is_ignored(name: str) -> bool:
+    """Whether a file next to data is not data, by its name: `_SUCCESS`, a dot file, a README, JSON."""
+    return name.startswith((".", "_", "README")) or name.endswith(".json")
 
 
 def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
@@ -153,7 +149,7 @@ def _folder_and_pattern(url: str, objects: Objects) -> tuple[str, str]:
 def _stored_files(folder: Path, pattern: str) -> Iterator[tuple[Path, int]]:
     """The record objects in a mirrored folder; the same rules as for files."""
     for name, info in files_in(folder).items():
-        if fnmatch.fnmatchcase(name, pattern) and not (_is_ignored_name(name) or name.endswith(".json")):
+        if fnmatch.fnmatchcase(name, pattern) and not _is_ignored(name):
             if info.bytes == 0:
                 raise InputError(f"{folder / name}: the object is empty; remove it, or make it again")
             yield folder / name, info.bytes

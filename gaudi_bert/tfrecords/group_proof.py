@@ -1,4 +1,4 @@
-"""One group of a packed folder, held to its manifest and its index once its shards are read.
+"""The groups of a packed folder while they are read, and how each is held to its manifest and its index then.
 
 The manifest is rebuilt from what was read, and the stored one must be the same.
 """
@@ -6,74 +6,74 @@ The manifest is rebuilt from what was read, and the stored one must be the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from gaudi_bert.artefacts.completion import first_difference, read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, of_counts
-from gaudi_bert.artefacts.references import manifest_path
+from gaudi_bert.artefacts.references import InputFile, manifest_path
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, release
-from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, read_ahead, release
+from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.crc32c import crc32c
-from gaudi_bert.common.errors import FailedError, shown
+from gaudi_bert.common.errors import FailedError, InputError, shown
 from gaudi_bert.common.files import read_file
+from gaudi_bert.common.progress import Task
 from gaudi_bert.tfrecords import packed_proof as proof
-from gaudi_bert.tfrecords.scanning.file_contents import SequenceSums
+from gaudi_bert.tfrecords.scanning.file_contents import (
+    Pieces,
+    SequenceSums,
+    packed_pieces,
+    sum_pieces,
+    unpacked_pieces,
+)
+from gaudi_bert.tfrecords.scanning.scan import map_files, worker_count
 from gaudi_bert.tfrecords.wire.framing import read_records
-from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES
+from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, PackedSchema
 
 
+class FileToRead(NamedTuple):
+    """A file of a group: an input file, or the shard of this number."""
+
+    path: Path
+    bytes: int
+    group: int
+    shard: int | None
+
+
+@dataclass
 class ReadGroup:
-    """What was read of a group: its shards and the sizes of their records, by number, and how many sequences of each length.
+    """What was read of a group so far; `missing` counts the files that are still to be read.
 
     Attributes:
-        counts: int64 [L + 1], sequences of length 0, 1, ...
+        inputs: the input files as they are.
+        shards: each shard and the sizes of its records, by its number.
+        unpacked, repacked: sums of the input files and of the shards.
     """
 
-    def __init__(self, max_sequence_length: int) -> None:
-        self.shards: dict[int, tuple[Shard, SizeArray]] = {}
-        self.counts: IntArray = np.zeros(max_sequence_length + 1, np.int64)
+    missing: int = 0
+    inputs: list[InputFile] = field(default_factory=list)
+    shards: dict[int, tuple[Shard, SizeArray]] = field(default_factory=dict)
+    unpacked: SequenceSums = field(default_factory=SequenceSums)
+    repacked: SequenceSums = field(default_factory=SequenceSums)
 
-    def add(self, number: int, path: Path, sums: SequenceSums) -> None:
-        """Add shard `number` of the folder."""
-        shard = Shard(name=path.name, packs=sums.record_sizes.size, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
-        self.shards[number] = shard, _sizes_on_disk(path, sums)
-        self.counts[:] += sums.lengths[: self.counts.size]
-
-
-def hold_group(
-    packed: Path,
-    metadata: Metadata,
-    plan_sha256: str,
-    number: int,
-    read: ReadGroup,
-    sequences_of_inputs: Mapping[str, int],
-) -> tuple[GroupManifest, int]:
-    """The manifest of a group that was read, which is the stored one, and its CRC-32C; else an error."""
-    stored, crc = proof.read_manifest(GroupManifest, packed, number)
-    shards, record_sizes = zip(*(read.shards[shard] for shard in sorted(read.shards)), strict=True)
-    proof.check_crc32c(packed, stored.shards, shards, metadata.remedy)
-    right = GroupManifest(
-        format_version=2,
-        plan_sha256=plan_sha256,
-        group=number,
-        packs=sum(shard.packs for shard in shards),
-        **of_counts(read.counts[1:].tolist()),
-        inputs=stored.inputs,  # held to the files where those of all groups are known
-        index_crc32c=_check_index(index_path(packed, number), record_sizes, stored.remedy),
-        shards=shards,
-    )
-    path = manifest_path(packed, number)
-    proof.check_same(path, stored, right)
-    held = sum(sequences_of_inputs.get(file.name, 0) for file in stored.inputs)
-    if held != right.sequences:
-        raise FailedError(
-            f"{path}: inputs: these files hold {held} sequences, the group has {right.sequences}; {stored.remedy}"
-        )
-    return right, crc
+    def add(self, file: FileToRead, sums: SequenceSums) -> None:
+        """Add one of its files."""
+        self.missing -= 1
+        name = file.path.name
+        if file.shard is None:
+            self.unpacked.add(sums)
+            self.inputs.append(InputFile(name=name, bytes=sums.file_bytes, crc32c=sums.file_crc32c))
+        else:
+            self.repacked.add(sums)
+            shard = Shard(name=name, packs=sums.record_sizes.size, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
+            self.shards[file.shard] = shard, _sizes_on_disk(file.path, sums)
 
 
 def _sizes_on_disk(path: Path, sums: SequenceSums) -> SizeArray:
@@ -81,6 +81,87 @@ def _sizes_on_disk(path: Path, sums: SequenceSums) -> SizeArray:
     if int(sums.record_sizes.sum(dtype=np.int64)) == sums.file_bytes:
         return sums.record_sizes
     return np.array([len(payload) + FRAME_BYTES for payload in read_records(path)], np.uint32)
+
+
+class GroupReader:
+    """Reads the files of groups, group after group; `take` gets each group whose shards hold the sequences of its inputs.
+
+    Attributes:
+        problems: of groups that are wrong, or that `take` refused with a FailedError, by their numbers.
+        differing: of groups whose shards do not hold the sequences of their inputs, the first, and what was read of it.
+    """
+
+    def __init__(self, files: Sequence[FileToRead], schema: PackedSchema, take: Callable[[int, ReadGroup], None]) -> None:
+        self.problems: dict[int, str] = {}
+        self.differing: tuple[int, ReadGroup] | None = None
+        self._files, self._schema, self._take = files, schema, take
+        self._sizes = Counter(file.group for file in files)
+        self._open: dict[int, ReadGroup] = {}
+
+    def read(self, task: Task, workers: int | None) -> None:
+        """Read all files; those of a store are fetched shortly before."""
+        lock, ahead = threading.Lock(), worker_count(workers, len(self._files))
+        sides = [[file.path for file in self._files if (file.shard is None) == is_input] for is_input in (False, True)]
+        # Of each file, which one it is of its side.
+        of_side = np.cumsum([file.shard is None for file in self._files], dtype=np.int64)
+        with read_ahead(sides[0], ahead) as shards, read_ahead(sides[1], ahead) as inputs:
+
+            def read_file(number: int, buffer: ByteArray) -> None:
+                file, before = self._files[number], int(of_side[number])
+                batches, batch = (inputs, before - 1) if file.shard is None else (shards, number - before)
+                with batches.batch(batch):
+                    sums = sum_pieces(self._pieces(file, task, buffer) if file.path.stat().st_size else iter(()))
+                    with lock:
+                        self._add(file, sums)
+
+            map_files(read_file, range(len(self._files)), workers)
+
+    def _pieces(self, file: FileToRead, task: Task, buffer: ByteArray) -> Pieces:
+        if file.shard is None:
+            yield from unpacked_pieces(file.path, self._schema.unpacked, buffer, task.advance)
+            return
+        try:
+            yield from packed_pieces(file.path, self._schema, buffer, task.advance)
+        except InputError as error:
+            raise FailedError(str(error)) from error
+
+    def _add(self, file: FileToRead, sums: SequenceSums) -> None:
+        number = file.group
+        group = self._open.setdefault(number, ReadGroup(self._sizes[number]))
+        group.add(file, sums)
+        if group.missing:
+            return
+        del self._open[number]
+        if not group.unpacked.is_same(group.repacked):
+            self.problems[number] = "the shards do not hold the sequences of the input files"
+            if self.differing is None or number < self.differing[0]:
+                self.differing = number, group
+            return
+        try:
+            self._take(number, group)
+        except FailedError as error:
+            self.problems[number] = str(error)
+
+
+def hold_group(packed: Path, metadata: Metadata, plan_sha256: str, number: int, read: ReadGroup) -> GroupManifest:
+    """The manifest of a group that was read, which is the stored one; else an error."""
+    stored, _ = proof.read_manifest(GroupManifest, packed, number)
+    shards, record_sizes = zip(*(read.shards[shard] for shard in sorted(read.shards)), strict=True)
+    proof.check_crc32c(packed, stored.shards, shards, metadata.remedy)
+    counts = read.repacked.lengths[1 : metadata.max_sequence_length + 1]
+    right = GroupManifest(
+        format_version=2,
+        plan_sha256=plan_sha256,
+        group=number,
+        packs=sum(shard.packs for shard in shards),
+        **of_counts(counts.tolist()),
+        inputs=stored.inputs,
+        index_crc32c=_check_index(index_path(packed, number), record_sizes, stored.remedy),
+        shards=shards,
+    )
+    proof.check_same(manifest_path(packed, number), stored, right)
+    proof.check_inputs(packed, right.inputs, read.inputs, metadata.remedy)
+    return right
 
 
 def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> int:

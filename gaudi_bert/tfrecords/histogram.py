@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -85,30 +86,36 @@ def _count(
         read_ahead(files, ahead) as batches,
         batches.batch(0),  # the first file is there until the end: its first record has the sizes that all are held to
     ):
-        schema = _common_schema(files[0], reporter)
+        # The sizes of the first record; every other record is held to them.
+        schema, others = unpacked_schema(files[0])
+        if others:
+            names = ", ".join(f"`{name}`" for name in others)
+            reporter.say(f"{files[0]}: also has {names}, which packed records do not carry")
 
         def count(number: int, buffer: ByteArray) -> CountedFile:
             with batches.batch(number) if number else nullcontext():
                 return _count_file(files[number], schema, buffer, task.advance)
 
         counted = map_files(count, range(len(files)), workers)
-    return _content(schema, counted, vocabulary)
-
-
-def _common_schema(first: Path, reporter: Reporter) -> UnpackedSchema:
-    """The sizes of the first record; every other record is then held to them."""
-    schema, others = unpacked_schema(first)
-    if others:
-        names = ", ".join(f"`{name}`" for name in others)
-        reporter.say(f"{first}: also has {names}, which packed records do not carry")
-    return schema
+    counts = np.zeros(schema.max_sequence_length + 1, np.int64)
+    for file in counted:
+        lengths, _, sequences = file.counts.rows.T
+        np.add.at(counts, lengths, sequences)
+    return HistogramFile(
+        max_sequence_length=schema.max_sequence_length,
+        max_predictions=schema.max_predictions,
+        sequences=sum(file.sequences for file in counted),
+        tokens=sum(file.tokens for file in counted),
+        vocabulary=vocabulary,
+        counts=tuple(counts[1:].tolist()),
+        files=tuple(counted),
+    )
 
 
 def _count_file(path: Path, schema: UnpackedSchema, buffer: ByteArray, progress: Callable[[int], None]) -> CountedFile:
-    """The entry of one file in histogram.json."""
     records = UnpackedFormat.for_pieces(schema, buffer)
     scan = RecordScan(path, records, buffer, progress=progress)
-    totals: dict[int, int] = {}
+    totals: Counter[int] = Counter()
     pending: list[Int32Array] = []
     for _ in scan.pieces():
         rows = records.index.rows[: records.rows]
@@ -129,29 +136,11 @@ def _count_file(path: Path, schema: UnpackedSchema, buffer: ByteArray, progress:
     )
 
 
-def _merge(totals: dict[int, int], pending: list[Int32Array]) -> None:
-    """Move the pending keys into the totals."""
+def _merge(totals: Counter[int], pending: list[Int32Array]) -> None:
     if pending:
         keys, counts = np.unique(np.concatenate(pending), return_counts=True)
-        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-            totals[key] = totals.get(key, 0) + count
+        totals.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
         pending.clear()
-
-
-def _content(schema: UnpackedSchema, files: list[CountedFile], vocabulary: VocabularyInfo | None) -> HistogramFile:
-    counts = np.zeros(schema.max_sequence_length + 1, np.int64)
-    for file in files:
-        lengths, _, sequences = file.counts.rows.T
-        np.add.at(counts, lengths, sequences)
-    return HistogramFile(
-        max_sequence_length=schema.max_sequence_length,
-        max_predictions=schema.max_predictions,
-        sequences=sum(file.sequences for file in files),
-        tokens=sum(file.tokens for file in files),
-        vocabulary=vocabulary,
-        counts=tuple(counts[1:].tolist()),
-        files=tuple(files),
-    )
 
 
 # --- reading one histogram.json or several, merged, as the packing room takes it

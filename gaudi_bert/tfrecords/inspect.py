@@ -28,7 +28,7 @@ from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import RecordError
 
 UNPACKED_KEYS = tuple(feature.key for feature in UnpackedFeature)
-ADDED_KEYS = tuple(feature.key for feature in PackedFeature if feature.key not in UNPACKED_KEYS)
+_ADDED_KEYS = tuple(feature.key for feature in PackedFeature if feature.key not in UNPACKED_KEYS)
 """What only packing adds."""
 
 
@@ -94,20 +94,19 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
 
 
 def _first_file(folder: Path) -> Path:
-    """The first shard of a packed folder, or the first file of unpacked records."""
     return folder / read_metadata(folder).shard_table.name(0) if is_packed(folder) else next(iter(list_record_files(folder)))
 
 
 def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
     payload = _payload(path, record)
     features = _features(path, record, payload)
-    packed = all(key in features for key in ADDED_KEYS)
+    packed = all(key in features for key in _ADDED_KEYS)
     problems = _size_problems(features, packed)
     sequences = [] if problems else _sequences(features, packed, problems)
     if vocabulary is not None:
         sequences = _with_tokens(sequences, vocabulary, problems)
     slots, tokens = int(features["input_ids"].size), sum(sequence.length for sequence in sequences)
-    known = UNPACKED_KEYS + (ADDED_KEYS if packed else ())
+    known = UNPACKED_KEYS + (_ADDED_KEYS if packed else ())
     return RecordView(
         file=path.name,
         record=record,
@@ -161,7 +160,6 @@ def _size_problems(features: Features, packed: bool) -> list[str]:
 
 
 def _sequences(features: Features, packed: bool, problems: list[str]) -> list[SequenceView]:
-    """The sequences of a record, in order."""
     mask = features["input_mask"].astype(np.int64)
     count = int(mask.max(initial=0))
     sequences, start = [], 0

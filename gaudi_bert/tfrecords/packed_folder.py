@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -65,7 +65,16 @@ def is_packed(folder: Path) -> bool:
 def open_shards(folder: Path, metadata: Metadata, cache: FileCache | None = None) -> RecordFiles:
     """The packs of a folder by their shards and numbers, located by the index of their group where there is one."""
     table = metadata.shard_table
-    return RecordFiles(ShardPaths(folder, table), PackedSchema.of(metadata), table.packs, _Starts(folder, table), cache)
+    starts = partial(_starts_of, folder, table)
+    return RecordFiles(ShardPaths(folder, table), PackedSchema.of(metadata), table.packs, starts, cache)
+
+
+def _starts_of(folder: Path, table: ShardTable, shard: int) -> IntArray | None:
+    """Where the records of a shard begin, by the index of its group."""
+    if table.given_names:
+        return None
+    index = index_path(folder, table.group_and_number(shard)[0])
+    return read_starts(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
 
 
 @dataclass(frozen=True)
@@ -90,20 +99,6 @@ class ShardPaths(Sequence[Path]):
         if not -len(self) <= number < len(self):
             raise IndexError(number)
         return self.folder / self.table.name(number % len(self))
-
-
-@dataclass(frozen=True)
-class _Starts:
-    """Where the records of a shard begin, by the index of its group."""
-
-    folder: Path
-    table: ShardTable
-
-    def __call__(self, shard: int) -> IntArray | None:
-        if self.table.given_names:
-            return None
-        before, packs, size = self.table.packs_before(shard), int(self.table.packs[shard]), int(self.table.bytes[shard])
-        return read_starts(index_path(self.folder, self.table.group_and_number(shard)[0]), before, packs, size)
 
 
 # Sizes of more shards are not looked up before a run: that takes a minute on a cold disk, for each process.
@@ -155,22 +150,47 @@ def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
     What it did not record is given as its neutral value: no inputs, no checksums, an empty histogram, seed 0; the lower
     bound is the number of tokens divided by the length of a row.
     """
-    counts = _read_counts(sibling)
+    content = read_json(sibling)
+    packs = _count(sibling, content, "new_number_of_samples")
+    dropped = _count(sibling, content, "sequences_dropped", 0)
+    sequences = _count(sibling, content, "original_number_of_samples") - dropped
+    padding = _count(sibling, content, "padding_tokens_packed_dataset")
     paths = sorted(path for path in folder.glob(_FILE_PATTERN) if path.is_file())
     if not paths:
         raise InputError(f"{folder}: holds no {_FILE_PATTERN} file, which {sibling.name} belongs to; check the path")
     schema = _schema_of(paths[0])
     sizes = [int(packs) for packs in RecordFiles(paths, schema).sizes]
-    packs = sum(sizes)
-    if packs != counts.packs:
+    if sum(sizes) != packs:
         raise InputError(
-            f"{folder}: its files hold {packs} packs, {sibling.name} states {counts.packs}: files are missing, or its "
+            f"{folder}: its files hold {sum(sizes)} packs, {sibling.name} states {packs}: files are missing, or its "
             "packer lost records; pack the data again, or correct new_number_of_samples to train on what is there"
         )
-    shards = tuple(
-        Shard(name=path.name, packs=packs, bytes=path.stat().st_size) for path, packs in zip(paths, sizes, strict=True)
+    slots = packs * schema.max_sequence_length
+    tokens = slots - padding
+    if not 0 <= padding < slots or sequences < packs:
+        raise InputError(
+            f"{sibling}: {sequences} sequences and {padding} padding tokens do not go with "
+            f"{packs} packs of {schema.max_sequence_length}; it belongs to other data"
+        )
+    return _PredecessorMetadata(
+        format_version=2,
+        tool_version="predecessor",
+        max_sequence_length=schema.max_sequence_length,
+        max_predictions=schema.max_predictions,
+        masked_slots=schema.masked_slots,
+        depth=schema.depth,
+        seed=0,
+        algorithm="nnls",
+        vocabulary=None,
+        **PackingFigures(sequences, packs, tokens, slots, -(-tokens // schema.max_sequence_length)).stored(),
+        shard_multiple=1,
+        input_files=0,
+        groups=(),
+        shards=tuple(
+            Shard(name=path.name, packs=packs, bytes=path.stat().st_size) for path, packs in zip(paths, sizes, strict=True)
+        ),
+        histogram=(),
     )
-    return _metadata(sibling, counts, schema, shards)
 
 
 class _PredecessorMetadata(Metadata):
@@ -188,53 +208,6 @@ class _PredecessorMetadata(Metadata):
         return [shard.model_dump() for shard in self.shards]
 
 
-@dataclass(frozen=True)
-class _Counts:
-    """What the predecessor recorded."""
-
-    packs: int
-    sequences: int
-    padding_tokens: int
-
-
-def _read_counts(sibling: Path) -> _Counts:
-    content = read_json(sibling)
-    dropped = _count(sibling, content, "sequences_dropped", 0)
-    return _Counts(
-        packs=_count(sibling, content, "new_number_of_samples"),
-        sequences=_count(sibling, content, "original_number_of_samples") - dropped,
-        padding_tokens=_count(sibling, content, "padding_tokens_packed_dataset"),
-    )
-
-
-def _metadata(sibling: Path, counts: _Counts, schema: PackedSchema, shards: tuple[Shard, ...]) -> Metadata:
-    slots = counts.packs * schema.max_sequence_length
-    tokens = slots - counts.padding_tokens
-    if not 0 <= counts.padding_tokens < slots or counts.sequences < counts.packs:
-        raise InputError(
-            f"{sibling}: {counts.sequences} sequences and {counts.padding_tokens} padding tokens do not go with "
-            f"{counts.packs} packs of {schema.max_sequence_length}; it belongs to other data"
-        )
-    figures = PackingFigures(counts.sequences, counts.packs, tokens, slots, -(-tokens // schema.max_sequence_length))
-    return _PredecessorMetadata(
-        format_version=2,
-        tool_version="predecessor",
-        max_sequence_length=schema.max_sequence_length,
-        max_predictions=schema.max_predictions,
-        masked_slots=schema.masked_slots,
-        depth=schema.depth,
-        seed=0,
-        algorithm="nnls",
-        vocabulary=None,
-        **figures.stored(),
-        shard_multiple=1,
-        input_files=0,
-        groups=(),
-        shards=shards,
-        histogram=(),
-    )
-
-
 def _count(sibling: Path, content: Any, key: str, default: int | None = None) -> int:
     """A count, which the predecessor writes as a float."""
     value = content.get(key, default) if isinstance(content, Mapping) else None
@@ -246,7 +219,6 @@ def _count(sibling: Path, content: Any, key: str, default: int | None = None) ->
 
 
 def _schema_of(path: Path) -> PackedSchema:
-    """The sizes of the first record of `path`."""
     features = first_record(path)
     try:
         schema = packed_schema_of(features)

@@ -12,47 +12,62 @@ is verified again.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
 from gaudi_bert.artefacts.base import Artefact
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, parts_of
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, TableVerification, Verification
+from gaudi_bert.artefacts.completion import (
+    Signature,
+    begin_artefact,
+    first_difference,
+    is_finished,
+    parts_of,
+    settings_path,
+)
+from gaudi_bert.artefacts.grouped_output import GroupedOutput
+from gaudi_bert.artefacts.packed import (
+    GroupManifest,
+    GroupVerification,
+    Metadata,
+    TableMetadata,
+    TableVerification,
+    Verification,
+    group_verification_path,
+)
 from gaudi_bert.artefacts.references import InputFile, manifest_path
-from gaudi_bert.artefacts.results import StageOutput
+from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, index_path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, last_change, names_in, release, remove, shown_path
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import hidden_beside, read_file, read_text, write_text
+from gaudi_bert.common.files import exclusive_lock, hidden_beside, read_file, read_text, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.tfrecords import packed_folder
 
-Stored = TypeVar("Stored", Verification, TableVerification)
+_Stored = TypeVar("_Stored", Verification, TableVerification)
 Manifest = TypeVar("Manifest", bound=Artefact)
 
 
 @dataclass(frozen=True)
-class Proof(Generic[Stored]):
+class Proof(Generic[_Stored]):
     """What the files of a packed folder must state, by what was read; its manifests were held to that already."""
 
     metadata: Metadata | TableMetadata
-    verification: Stored
+    verification: _Stored
 
 
 @dataclass(frozen=True)
-class VerifiedFolder(Generic[Stored]):
+class VerifiedFolder(Generic[_Stored]):
     """A packed folder that is verified: what is read for it, and the files that hold the result.
 
     Attributes:
@@ -62,7 +77,7 @@ class VerifiedFolder(Generic[Stored]):
     packed: Path
     metadata: Metadata | TableMetadata
     inputs: Mapping[Path, int]
-    kind: type[Stored]
+    kind: type[_Stored]
     reporter: Reporter
 
     @property
@@ -72,7 +87,7 @@ class VerifiedFolder(Generic[Stored]):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the result can be stored."""
+        """Whether the result can be stored there."""
         return is_mirrored(self.packed) or os.access(self.packed, os.W_OK)
 
     @cached_property
@@ -85,9 +100,9 @@ class VerifiedFolder(Generic[Stored]):
     @cached_property
     def identity(self) -> str:
         """Of all files that the proof holds for, as they are when this is first called."""
-        return identity_of(self._sources())
+        return _identity_of(self._sources())
 
-    def stored(self) -> StageOutput[Stored] | None:
+    def stored(self) -> StageOutput[_Stored] | None:
         """The result that is stored already, where no file has changed since."""
         if not is_finished(self.out, self.out, self.signature) or not self._is_of_these():
             return None
@@ -102,7 +117,7 @@ class VerifiedFolder(Generic[Stored]):
         remove(self.out, *([] if keep_groups else parts_of(self.out)))
         begin_artefact(self.out, self.out, self.signature, overwrite=True)
 
-    def store(self, verification: Stored) -> None:
+    def store(self, verification: _Stored) -> None:
         """Store the result, which holds for the files as `identity` knows them."""
         write_text(self._seen, self.identity)
         verification.write(self.out)
@@ -112,7 +127,13 @@ class VerifiedFolder(Generic[Stored]):
         return hidden_beside(self.out, "seen")
 
     def _sources(self) -> Iterator[Path]:
-        return itertools.chain(_files_of(self.packed, self.metadata), self.inputs)
+        """The shards, the manifest and index of each group, and the inputs."""
+        table = self.metadata.shard_table
+        yield from (self.packed / table.name(number) for number in range(len(table)))
+        if isinstance(self.metadata, Metadata):
+            for number in range(len(table.group_firsts)):
+                yield from (manifest_path(self.packed, number), index_path(self.packed, number))
+        yield from self.inputs
 
     def _is_of_these(self) -> bool:
         """Whether a stored verification is of these files as they are now; in a store, whether none is newer."""
@@ -122,8 +143,8 @@ class VerifiedFolder(Generic[Stored]):
 
 
 def verify_folder(
-    folder: VerifiedFolder[Stored], prove: Callable[[], Proof[Stored]], overwrite: bool
-) -> StageOutput[Stored]:
+    folder: VerifiedFolder[_Stored], prove: Callable[[], Proof[_Stored]], overwrite: bool
+) -> StageOutput[_Stored]:
     """Verify a packed folder, unless that was done and nothing has changed since."""
     stored = None if overwrite else folder.stored()
     if stored is not None:
@@ -135,22 +156,13 @@ def verify_folder(
         folder.reporter.say(f"note: {name} is read-only, so the verification cannot be stored there")
     _ = folder.identity  # before anything is read
     proof = prove()
-    check_files(folder, proof)
+    _check_files(folder, proof)
     if folder.is_writable:
         folder.store(proof.verification)
     return StageOutput(proof.verification)
 
 
-def _files_of(packed: Path, metadata: Metadata | TableMetadata) -> Iterator[Path]:
-    """The shards, and the manifest and index of each group."""
-    table = metadata.shard_table
-    yield from (packed / table.name(number) for number in range(len(table)))
-    if isinstance(metadata, Metadata):
-        for number in range(len(table.group_firsts)):
-            yield from (manifest_path(packed, number), index_path(packed, number))
-
-
-def identity_of(sources: Iterable[Path]) -> str:
+def _identity_of(sources: Iterable[Path]) -> str:
     """Identifies files as they are now: a copy has other inodes, a file that was written to has another time."""
     digest = hashlib.sha256()
     for source in sources:
@@ -161,6 +173,150 @@ def identity_of(sources: Iterable[Path]) -> str:
         known = (last_change(source),) if status is None else (status.st_size, status.st_ino, status.st_ctime_ns)
         digest.update(repr((source.name, *known)).encode("utf-8"))
     return digest.hexdigest()
+
+
+# --- the same in parts: part K of N proves the groups K, K + N, ...
+#
+# The proof of a group is a file next to verification.json, `verification-GGGGG.json`, which does not depend on N. It holds
+# for the files that were read, as verification.json does. The last step adds the proofs up, writes verification.json and
+# removes them, so that the folder is as if one process had verified it.
+
+Take: TypeAlias = Callable[[int, dict[str, Any]], None]
+"""Gets the number of a group that was proven, and the keys of `GroupVerification` that only its data tell."""
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class _GroupProofs(GroupedOutput[int, GroupVerification]):
+    """The proofs of groups; `files_sha256` is that of the files of a group as they are now."""
+
+    files_sha256: Callable[[int], str]
+
+    @property
+    def artefact(self) -> Path:
+        """The file that is written last."""
+        return self.final
+
+    def _problem(self, group: int, proof: GroupVerification) -> str | None:
+        """Why a stored proof does not hold for this group; None where it does."""
+        if proof.signature_sha256 != self.signature.sha256:
+            return "is of another packed folder, or of other records"
+        if proof.group != group:
+            return f"is that of group {proof.group}"
+        if proof.files_sha256 != self.files_sha256(group):
+            return "is of files that have changed since, or of which these are copies"
+        return None
+
+    def _read(self, group: int) -> GroupVerification | None:
+        proof = self.summary.read_if_present(self.summary_path(group))
+        return None if proof is None or self._problem(group, proof) else proof
+
+    def describe(self, group: int) -> str:
+        """Why a group is not verified."""
+        path = self.summary_path(group)
+        fetch(path)
+        proof = self.summary.read_if_present(path)
+        problem = proof and self._problem(group, proof)
+        return f"{path.name} {problem}" if problem else f"group {group} has no proof"
+
+
+@dataclass(frozen=True)
+class PartlyVerified(Generic[_Stored]):
+    """A packed folder whose groups are verified one by one; `files_of` names the files of a group that are read for it."""
+
+    folder: VerifiedFolder[_Stored]
+    files_of: Callable[[int], Iterable[Path]]
+
+    @property
+    def _groups(self) -> range:
+        return range(len(self.folder.metadata.shard_table.group_firsts))
+
+    def prove_shard(
+        self, shard: tuple[int, int], prove: Callable[[Sequence[int], Take], None], overwrite: bool
+    ) -> StageOutput[_Stored] | GroupsResult:
+        """Prove the groups K, K + N, ... that have no proof yet, for `shard` (K, N); with `overwrite` all of these.
+
+        `prove` gets their numbers, and calls back with each as soon as it is proven. The result has the totals of these
+        groups, or of the complete folder where it was verified already.
+        """
+        stored = None if overwrite else self.folder.stored()
+        if stored is not None:
+            return stored
+        self._check_writable()
+        numbers = self._groups[shard[0] :: shard[1]]
+        proofs, out = self._proofs(), self.folder.out
+        with exclusive_lock(settings_path(out), str(out), wait=True):
+            self.folder.begin(keep_groups=True)
+        if overwrite:
+            remove(*(path for path in map(proofs.summary_path, numbers) if path.exists()))
+        pending = list(numbers) if overwrite else proofs.missing(numbers)
+        # Before anything is read: a file that changes while it is read is then noticed.
+        files = {number: proofs.files_sha256(number) for number in pending}
+
+        def take(number: int, figures: dict[str, Any]) -> None:
+            proof = GroupVerification(
+                format_version=1,
+                signature_sha256=proofs.signature.sha256,
+                files_sha256=files[number],
+                group=number,
+                **figures,
+            )
+            proof.write(proofs.summary_path(number))
+
+        prove(pending, take)
+        sums = dict.fromkeys(("sequences", "packs", "tokens"), 0)
+        for _, proof in proofs.each_whole(numbers):
+            for key in sums:
+                sums[key] += getattr(proof, key)
+        return GroupsResult(len(numbers), len(pending), **sums)
+
+    def finish(self, add_up: Callable[[Iterable[GroupVerification]], Proof[_Stored]]) -> StageOutput[_Stored]:
+        """Write verification.json where every group has its proof; nothing is read but these, manifests and names."""
+        stored = self.folder.stored()
+        if stored is not None:
+            return stored
+        self._check_writable()
+        _ = self.folder.identity  # before the proofs are held to the files
+        proofs, out = self._proofs(), self.folder.out
+        proof = add_up(self._all_proofs(proofs))
+        _check_files(self.folder, proof)
+        with exclusive_lock(settings_path(out), str(out), wait=True):
+            begin_artefact(out, out, proofs.signature)
+            self.folder.store(proof.verification)
+            remove(*parts_of(out))
+        return StageOutput(proof.verification)
+
+    def _check_writable(self) -> None:
+        if not self.folder.is_writable:
+            raise InputError(
+                f"{self.folder.packed}: is read-only, and parts store their proofs there; verify it at once, without"
+                " --shard and --finish"
+            )
+
+    def _proofs(self) -> _GroupProofs:
+        out = self.folder.out
+        return _GroupProofs(
+            out.parent,
+            out,
+            self.folder.signature,
+            GroupVerification,
+            partial(group_verification_path, out),
+            self.folder.reporter,
+            lambda group: _identity_of(self.files_of(group)),
+        )
+
+    def _all_proofs(self, proofs: _GroupProofs) -> Iterator[GroupVerification]:
+        """The proofs of all groups, one at a time; what is missing, or does not hold, is an error."""
+        missing = set(self._groups)
+        for group, proof in proofs.each_whole(self._groups):
+            missing.discard(group)
+            yield proof
+        if missing:
+            named = ", ".join(map(proofs.describe, sorted(missing)[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
+            raise FailedError(
+                f"{self.folder.packed}: {len(missing)} of {len(self._groups)} groups are not verified: {named};"
+                " run `gaudi-bert verify --shard K/N` for every K and then finish again"
+            )
 
 
 # --- what is held to the folder before its shards are read
@@ -230,7 +386,7 @@ def counts_of_groups(packed: Path, metadata: Metadata) -> Iterator[IntArray]:
         yield np.array(read_manifest(GroupManifest, packed, number)[0].counts, np.int64)
 
 
-def check_files(folder: VerifiedFolder[Stored], proof: Proof[Stored]) -> None:
+def _check_files(folder: VerifiedFolder[_Stored], proof: Proof[_Stored]) -> None:
     """The folder holds no manifest and no index but those of the groups, and metadata.json states what was proven."""
     packed, metadata = folder.packed, folder.metadata
     groups = len(metadata.shard_table.group_firsts)

@@ -1,6 +1,6 @@
 """Packed records from the bytes of unpacked ones, without decoding what can be copied (numba kernels).
 
-Token ids, segment ids and masked ids are copied as they lie (`unpacked_index` has checked them); positions inside a
+Token ids, segment ids and masked ids are copied as they lie (`scan` has checked them); positions inside a
 sequence are a prefix of one constant table of varints; masks, weights and padding are fills. Only masked positions are
 decoded and encoded again, because each moves by the offset of its sequence. All sizes are known before the first byte is
 written, keys come in sorted order, so the result is byte-equal to `SerializeToString(deterministic=True)` of the same
@@ -36,7 +36,7 @@ from gaudi_bert.common.memory import (
     store_u16,
     store_u32,
 )
-from gaudi_bert.tfrecords.scanning.unpacked_index import IndexedSequences
+from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import (
     SLACK_BYTES,
     content_size,
@@ -346,7 +346,6 @@ class PackEncoder:
 
 # --- shards: packs encoded into a buffer and appended to a file that is written atomically
 
-WRITERS_PER_CORE = 4
 _BUFFER_BYTES = 256 << 10  # larger writes make the kernel look for large pages, which can cost more than the copy
 _REFUSALS = {
     EncodeStatus.TOO_MANY_TOKENS: "its sequences are longer than a row",
@@ -373,7 +372,7 @@ def count_group_shards(
     return count_shards(assignment.packs, assignment.packs * plain + more_than_one_byte, shard_multiple, shard_bytes)
 
 
-def write_shard(
+def write_packs(
     path: Path,
     encoder: PackEncoder,
     first: int,

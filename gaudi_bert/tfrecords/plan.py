@@ -126,8 +126,6 @@ def _opened(
 
 @dataclass(frozen=True)
 class _PlanOutput(GroupedOutput[int, PlanPart]):
-    """plan.json, which is complete when its parts are."""
-
     unit = "part"
 
     @property
@@ -248,14 +246,11 @@ def _make_parts(output: _PlanOutput, planning: _Planning, numbers: Sequence[int]
 
 @dataclass
 class _Parts:
-    """The entries in plan.json of parts that are read one after the other."""
+    """Parts that are read one after the other: the entry of each in plan.json, and all but its groups and files."""
 
     output: _PlanOutput
     listed: list[ListedPart] = field(default_factory=list)
-    depth: int = 0
-    masked_slots: int = 0
-    needed: list[int | None] = field(default_factory=list)
-    costs: list[tuple[SmallerBudget, ...]] = field(default_factory=list)
+    heads: list[PlanPart] = field(default_factory=list)
 
     def groups(self, parts: int) -> Iterator[PlannedGroup]:
         """The groups of all parts, which must be there."""
@@ -269,30 +264,28 @@ class _Parts:
                 input_bytes=tuple(sum(size[name] for name in group.files) for group in part.groups),
             )
             self.listed.append(entry)
-            self.depth = max(self.depth, part.depth)
-            self.masked_slots = max(self.masked_slots, part.masked_slots or 0)
-            self.needed.append(part.masked_slots_needed)
-            self.costs.append(part.smaller_masked_slots)
+            self.heads.append(part.model_copy(update={"files": (), "groups": ()}))
             yield from part.groups
 
     def packs_within(self, budget: int) -> int:
         """Packs in all, by the figures of each part for this budget, or of the next smaller one that it knows."""
         total = 0
-        for listed, needed, costs in zip(self.listed, self.needed, self.costs, strict=True):
-            smaller = [cost.packs for cost in costs if cost.masked_slots <= budget < (needed or 0)]
+        for listed, head in zip(self.listed, self.heads, strict=True):
+            needed = head.masked_slots_needed or 0
+            smaller = [cost.packs for cost in head.smaller_masked_slots if cost.masked_slots <= budget < needed]
             total += smaller[0] if smaller else sum(listed.packs)
         return total
 
 
 def _finish(output: _PlanOutput, planning: _Planning) -> Plan:
-    """Put the parts together, and write plan.json."""
     records, settings, parts = planning.records, planning.settings, _Parts(output)
     length = records.histogram.max_sequence_length
     totals = totals_of(parts.groups(planning.parts), length, settings.algorithm, None)
-    needed = max((needed for needed in parts.needed if needed is not None), default=None)
+    masked_slots = max(head.masked_slots or 0 for head in parts.heads) or None
+    needed = max((head.masked_slots_needed for head in parts.heads if head.masked_slots_needed is not None), default=None)
     budgets = smaller_budgets(planning.least_masked_slots, needed or 0)
     masked_totals = {
-        "masked_slots": parts.masked_slots or None,
+        "masked_slots": masked_slots,
         "masked_slots_needed": needed,
         "smaller_masked_slots": tuple(
             SmallerBudget(masked_slots=budget, packs=parts.packs_within(budget)) for budget in budgets
@@ -301,10 +294,10 @@ def _finish(output: _PlanOutput, planning: _Planning) -> Plan:
     content = Plan(
         format_version=2,
         algorithm=settings.algorithm,
-        depth=parts.depth,
+        depth=max(head.depth for head in parts.heads),
         max_sequence_length=length,
         max_predictions=records.max_predictions,
-        masked_slots=parts.masked_slots or None,
+        masked_slots=masked_slots,
         seed=settings.seed,
         shard_multiple=settings.shard_multiple,
         shard_bytes=settings.shard_bytes,

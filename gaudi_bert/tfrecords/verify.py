@@ -1,39 +1,42 @@
 """The stage `verify`: proof that the packed folder holds every sequence of RECORDS exactly once, byte for byte.
 
-First pass, at the speed of a scan and in constant memory: every input file and every shard is read, checked (both CRCs of
-every record, every value) and summed into fingerprints (see `scanning.fingerprint`). When the last shard of a group is read,
-the group's manifest and index are held to it; equal sums, and metadata.json that agrees (`packed_proof`): done.
-Second pass, only if the sums differ: the sequences of the classes that differ are compared one by one and named.
+Each group is proven by itself: its shards must hold the sequences of the input files that its manifest names. At the speed
+of a scan and in constant memory, every file is read, checked (both CRCs of every record, every value) and summed into
+fingerprints (see `scanning.fingerprint`). With the last file of a group, its sums are compared and its manifest and index
+are held to what was read (`group_proof`); then metadata.json is held to all groups (`packed_proof`). So parts of the work
+(`--shard K/N`) share nothing, and files that no manifest names are noticed by the last step.
+
+Only where the sums of a group differ, a second pass compares its sequences one by one and names them.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
 
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification
-from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo
-from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead
+import numpy as np
+
+from gaudi_bert.artefacts.packed import GroupManifest, GroupVerification, Metadata, PackedSums, Verification
+from gaudi_bert.artefacts.references import METADATA_NAME, VocabularyInfo, manifest_path
+from gaudi_bert.artefacts.results import GroupsResult, StageOutput
+from gaudi_bert.artefacts.shards import index_path
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.tfrecords import packed_proof as proof
-from gaudi_bert.tfrecords.differences import Pieces, describe_difference, describe_missing_files
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs
-from gaudi_bert.tfrecords.group_proof import ReadGroup, hold_group, plan_sha256_of
-from gaudi_bert.tfrecords.packed_folder import ShardPaths, read_metadata
-from gaudi_bert.tfrecords.scanning.file_contents import SequenceSums, packed_pieces, sum_pieces, unpacked_pieces
-from gaudi_bert.tfrecords.scanning.scan import map_files, worker_count
+from gaudi_bert.tfrecords.group_proof import FileToRead, GroupReader, ReadGroup, hold_group, plan_sha256_of
+from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.scanning.file_contents import SequenceSums, describe_difference
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
-Entry = TypeVar("Entry")
+_NAMED = 3
 
 
 def verify(
@@ -46,153 +49,227 @@ def verify(
     store: StoreSettings | None = None,
 ) -> StageOutput[Verification]:
     """Verify a packed folder against its records."""
-    with mirrored(packed, store) as folder, open_inputs(records, Objects(store)) as inputs:
-        fetch(folder / METADATA_NAME)
-        metadata = read_metadata(folder)
-        proof.check_shards(folder, metadata)
-        if not (folder / METADATA_NAME).exists():  # the predecessor's: we write nothing into it
-            return StageOutput(_compare(inputs, folder, metadata, reporter, workers).verification(metadata))
-        verified = proof.VerifiedFolder(folder, metadata, inputs.sizes, Verification, reporter)
-        return proof.verify_folder(verified, partial(_prove, inputs, folder, metadata, reporter, workers), overwrite)
+    with _opened(records, packed, reporter, workers, store) as folder:
+        if not folder.has_manifests:  # the predecessor's: we write nothing into it
+            return StageOutput(folder.compare())
+        return proof.verify_folder(folder.verified, folder.prove, overwrite)
 
 
-class _Groups:
-    """The groups of a packed folder, each held to its manifest when its last shard is read, and then forgotten.
-
-    A problem of a manifest waits until the sequences are compared, for what is missing there is the better message.
-    """
-
-    def __init__(self, packed: Path, metadata: Metadata) -> None:
-        self.packed, self.metadata, self.table = packed, metadata, metadata.shard_table
-        self.sums = PackedSums()
-        self.inputs: list[InputFile] = []
-        self.sequences_of_inputs: dict[str, int] = {}
-        self.problems: dict[int, str] = {}
-        self._plan_sha256 = plan_sha256_of(packed, metadata)
-        self._open: dict[int, ReadGroup] = {}
-
-    def take(self, number: int, sums: SequenceSums) -> None:
-        """Add a shard as it was read; of a group that is then complete, a rebuilt manifest is held to the stored one."""
-        group, _ = self.table.group_and_number(number)
-        read = self._open.setdefault(group, ReadGroup(self.metadata.max_sequence_length))
-        read.add(number, self.packed / self.table.name(number), sums)
-        if len(read.shards) == self.table.group_sizes[group]:
-            del self._open[group]
-            try:
-                self._hold(group, read)
-            except FailedError as error:
-                self.problems[group] = str(error)
-
-    def _hold(self, number: int, read: ReadGroup) -> None:
-        self.inputs += proof.read_manifest(GroupManifest, self.packed, number)[0].inputs
-        right, crc = hold_group(self.packed, self.metadata, self._plan_sha256, number, read, self.sequences_of_inputs)
-        self.sums.add(right, crc)
+def verify_shard(
+    records: str | Path,
+    packed: Path,
+    shard: tuple[int, int],
+    *,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+    store: StoreSettings | None = None,
+) -> StageOutput[Verification] | GroupsResult:
+    """Verify the groups K, K + N, ... of a packed folder, for `shard` (K, N); `finish_verification` afterwards, once."""
+    with _opened(records, packed, reporter, workers, store) as folder:
+        return folder.in_parts().prove_shard(shard, folder.prove_some, overwrite)
 
 
-def _prove(
-    inputs: RecordInputs, packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None
-) -> proof.Proof[Verification]:
-    """Compare the sequences of both sides, hold the manifests to what was read, and rebuild the metadata from it."""
-    proof.check_numbers(packed, metadata)
-    groups = _Groups(packed, metadata)
-    contents = _compare(inputs, packed, metadata, reporter, workers, groups)
-    if groups.problems:
-        raise FailedError(groups.problems[min(groups.problems)])
-    path = packed / METADATA_NAME
-    proof.check_inputs(packed, groups.inputs, contents.inputs, metadata.remedy)
-    if len(groups.inputs) != len(contents.inputs):
-        raise FailedError(f"{packed}: two manifests name the same input file; {metadata.remedy}")
-    counts = partial(proof.counts_of_groups, packed, metadata)
-    proof.check_bound(path, metadata.lower_bound, metadata.packs, counts, metadata.depth, metadata.remedy)
-    right = rebuilt_metadata(inputs, metadata, groups.sums)
-    return proof.Proof(right, contents.verification(right))
+def finish_verification(
+    records: str | Path, packed: Path, *, reporter: Reporter, store: StoreSettings | None = None
+) -> StageOutput[Verification]:
+    """Write verification.json of a packed folder whose groups are all verified by `verify_shard`."""
+    with _opened(records, packed, reporter, None, store) as folder:
+        return folder.in_parts().finish(folder.add_up)
 
 
-def rebuilt_metadata(inputs: RecordInputs, metadata: Metadata, sums: PackedSums) -> Metadata:
-    """What metadata.json must state by what was read: `sums` of all groups, and the input files."""
-    return Metadata(
-        # The sizes are those of every record that was read, the others those of the settings.
-        **{key: getattr(metadata, key) for key in Metadata.planned},
-        **sums.stored(metadata.max_sequence_length, metadata.lower_bound),
-        tool_version=metadata.tool_version,
-        vocabulary=metadata.vocabulary if inputs.vocabulary is None else VocabularyInfo.of(inputs.vocabulary),
-        input_files=len(inputs.sizes),
-    )
+@contextmanager
+def _opened(
+    records: str | Path, packed: Path, reporter: Reporter, workers: int | None, store: StoreSettings | None
+) -> Iterator[_Folder]:
+    with mirrored(packed, store) as here, open_inputs(records, Objects(store)) as inputs:
+        fetch(here / METADATA_NAME)
+        metadata = read_metadata(here)
+        proof.check_shards(here, metadata)
+        proof.check_numbers(here, metadata)
+        yield _Folder(inputs, here, metadata, reporter, workers)
 
 
 @dataclass(frozen=True)
-class _Contents:
-    """What was read, of sequences that are the same on both sides; `inputs` are the input files as they are."""
+class _Folder:
+    """A packed folder and its records. The predecessor's folder has no manifests: it is one group of all files."""
 
-    inputs: tuple[InputFile, ...]
-    repacked: SequenceSums
+    inputs: RecordInputs
+    packed: Path
+    metadata: Metadata
+    reporter: Reporter
+    workers: int | None
 
-    def verification(self, metadata: Metadata) -> Verification:
-        """The result."""
-        true = metadata.model_copy(update={"sequences": self.repacked.sequences, "tokens": self.repacked.tokens})
-        return Verification.of(true, self.repacked.fingerprint)
+    @property
+    def has_manifests(self) -> bool:
+        """Whether gaudi-bert packed it."""
+        return (self.packed / METADATA_NAME).exists()
 
+    @property
+    def verified(self) -> proof.VerifiedFolder[Verification]:
+        """Where the result is stored."""
+        return proof.VerifiedFolder(self.packed, self.metadata, self.inputs.sizes, Verification, self.reporter)
 
-def _compare(
-    inputs: RecordInputs,
-    packed: Path,
-    metadata: Metadata,
-    reporter: Reporter,
-    workers: int | None,
-    groups: _Groups | None = None,
-) -> _Contents:
-    """Read both sides; a sequence that is not on both is named. `groups` gets every shard."""
-    packed_schema = PackedSchema.of(metadata)
-    unpacked, repacked, table = SequenceSums(), SequenceSums(), metadata.shard_table
+    def in_parts(self) -> proof.PartlyVerified[Verification]:
+        """The same, of the results of groups."""
+        if not self.has_manifests:
+            raise InputError(f"{self.packed}: the predecessor's folder has no groups; verify it at once, without --shard")
+        return proof.PartlyVerified(self.verified, self._files_of)
 
-    def take_input(number: int, sums: SequenceSums) -> InputFile:
-        name = paths[number].name
-        unpacked.add(sums)
-        if groups is not None:
-            groups.sequences_of_inputs[name] = sums.sequences
-        return InputFile(name=name, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
+    def compare(self) -> Verification:
+        """Compare the sequences of a folder without manifests."""
+        sums = SequenceSums()
+        self._read([0], lambda _, group: sums.add(group.repacked))
+        true = self.metadata.model_copy(update={"sequences": sums.sequences, "tokens": sums.tokens})
+        return Verification.of(true, sums.fingerprint)
 
-    def take_shard(number: int, sums: SequenceSums) -> None:
-        repacked.add(sums)
-        if groups is not None:
-            groups.take(number, sums)
+    def prove(self) -> proof.Proof[Verification]:
+        """Prove all groups, and what metadata.json must state by them."""
+        proven: list[tuple[int, int, str]] = []
 
-    paths, shards = inputs.paths, ShardPaths(packed, table)
-    with reporter.task("verify", sum(inputs.sizes.values()) + int(table.bytes.sum()), "bytes") as task:
+        def take(number: int, group: ReadGroup) -> None:
+            manifest = self._hold(number, group)
+            bound = simple_certificate(np.array(manifest.counts, np.int64), self.metadata.depth).bound
+            proven.append((number, bound, group.repacked.fingerprint))
 
-        def read_input(number: int, buffer: ByteArray) -> Pieces:
-            return unpacked_pieces(paths[number], packed_schema.unpacked, buffer, task.advance)
+        self._read(range(len(self.metadata.shard_table.group_firsts)), take)
+        return self._proof_of(proven)
 
-        def read_shard(number: int, buffer: ByteArray) -> Pieces:
-            return packed_pieces(shards[number], packed_schema, buffer, task.advance)
+    def prove_some(self, numbers: Sequence[int], take: proof.Take) -> None:
+        """Prove some groups, and call `take` with each that is proven."""
 
-        present = _read_files(paths, read_input, take_input, workers)
-        try:
-            _read_files(shards, read_shard, take_shard, workers)
-        except InputError as error:
-            raise FailedError(str(error)) from error
-    if not (unpacked.sums == repacked.sums).all() or unpacked.tokens != repacked.tokens:
-        missing = sorted({file.name for file in groups.inputs} - {path.name for path in paths}) if groups else []
-        if groups and missing:
-            raise FailedError(f"{packed}: {describe_missing_files(missing, len(groups.inputs))}")
-        raise FailedError(f"{packed}: {describe_difference(paths, list(shards), metadata, unpacked, repacked, workers)}")
-    return _Contents(tuple(present), repacked)
+        def take_group(number: int, group: ReadGroup) -> None:
+            manifest = self._hold(number, group)
+            figures = {key: getattr(manifest, key) for key in ("sequences", "packs", "tokens")}
+            take(number, {**figures, "lower_bound": self._bound(manifest), "fingerprint": group.repacked.fingerprint})
 
+        self._read(numbers, take_group)
 
-def _read_files(
-    files: Sequence[Path],
-    read: Callable[[int, ByteArray], Pieces],
-    take: Callable[[int, SequenceSums], Entry],
-    workers: int | None,
-) -> list[Entry]:
-    """What `take` makes of each file and its sums, one at a time; a store's files are fetched shortly before."""
-    lock = threading.Lock()
-    with read_ahead(files, worker_count(workers, len(files))) as batches:
+    def add_up(self, groups: Iterable[GroupVerification]) -> proof.Proof[Verification]:
+        """What the folder must state, by the proofs of all groups."""
+        return self._proof_of((group.group, group.lower_bound, group.fingerprint or "0") for group in groups)
 
-        def read_file(number: int, buffer: ByteArray) -> Entry:
-            with batches.batch(number):
-                sums = sum_pieces(read(number, buffer) if files[number].stat().st_size else iter(()))
-                with lock:
-                    return take(number, sums)
+    # --- the files of groups
 
-        return map_files(read_file, range(len(files)), workers)
+    @cached_property
+    def _paths(self) -> Mapping[str, Path]:
+        return {path.name: path for path in self.inputs.sizes}
+
+    def _inputs_of(self, group: int) -> list[str]:
+        if not self.has_manifests:
+            return list(self._paths)
+        return [file.name for file in proof.read_manifest(GroupManifest, self.packed, group)[0].inputs]
+
+    def _shards_of(self, group: int) -> dict[int, Path]:
+        """The shards of a group by their numbers in the folder."""
+        table = self.metadata.shard_table
+        first = int(table.group_firsts[group])
+        return {number: self.packed / table.name(number) for number in range(first, first + int(table.group_sizes[group]))}
+
+    def _files_of(self, group: int) -> Iterator[Path]:
+        yield from self._shards_of(group).values()
+        yield from (manifest_path(self.packed, group), index_path(self.packed, group))
+        yield from (self._paths[name] for name in self._inputs_of(group) if name in self._paths)
+
+    # --- reading
+
+    def _read(self, numbers: Sequence[int], take: Callable[[int, ReadGroup], None]) -> None:
+        """Read groups, and call `take` with each whose sequences are those of its input files.
+
+        Of groups that are wrong, or that `take` refuses, the first is reported when all are read.
+        """
+        names = {number: self._inputs_of(number) for number in numbers}
+        known = [name for of_group in names.values() for name in of_group]
+        missing = sorted(set(known) - set(self._paths))
+        if missing:
+            named = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
+            raise FailedError(
+                f"{self.packed}: {len(missing):,} of {len(known):,} input files are missing from the records: {named};"
+                " verify with the files that were packed"
+            )
+        files, sizes = [], self.metadata.shard_table.bytes
+        for number in numbers:
+            paths = (self._paths[name] for name in names[number])
+            files += [FileToRead(path, self.inputs.sizes[path], number, None) for path in paths]
+            shards = self._shards_of(number).items()
+            files += [FileToRead(path, int(sizes[shard]), number, shard) for shard, path in shards]
+        reader = GroupReader(files, PackedSchema.of(self.metadata), take)
+        with self.reporter.task("verify", sum(file.bytes for file in files), "bytes") as task:
+            reader.read(task, self.workers)
+        if reader.problems:
+            raise FailedError(self._problem(reader))
+
+    def _problem(self, reader: GroupReader) -> str:
+        """The problem of the first group that is wrong, and how many are."""
+        number, problem = min(reader.problems.items())
+        if reader.differing is not None and reader.differing[0] == number:
+            group, shards = reader.differing[1], list(self._shards_of(number).values())
+            inputs = [self._paths[name] for name in self._inputs_of(number)]
+            difference = describe_difference(inputs, shards, self.metadata, group.unpacked, group.repacked, self.workers)
+            problem = f"{self.packed}: {f'group {number}: ' if self.has_manifests else ''}{difference}"
+        others = len(reader.problems) - 1
+        return problem + (f" ({others:,} more of the groups are wrong)" if others else "")
+
+    # --- what the files of the folder must state
+
+    @cached_property
+    def _plan_sha256(self) -> str:
+        return plan_sha256_of(self.packed, self.metadata)
+
+    def _hold(self, number: int, group: ReadGroup) -> GroupManifest:
+        return hold_group(self.packed, self.metadata, self._plan_sha256, number, group)
+
+    def _bound(self, manifest: GroupManifest) -> int:
+        """Packs that are proven to be necessary for a group.
+
+        By simple sums, if they miss no more than the group's share of the gap of the folder; else by a solver, so that the
+        last step, which adds the bounds up, seldom needs one.
+        """
+        counts = np.array(manifest.counts, np.int64)
+        depth, groups = self.metadata.depth, len(self.metadata.shard_table.group_firsts)
+        simple = simple_certificate(counts, depth).bound
+        if (manifest.packs - simple) * groups <= self.metadata.gap:
+            return simple
+        from gaudi_bert.packing.exact.bounds import prove_bound  # slow to load, and rarely needed here
+
+        return max(simple, prove_bound(counts, depth).bound)
+
+    def _proof_of(self, proven: Iterable[tuple[int, int, str]]) -> proof.Proof[Verification]:
+        """What the folder must state, by the number, the proven bound and the fingerprint of each group."""
+        sums, names = PackedSums(), list[str]()
+        fingerprint = bound = 0
+        metadata, path = self.metadata, self.packed / METADATA_NAME
+        for number, of_group, digits in proven:
+            manifest, crc = proof.read_manifest(GroupManifest, self.packed, number)
+            if manifest.plan_sha256 != self._plan_sha256:
+                raise FailedError(
+                    f"{manifest_path(self.packed, number)}: is of another plan than its folder; {manifest.remedy}"
+                )
+            sums.add(manifest, crc)
+            names += [file.name for file in manifest.inputs]
+            fingerprint += int(digits, 16)
+            bound += of_group
+        self._check_names(names)
+        if metadata.lower_bound > min(bound, metadata.packs):
+            counts = partial(proof.counts_of_groups, self.packed, metadata)
+            proof.check_bound(path, metadata.lower_bound, metadata.packs, counts, metadata.depth, metadata.remedy)
+        right = Metadata(
+            # The sizes are those of every record that was read, the others those of the settings.
+            **{key: getattr(metadata, key) for key in Metadata.planned},
+            **sums.stored(metadata.max_sequence_length, metadata.lower_bound),
+            tool_version=metadata.tool_version,
+            vocabulary=metadata.vocabulary if self.inputs.vocabulary is None else VocabularyInfo.of(self.inputs.vocabulary),
+            input_files=len(self.inputs.sizes),
+        )
+        return proof.Proof(right, Verification.of(right, f"{fingerprint % 2**64:016x}"))
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        """Each file of the records is that of one manifest; the files were held to their CRCs with their groups."""
+        known = set(names)
+        if len(known) != len(names):
+            raise FailedError(f"{self.packed}: two manifests name the same input file; {self.metadata.remedy}")
+        for name in self._paths:
+            if name not in known:
+                raise FailedError(
+                    f"{self.packed}: input file {name} is not among those that were packed; {self.metadata.remedy}"
+                )

@@ -12,7 +12,8 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -31,18 +32,25 @@ from gaudi_bert.artefacts.store.objects import Objects, in_store, shown_location
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import followed
-from gaudi_bert.common.progress import Reporter, Task
+from gaudi_bert.common.files import followed, read_text
+from gaudi_bert.common.progress import Reporter, Task, count_of, human_bytes
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
 from gaudi_bert.tfrecords.files import open_inputs, records_folder
-from gaudi_bert.tfrecords.group_memory import available_bytes, check_group_memory
-from gaudi_bert.tfrecords.packed_shards import WRITERS_PER_CORE, PackEncoder, count_group_shards, output_buffer
-from gaudi_bert.tfrecords.packed_shards import write_shard as write_packs
-from gaudi_bert.tfrecords.scanning.scan import CompactedFormat, RecordScan, map_files, map_in_threads, worker_count
-from gaudi_bert.tfrecords.scanning.unpacked_index import IndexedSequences, empty_index
+from gaudi_bert.tfrecords.packed_shards import PackEncoder, count_group_shards, output_buffer, write_packs
+from gaudi_bert.tfrecords.scanning.scan import (
+    CompactedFormat,
+    IndexedSequences,
+    RecordScan,
+    empty_index,
+    map_files,
+    map_in_threads,
+    worker_count,
+)
 from gaudi_bert.tfrecords.wire.framing import RecordStream
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
+
+_WRITERS_PER_CORE = 4
 
 
 def write(
@@ -63,12 +71,9 @@ def write(
     `shards` has another `shard_multiple` or `shard_bytes` than the plan.
     """
     started = time.monotonic()
-    _check_apart(records, out)
-    with local_copy(plan, store) as path, mirrored(out, store) as folder:
-        content = WritablePlan.read(path).with_shards(shards or {})
-        output = _output(folder, content, reporter)
+    with _opened(records, plan, out, reporter, shards, store) as (output, content):
         if output.begin(overwrite):
-            return StageOutput(Metadata.read(folder), skipped=True)
+            return StageOutput(Metadata.read(output.folder), skipped=True)
         content.check_totals()
         if not finish:
             _write_groups(records, output, content, range(content.group_count), workers, store)
@@ -92,38 +97,44 @@ def write_shard(
 
     The result has the totals of these groups, or of the complete folder where it was finished already.
     """
-    _check_apart(records, out)
-    with local_copy(plan, store) as path, mirrored(out, store) as folder:
-        content = WritablePlan.read(path).with_shards(shards or {})
-        output = _output(folder, content, reporter)
+    with _opened(records, plan, out, reporter, shards, store) as (output, content):
         if output.begin(overwrite):
-            return StageOutput(Metadata.read(folder), skipped=True)
+            return StageOutput(Metadata.read(output.folder), skipped=True)
         numbers = range(content.group_count)[shard[0] :: shard[1]]
         written = _write_groups(records, output, content, numbers, workers, store)
         return output.groups_result(numbers, written)
 
 
-def _output(folder: Path, plan: WritablePlan, reporter: Reporter) -> PackedOutput[GroupManifest]:
-    return PackedOutput(
-        folder,
-        folder / METADATA_NAME,
-        Signature("write", {key: getattr(plan, key) for key in Metadata.planned}, {"plan_sha256": plan.sha256}),
-        GroupManifest,
-        lambda number: manifest_path(folder, number),
-        reporter,
-        source_sha256=plan.sha256,
-        command="gaudi-bert write",
-    )
-
-
-def _check_apart(records: str | Path, out: Path) -> None:
-    """Refuse to write into the folder of the records."""
+@contextmanager
+def _opened(
+    records: str | Path,
+    plan: Path,
+    out: Path,
+    reporter: Reporter,
+    shards: Mapping[str, int] | None,
+    store: StoreSettings | None,
+) -> Iterator[tuple[PackedOutput[GroupManifest], WritablePlan]]:
+    """Where the packs are written, which is not the folder of the records; and the plan."""
     if in_store(records) or in_store(out):
         same = in_store(records) and in_store(out) and url_of(records) == url_of(out)
     else:
         same = followed(records_folder(records)) == followed(out)
     if same:
         raise InputError(f"{shown_location(records)}: the output folder is the folder of the records; choose another one")
+    with local_copy(plan, store) as path, mirrored(out, store) as folder:
+        content = WritablePlan.read(path).with_shards(shards or {})
+        settings = {key: getattr(content, key) for key in Metadata.planned}
+        output = PackedOutput(
+            folder,
+            folder / METADATA_NAME,
+            Signature("write", settings, {"plan_sha256": content.sha256}),
+            GroupManifest,
+            lambda number: manifest_path(folder, number),
+            reporter,
+            source_sha256=content.sha256,
+            command="gaudi-bert write",
+        )
+        yield output, content
 
 
 def _write_groups(
@@ -134,7 +145,6 @@ def _write_groups(
     workers: int | None,
     store: StoreSettings | None,
 ) -> int:
-    """Write the groups that have no manifest yet; how many that were."""
     with open_inputs(records, Objects(store)) as inputs:
         present = match_files(inputs.shown, inputs.sizes, plan)
         if inputs.vocabulary is not None and VocabularyInfo.of(inputs.vocabulary) != plan.vocabulary:
@@ -144,34 +154,34 @@ def _write_groups(
         pending, available = output.missing(numbers), available_bytes()
         paths = []
         for number in pending:
-            _prove_group(plan, number)
-            paths.append([present[name] for name in plan.group(number).files])
-            check_group_memory(number, plan.group(number), paths[-1], available)
-        if pending:
-            _write_pending(output, plan, pending, paths, workers)
+            group = plan.group(number)
+            _prove_group(plan, number, group)
+            paths.append([present[name] for name in group.files])
+            _check_group_memory(number, group, paths[-1], available)
+        if not pending:
+            return 0
+        buffer, total = _group_buffer(0), sum(map(plan.input_bytes, pending))
+        # A store's files are fetched during the group before.
+        with output.reporter.task("write", total, "bytes") as task, read_ahead(paths) as batches:
+            for batch, number in enumerate(pending):
+                with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
+                    if not needed:
+                        continue
+                    size = buffer_bytes(paths[batch])
+                    if buffer.size < size:
+                        buffer = _group_buffer(size)
+                    manifest = _write_group(output.folder, plan, number, paths[batch], buffer, task, workers)
+                    manifest.write(output.summary_path(number))
     return len(pending)
 
 
-def _write_pending(
-    output: PackedOutput[GroupManifest],
-    plan: WritablePlan,
-    pending: Sequence[int],
-    paths: Sequence[Sequence[Path]],
-    workers: int | None,
-) -> None:
-    """Write one group after the other, from the files at `paths`; a store's are fetched during the group before."""
-    buffer = _group_buffer(0)
-    total = sum(map(plan.input_bytes, pending))
-    with output.reporter.task("write", total, "bytes") as task, read_ahead(paths) as batches:
-        for batch, number in enumerate(pending):
-            with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
-                if not needed:
-                    continue
-                size = buffer_bytes(paths[batch])
-                if buffer.size < size:
-                    buffer = _group_buffer(size)
-                manifest = _write_group(output.folder, plan, number, paths[batch], buffer, task, workers)
-                manifest.write(manifest_path(output.folder, number))
+def _group_buffer(size: int) -> ByteArray:
+    """Memory for a group, of ordinary pages.
+
+    numpy asks for huge pages, and where memory is fragmented the kernel then spends longer on making them than the
+    reading itself takes.
+    """
+    return np.frombuffer(mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 def _write_group(
@@ -196,7 +206,7 @@ def _write_group(
         release(path)
         return written
 
-    written = map_in_threads(make, range(shards), WRITERS_PER_CORE * cores, lambda: output_buffer(schema))
+    written = map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, lambda: output_buffer(schema))
     index = index_path(out, number)
     index_crc32c = write_index(index, [sizes for _, sizes in written])
     release(index)
@@ -263,15 +273,6 @@ def buffer_bytes(paths: Iterable[Path]) -> int:
     return sum(map(uncompressed_bytes, paths))
 
 
-def _group_buffer(size: int) -> ByteArray:
-    """Memory for a group, of ordinary pages.
-
-    numpy asks for huge pages, and where memory is fragmented the kernel then spends longer on making them than the
-    reading itself takes.
-    """
-    return np.frombuffer(mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
-
-
 def uncompressed_bytes(path: Path) -> int:
     """A bound on the bytes of a file without its compression; a compressed one is read to its end to know them."""
     with RecordStream(path) as stream:
@@ -321,12 +322,19 @@ def _check_same(path: Path, file: InputFile, scan: RecordScan) -> None:
             raise InputError(f"{path}: {what} {actual}, {planned} in the plan; make the histogram and the plan again")
 
 
-# --- the proof of a plan, before anything is written by it; one of many writers proves each group before it writes it
+# --- what is checked before anything is written: the proof of a plan, and whether this machine's memory holds each group
+#
+# A group is read completely before it is packed. It is formed of complete files, so a single file may be larger than any
+# limit of the settings: it is refused before it is read, not after an hour.
+
+_BYTES_OF_A_TOKEN = 3
+"""Its id, mostly two bytes of a varint, and its segment; masked positions and ids beyond 16,383 come on top."""
+_BYTES_OF_A_SEQUENCE = 68
+"""Its row of the index with an offset, and what it takes to deal it to a pack."""
 
 
-def _prove_group(plan: WritablePlan, number: int) -> None:
+def _prove_group(plan: WritablePlan, number: int, group: PlannedGroup) -> None:
     """Recompute the bound of a group, in integers, from its prices and the lengths that it packs."""
-    group = plan.group(number)
     counts = _counts(group, plan.max_sequence_length)
     claimed = simple_certificate(counts, plan.depth)
     if group.bound_prices is not None and claimed.bound < group.lower_bound:
@@ -339,6 +347,50 @@ def _prove_group(plan: WritablePlan, number: int) -> None:
         raise InputError(
             f"{plan.path}: group {number}: its prices prove {proven} packs, not {group.lower_bound}; make the plan again"
         )
+
+
+def group_memory_bytes(group: PlannedGroup) -> int:
+    """What a group takes in memory at least, for data as BERT has it."""
+    return _BYTES_OF_A_TOKEN * group.tokens + _BYTES_OF_A_SEQUENCE * group.sequences
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Memory that this process may still take: what the machine has available, and what its container may have.
+
+    None where the operating system does not tell.
+    """
+    limits = []
+    for path in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes"):
+        text = _text_of(path).strip()
+        if text.isdecimal():
+            limits.append(int(text))
+    for line in _text_of(meminfo).splitlines():
+        if line.startswith("MemAvailable:"):
+            limits.append(int(line.split()[1]) * 1024)
+    return min(limits, default=None)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return read_text(path)
+    except OSError:
+        return ""
+
+
+def _check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path], available: int | None) -> None:
+    needed = group_memory_bytes(group)
+    if available is None or needed <= available:
+        return
+    largest = max(paths, key=lambda path: path.stat().st_size if path.exists() else 0)
+    shown, remedy = largest, "split the file into several"
+    if len(paths) > 1:
+        remedy = f"lower packing.group_bytes or packing.group_sequences, or split the largest file, {largest.name}"
+        shown = largest.parent
+    raise InputError(
+        f"{shown}: group {number} has {count_of(group.sequences, 'sequence')} in "
+        f"{count_of(len(paths), 'file')} and is packed in memory: at least {human_bytes(needed)} are needed, "
+        f"{human_bytes(available)} are available; {remedy}, then make the histogram and the plan again"
+    )
 
 
 def _counts(group: PlannedGroup, max_sequence_length: int) -> IntArray:

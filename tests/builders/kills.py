@@ -35,13 +35,11 @@ from gaudi_bert.corpus.prepare import prepare
 from gaudi_bert.runners.local import run_stages
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.tables.pack import pack_table
-from gaudi_bert.tfrecords.convert import convert
+from gaudi_bert.tfrecords.convert import HDF5_PACKS, PREDECESSOR_PACKS, convert
 from gaudi_bert.tfrecords.histogram import histogram, histogram_shard
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.plan import plan, plan_shard
-from gaudi_bert.tfrecords.vendor_packs import HDF5_PACKS, PREDECESSOR_PACKS
-from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.verify_parts import finish_verification, verify_shard
+from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_shard
 from gaudi_bert.tfrecords.write import write, write_shard
 from tests.builders.folders import comparable, contents
 from tests.builders.packing_case import sequences_for_hdf5, write_tfrecord

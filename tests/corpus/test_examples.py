@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.arrays import philox, random_words
 from gaudi_bert.common.features import UnpackedFeature
+from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.documents import detect_format, find_sources, read_documents
 from gaudi_bert.corpus.examples import (
     BlockExamples,
     BlockJob,
-    ExampleSettings,
     RandomStream,
     choose_pairs,
     lengths_that_fit,
@@ -36,12 +36,10 @@ VOCABULARY = Vocabulary((*SPECIAL_TOKENS, "w", *(f"##{digit}" for digit in range
 PAD, UNK, CLS, SEP, MASK = range(5)
 
 
-def settings_of(**changes: object) -> ExampleSettings:
-    values: dict[str, object] = {
-        "vocabulary": VOCABULARY, "lower_case": True, "max_sequence_length": 31, "max_predictions": 5, "duplicates": 3,
-        "short_sequence_probability": 0.1, "masked_lm_probability": 0.15, "whole_word_masking": False, "seed": 7,
-    }  # fmt: skip
-    return ExampleSettings(**{**values, **changes})  # type: ignore[arg-type]
+def job_of(documents: list[list[str]], split: str = "train", block: int = 0, **changes: Any) -> BlockJob:
+    vocabulary = changes.pop("vocabulary", VOCABULARY)
+    settings = {"max_sequence_length": 31, "max_predictions": 5, "duplicates": 3, "seed": 7, **changes}
+    return BlockJob(documents, split, block, vocabulary, PrepareSettings(**settings))
 
 
 def documents_of(seed: int, documents: int = 7) -> list[list[str]]:
@@ -68,9 +66,9 @@ def restored(example: dict[str, np.ndarray]) -> list[int]:
 @examples(25)
 @given(st.integers(0, 2**31), st.sampled_from([8, 13, 31]), st.integers(1, 7), st.booleans())
 def test_every_example_is_well_formed(seed: int, length: int, predictions: int, whole_words: bool) -> None:
-    chosen = settings_of(max_sequence_length=length, max_predictions=predictions, whole_word_masking=whole_words, seed=seed)
     documents = documents_of(seed)
-    made = make_examples(BlockJob(documents, "train", 0, chosen))
+    chosen = {"max_sequence_length": length, "max_predictions": predictions, "whole_word_masking": whole_words, "seed": seed}
+    made = make_examples(job_of(documents, **chosen))
     block = tokenize_documents(documents, VOCABULARY, True)
     text = block.tokens.tolist()
     runs = {tuple(text[start : start + size]) for start in range(len(text)) for size in range(1, length)}
@@ -100,14 +98,14 @@ def test_every_example_is_well_formed(seed: int, length: int, predictions: int, 
 @pytest.mark.slow
 def test_records_are_what_tensorflow_writes() -> None:
     tf = pytest.importorskip("tensorflow")
-    for payload in payloads(make_examples(BlockJob(documents_of(1), "train", 0, settings_of()))):
+    for payload in payloads(make_examples(job_of(documents_of(1)))):
         example = tf.train.Example.FromString(payload)
         assert example.SerializeToString(deterministic=True) == payload
         assert example.features.feature["masked_lm_weights"].WhichOneof("kind") == "float_list"
 
 
 def test_figures_add_up() -> None:
-    made = make_examples(BlockJob(documents_of(2), "train", 0, settings_of()))
+    made = make_examples(job_of(documents_of(2)))
     examples = [decode_example(payload) for payload in payloads(made)]
     assert asdict(made.counts) == {
         "text_documents": 7,
@@ -122,8 +120,8 @@ def test_figures_add_up() -> None:
 
 
 def test_duplicates_differ_and_all_depends_on_seed_split_and_block() -> None:
-    def made(split: str = "train", block: int = 0, **changes: object) -> list[bytes]:
-        return payloads(make_examples(BlockJob(documents_of(3), split, block, settings_of(**changes))))
+    def made(*which: Any, **changes: Any) -> list[bytes]:
+        return payloads(make_examples(job_of(documents_of(3), *which, **changes)))
 
     assert made() == made()
     assert len(set(made(duplicates=4))) > 0.95 * len(made(duplicates=4))
@@ -133,7 +131,7 @@ def test_duplicates_differ_and_all_depends_on_seed_split_and_block() -> None:
 
 
 def test_text_that_leaves_no_token_makes_nothing() -> None:
-    nothing = make_examples(BlockJob([["\u200b", " "], ["\x07"]], "train", 0, settings_of()))
+    nothing = make_examples(job_of([["\u200b", " "], ["\x07"]]))
     assert (nothing.frames, len(nothing.lengths), nothing.counts.sequences) == (b"", 0, 0)
     some = tokenize_documents([["\u200b"], ["w1", "\x07", "w2"], [], ["w39"]], VOCABULARY, True)
     assert some.document_starts.tolist() == [0, 2, 3]
@@ -146,8 +144,8 @@ def test_on_real_text_statistics_are_those_of_the_published_script(shared_data: 
     vocabulary = read_vocabulary(minilm / "vocab.txt")
     sources = find_sources([str(shared_data / "wiki-sample" / "text-*.txt")], Path())
     documents = [document for source in sources for document in read_documents(source, detect_format(source))]
-    chosen = settings_of(vocabulary=vocabulary, max_sequence_length=128, max_predictions=20, seed=12345)
-    figures = asdict(make_examples(BlockJob(documents, "train", 0, chosen)).counts)
+    job = job_of(documents, vocabulary=vocabulary, max_sequence_length=128, max_predictions=20, seed=12345)
+    figures = asdict(make_examples(job).counts)
     assert figures["text_documents"] == 78, figures
     assert figures["text_sentences"] == 15065
     # Short targets are drawn once a document, so few documents spread widely: three standard deviations are allowed.

@@ -13,10 +13,9 @@ pytest.importorskip("h5py", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.tfrecords.convert import PackFormat, Writer, convert
+from gaudi_bert.tfrecords.convert import HDF5_PACKS, PREDECESSOR_PACKS, PackFormat, Writer, convert
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.vendor_packs import HDF5_PACKS, PREDECESSOR_PACKS
 from tests.builders.command_line import run_command
 from tests.builders.folders import contents
 from tests.builders.packing_case import make_case, sequences_for_hdf5, unpacked_key, write_hdf5, write_tfrecord

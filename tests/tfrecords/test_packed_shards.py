@@ -12,7 +12,7 @@ from gaudi_bert.artefacts.references import InputFile
 from gaudi_bert.common.dealing import Assignment
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.packed_shards import EncodeStatus, PackEncoder, largest_record
-from gaudi_bert.tfrecords.scanning.unpacked_index import IndexedSequences
+from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import position_bytes, position_table
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 from gaudi_bert.tfrecords.write import buffer_bytes, read_group

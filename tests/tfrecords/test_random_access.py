@@ -15,10 +15,9 @@ from gaudi_bert.artefacts.shards import index_path, write_index
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords import packed_folder
 from gaudi_bert.tfrecords.arrays import decode_columns
-from gaudi_bert.tfrecords.convert import convert
+from gaudi_bert.tfrecords.convert import PREDECESSOR_PACKS, convert
 from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
-from gaudi_bert.tfrecords.vendor_packs import PREDECESSOR_PACKS
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import frame as framed
 from gaudi_bert.tfrecords.wire.framing import read_records

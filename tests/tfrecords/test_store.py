@@ -18,8 +18,7 @@ from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.plan import plan
-from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.verify_parts import finish_verification, verify_shard
+from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_shard
 from gaudi_bert.tfrecords.write import write, write_shard
 from tests.builders.command_line import run_command
 from tests.builders.folders import contents as local_contents

@@ -1,15 +1,19 @@
-"""What a file holds: the fingerprints of its sequences, piece by piece."""
+"""What files hold: the fingerprints of their sequences, piece by piece, and in what two sets of files differ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.shards import SizeArray
-from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
+from gaudi_bert.artefacts.store.mirrored_folder import read_ahead
+from gaudi_bert.common.arrays import BoolArray, ByteArray, Int32Array, IntArray
 from gaudi_bert.tfrecords.scanning.fingerprint import (
     CLASSES,
     PackSizes,
@@ -18,7 +22,7 @@ from gaudi_bert.tfrecords.scanning.fingerprint import (
     hash_unpacked,
     scan_packed,
 )
-from gaudi_bert.tfrecords.scanning.scan import PIECE_BYTES, RecordScan, UnpackedFormat
+from gaudi_bert.tfrecords.scanning.scan import PIECE_BYTES, RecordScan, UnpackedFormat, map_files
 from gaudi_bert.tfrecords.wire.example import position_table
 from gaudi_bert.tfrecords.wire.features import feature_table
 from gaudi_bert.tfrecords.wire.framing import ScanStatus
@@ -40,6 +44,10 @@ class _Piece:
     lengths: Int32Array
     pack_sizes: Int32Array | None = None
     record_sizes: SizeArray | None = None
+
+
+Pieces: TypeAlias = Iterator[tuple[RecordScan, _Piece]]
+"""The pieces of one file, in order."""
 
 
 @dataclass
@@ -67,6 +75,10 @@ class SequenceSums:
         self.tokens += other.tokens
         self.lengths += other.lengths
 
+    def is_same(self, other: SequenceSums) -> bool:
+        """Whether these are the same sequences, in any order."""
+        return bool((self.sums == other.sums).all()) and self.tokens == other.tokens
+
     @property
     def fingerprint(self) -> str:
         """Of all sequences: 16 hexadecimal digits."""
@@ -74,7 +86,7 @@ class SequenceSums:
 
 
 class _PackedFormat:
-    """Checks and hashes packed records; a `RecordFormat`."""
+    """Checks and hashes packed records; a `_RecordFormat`."""
 
     def __init__(self, schema: PackedSchema, buffer: ByteArray) -> None:
         self.schema = schema
@@ -100,7 +112,7 @@ class _PackedFormat:
         self.scanned.done[:] = 0
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """As `RecordFormat.take`."""
+        """As `_RecordFormat.take`."""
         before = int(self.scanned.done[0])
         status, position = scan_packed(
             self._buffer, position, filled, self._sizes, self._table, self._position_varints, self.scanned
@@ -111,7 +123,7 @@ class _PackedFormat:
 
 def unpacked_pieces(
     path: Path, schema: UnpackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
-) -> Iterator[tuple[RecordScan, _Piece]]:
+) -> Pieces:
     """The sequences of an input file, piece by piece; the scan knows the file's size and CRC at the end."""
     records = UnpackedFormat.for_pieces(schema, buffer)
     hashes = np.empty(records.index.offsets.size, np.int64)
@@ -123,7 +135,7 @@ def unpacked_pieces(
 
 def packed_pieces(
     path: Path, schema: PackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
-) -> Iterator[tuple[RecordScan, _Piece]]:
+) -> Pieces:
     """The sequences of a shard, piece by piece."""
     records = _PackedFormat(schema, buffer)
     scan = RecordScan(path, records, buffer, progress=progress)
@@ -133,7 +145,7 @@ def packed_pieces(
         yield scan, _Piece(scanned.hashes[:sequences], scanned.lengths[:sequences], *of_packs)
 
 
-def sum_pieces(pieces: Iterator[tuple[RecordScan, _Piece]]) -> SequenceSums:
+def sum_pieces(pieces: Pieces) -> SequenceSums:
     """Add up the pieces of one file."""
     sums, sizes = SequenceSums(), []
     for scan, piece in pieces:
@@ -147,3 +159,86 @@ def sum_pieces(pieces: Iterator[tuple[RecordScan, _Piece]]) -> SequenceSums:
     if sizes:
         sums.record_sizes = np.concatenate(sizes)
     return sums
+
+
+# --- which sequences are missing, doubled or changed, where the sums of two sets of sequences differ
+#
+# Only sequences whose hash falls into a class that differs are collected, and only as many classes as fit into a bounded
+# table, so memory stays constant however much is wrong. Counts are then of those classes: "at least".
+
+_MOST_SEARCHED = 1_000_000
+_NAMED = 3
+
+
+def describe_difference(
+    files: Sequence[Path],
+    shards: Sequence[Path],
+    metadata: Metadata,
+    unpacked: SequenceSums,
+    repacked: SequenceSums,
+    workers: int | None,
+) -> str:
+    """One line: how many sequences of the records are missing, how many are too many, and the first of them."""
+    schema = PackedSchema.of(metadata)
+    classes, all_of_them = _classes_to_search(unpacked.sums, repacked.sums)
+    with read_ahead([files]) as one, one.batch(0), read_ahead([shards]) as other, other.batch(0):
+        expected = _collect(files, lambda path, buffer: unpacked_pieces(path, schema.unpacked, buffer), classes, workers)
+        shards = [path for path in shards if path.stat().st_size]
+        stored = _collect(shards, lambda path, buffer: packed_pieces(path, schema, buffer), classes, workers)
+    missing, extra = _surplus(expected, stored), _surplus(stored, expected)
+    least = "" if all_of_them else "at least "
+    parts = []
+    if missing.size:
+        names = [f"{files[row[1]].name} record {row[2]}" for row in missing[:_NAMED].tolist()]
+        parts.append(f"{least}{missing.shape[0]} sequences of the records are missing: {_listed(names, missing.shape[0])}")
+    if extra.size:
+        names = [f"{shards[row[1]].name} record {row[2]} sequence {row[3]}" for row in extra[:_NAMED].tolist()]
+        parts.append(f"{least}{extra.shape[0]} are doubled, changed or foreign: {_listed(names, extra.shape[0])}")
+    return "; ".join([*parts, "write the folder again"])
+
+
+def _listed(names: Sequence[str], count: int) -> str:
+    return ", ".join(names) + (", ..." if count > len(names) else "")
+
+
+def _classes_to_search(unpacked: IntArray, repacked: IntArray) -> tuple[BoolArray, bool]:
+    """bool [CLASSES]: which to search; and whether these are all that differ."""
+    differing = np.flatnonzero((unpacked != repacked).any(axis=1))
+    sizes = np.cumsum(unpacked[differing, 0] + repacked[differing, 0])
+    count = max(1, int(np.searchsorted(sizes, _MOST_SEARCHED, side="right")))
+    chosen = np.zeros(unpacked.shape[0], dtype=bool)
+    chosen[differing[:count]] = True
+    return chosen, count >= differing.size
+
+
+def _collect(
+    files: Sequence[Path], open_pieces: Callable[[Path, ByteArray], Pieces], classes: BoolArray, workers: int | None
+) -> IntArray:
+    """int64 [sequences, 4]: hash, number of the file, number of the record, number of the sequence in it (from 1)."""
+
+    def search(number: int, buffer: ByteArray) -> IntArray:
+        rows, record = [], 0
+        for _, piece in open_pieces(files[number], buffer):
+            sizes = np.ones(piece.hashes.size, np.int64) if piece.pack_sizes is None else piece.pack_sizes.astype(np.int64)
+            chosen = np.flatnonzero(classes[(piece.hashes >> 20) & (classes.size - 1)])
+            owners = np.repeat(np.arange(sizes.size), sizes)
+            numbers = np.arange(piece.hashes.size) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
+            columns = (piece.hashes[chosen], np.full(chosen.size, number), record + owners[chosen], numbers[chosen])
+            rows.append(np.stack(columns, axis=1))
+            record += sizes.size
+        return np.concatenate(rows) if rows else np.zeros((0, 4), np.int64)
+
+    parts = map_files(search, range(len(files)), workers)
+    return np.concatenate(parts) if parts else np.zeros((0, 4), np.int64)
+
+
+def _surplus(rows: IntArray, others: IntArray) -> IntArray:
+    """Those of `rows` whose hash occurs more often there than in `others` (the later ones of each hash)."""
+    allowed = Counter(others[:, 0].tolist())
+    surplus = []
+    for number, value in enumerate(rows[:, 0].tolist()):
+        if not allowed[value]:
+            surplus.append(number)
+        else:
+            allowed[value] -= 1
+    return rows[surplus]

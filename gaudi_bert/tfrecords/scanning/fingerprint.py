@@ -22,7 +22,7 @@ from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.features import PackedFeature
 from gaudi_bert.common.memory import add_words, address_of, as_word, count_bits, load_u8, load_u32, load_word, multiply_mix
-from gaudi_bert.tfrecords.scanning.unpacked_index import IndexedSequences
+from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import position_bytes
 from gaudi_bert.tfrecords.wire.features import FeatureTable, locate_features
 from gaudi_bert.tfrecords.wire.framing import ScanStatus, next_record
@@ -107,7 +107,6 @@ def hash_unpacked(sequences: IndexedSequences, count: int, hashes: IntArray) -> 
 
 @inlined_kernel
 def _class_of(value: int) -> int:
-    """The class of a hash: twelve of its bits."""
     return (value >> 20) & 4095
 
 
@@ -279,7 +278,6 @@ def _real_tokens(spans: RowArray, length: int) -> int:
 
 @borrowing_kernel
 def _has_sizes(spans: RowArray, sizes: PackSizes) -> bool:
-    """Whether the features whose values take a fixed number of bytes have it."""
     return (  # type: ignore[no-any-return]
         spans[PackedFeature.MASKED_LM_WEIGHTS].bytes == 4 * sizes.slots
         and spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].bytes == 4 * sizes.depth

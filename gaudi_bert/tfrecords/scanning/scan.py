@@ -13,18 +13,20 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, ByteArray
+from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray, RowArray
+from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.scanning.unpacked_index import IndexedSequences, compact_rows, empty_index, scan_unpacked
+from gaudi_bert.common.features import UnpackedFeature
+from gaudi_bert.common.memory import address_of, as_word, copy_bytes, load_u8
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
-from gaudi_bert.tfrecords.wire.features import feature_table
+from gaudi_bert.tfrecords.wire.features import FeatureTable, feature_table, locate_features
 from gaudi_bert.tfrecords.wire.framing import (
     NO_RECORD,
     PROBLEMS,
@@ -32,20 +34,151 @@ from gaudi_bert.tfrecords.wire.framing import (
     ScanStatus,
     append_frames,
     frame,
+    next_record,
     read_records,
     record_location,
 )
 from gaudi_bert.tfrecords.wire.schema import (
     FRAME_BYTES,
     MAX_RECORD_BYTES,
-    MAX_SEGMENT_ID,
-    MAX_TOKEN_ID,
     PackedSchema,
     RecordError,
     UnpackedSchema,
     check_features,
+    check_packed,
+    check_unpacked,
     unpacked_schema_of,
 )
+from gaudi_bert.tfrecords.wire.values import count_leading_ones, count_unit_floats, real_bytes, scan_positions
+
+# --- the index of unpacked records (numba kernels): framing, both CRCs and every value are checked
+#
+# One row of the index holds all that packing and proving need, so no record is parsed twice. Offsets are relative to the
+# record's payload, sizes count the bytes of real values, without padding.
+
+_OF_A_SEQUENCE = (
+    *("length", "masked", "label", "ids", "ids_bytes", "segments"),
+    *("positions", "positions_bytes", "masked_ids", "masked_ids_bytes"),
+)
+_INDEX_ROW = np.dtype([(name, np.int32) for name in _OF_A_SEQUENCE])
+
+
+class IndexedSequences(NamedTuple):
+    """Sequences in a buffer, and where each one's values lie.
+
+    Attributes:
+        buffer: uint8.
+        offsets: int64 [sequences]: where each sequence's payload starts in the buffer.
+        rows: [sequences] rows of int32: the `length` n, the number of `masked` positions k, the next-sentence `label`, and
+            from the payload's start the offsets of `ids`, `segments`, `positions` (masked ones) and `masked_ids` with the
+            sizes of their real values in bytes (segments take n).
+    """
+
+    buffer: ByteArray
+    offsets: IntArray
+    rows: RowArray
+
+    @property
+    def lengths(self) -> Int32Array:
+        """int32 [sequences]."""
+        return self.rows["length"]
+
+
+def empty_index(buffer: ByteArray, sequences: int) -> IndexedSequences:
+    """Room for the index of `sequences` sequences of `buffer`."""
+    return IndexedSequences(buffer, np.empty(sequences, np.int64), np.empty(sequences, _INDEX_ROW))
+
+
+@inlined_kernel
+def _index_record(
+    start: int, end: int, length: int, predictions: int, table: FeatureTable, rows: RowArray, number: int
+) -> bool:
+    """Fill a row for the unpacked example in [start, end); False where it is not a usual one."""
+    if not locate_features(start, end, table):
+        return False
+    ids, mask = table.spans[UnpackedFeature.INPUT_IDS], table.spans[UnpackedFeature.INPUT_MASK]
+    masked_ids, positions = table.spans[UnpackedFeature.MASKED_LM_IDS], table.spans[UnpackedFeature.MASKED_LM_POSITIONS]
+    weights, label = table.spans[UnpackedFeature.MASKED_LM_WEIGHTS], table.spans[UnpackedFeature.NEXT_SENTENCE_LABELS]
+    segments = table.spans[UnpackedFeature.SEGMENT_IDS]
+    if mask.bytes != length or segments.bytes != length or weights.bytes != 4 * predictions:
+        return False
+    real = count_leading_ones(mask.start, length)
+    masked = count_unit_floats(weights.start, 4 * predictions)
+    if real <= 0 or masked < 0 or label.bytes != 1 or load_u8(label.start) > 1:
+        return False
+    ids_bytes = real_bytes(ids.start, ids.bytes, length, real)
+    masked_ids_bytes = real_bytes(masked_ids.start, masked_ids.bytes, predictions, masked)
+    segments_bytes = real_bytes(segments.start, length, length, real)
+    positions_bytes = scan_positions(positions.start, positions.bytes, predictions, masked, real)
+    if ids_bytes < 0 or masked_ids_bytes < 0 or segments_bytes < 0 or positions_bytes < 0:
+        return False
+    row = rows[number]
+    row.length = real
+    row.masked = masked
+    row.label = load_u8(label.start)
+    row.ids = ids.start - start
+    row.ids_bytes = ids_bytes
+    row.segments = segments.start - start
+    row.positions = positions.start - start
+    row.positions_bytes = positions_bytes
+    row.masked_ids = masked_ids.start - start
+    row.masked_ids_bytes = masked_ids_bytes
+    return True
+
+
+@borrowing_kernel
+def scan_unpacked(
+    index: IndexedSequences, first: int, position: int, filled: int, length: int, predictions: int, table: FeatureTable
+) -> tuple[int, int, int]:
+    """Index the records in index.buffer[position:filled], in the rows from `first` on; each must have L and P.
+
+    Why it stopped, the position of the record at which it stopped, and the next free row.
+    """
+    base = address_of(index.buffer)
+    number = first
+    while True:
+        status, size = next_record(base + position, base + filled)
+        if status != ScanStatus.GOOD:
+            return status, position, number
+        if number == index.offsets.size:
+            return ScanStatus.INDEX_FULL, position, number
+        payload = base + position + 12
+        if not _index_record(payload, payload + size, length, predictions, table, index.rows, number):
+            return ScanStatus.UNUSUAL, position, number
+        index.offsets[number] = position + 12
+        position += size + 16
+        number += 1
+
+
+@borrowing_kernel
+def _compact_rows(index: IndexedSequences, first: int, last: int, arena: ByteArray, at: int) -> int:
+    """Copy the real values of rows `first` .. `last` - 1 into an arena, from position `at` on, and let the rows point there.
+
+    The arena does not overlap the buffer. A sequence holds its token ids, segments, masked ids and masked positions there,
+    one after the other. The next free position is returned.
+    """
+    base = address_of(index.buffer)
+    for number in range(first, last):
+        row = index.rows[number]
+        payload = base + index.offsets[number]
+        target = address_of(arena) + at
+        segments = as_word(row.ids_bytes)
+        masked_ids = segments + row.length
+        positions = masked_ids + row.masked_ids_bytes
+        copy_bytes(target, payload + row.ids, segments)
+        copy_bytes(target + segments, payload + row.segments, as_word(row.length))
+        copy_bytes(target + masked_ids, payload + row.masked_ids, as_word(row.masked_ids_bytes))
+        copy_bytes(target + positions, payload + row.positions, as_word(row.positions_bytes))
+        row.ids = 0
+        row.segments = segments
+        row.masked_ids = masked_ids
+        row.positions = positions
+        index.offsets[number] = at
+        at += positions + row.positions_bytes
+    return at
+
+
+# --- one pass over a file
 
 PIECE_BYTES = 1 << 20
 FRONT_BYTES = 16
@@ -126,7 +259,7 @@ class CompactedFormat(UnpackedFormat):
         needed = int(sum(sizes))
         if self._position + needed > self._end:
             raise ValueError(f"an arena of {self._end} bytes is too small for {needed} more")
-        self._position = compact_rows(self.index, first, self.rows, self._arena, self._position)
+        self._position = _compact_rows(self.index, first, self.rows, self._arena, self._position)
         return status, position
 
 
@@ -229,16 +362,13 @@ def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
     return schema, sorted(set(features) - known)
 
 
-# --- the contract, value by value: the slow but general reader of records that the kernels do not take, which gives reasons
+# --- the slow but general reader of records that the kernels do not take, which gives reasons
 #
 # Writers differ: lists may be unpacked (a tag for each value) or split, map entries repeated (the last wins), messages
 # merged, further features present, varints longer than need be. `decode_example` resolves all that by protobuf's rules;
-# here the values are held to the contract, and the record is encoded again in the one form that the kernels read: exactly
+# the values are held to the contract, and the record is encoded again in the one form that the kernels read: exactly
 # the features of the schema, keys sorted, lists packed. So there is one engine, and its result does not depend on the
 # writer.
-#
-# What is ambiguous is refused with its reason, never guessed: a mask with holes or other values than 0 and 1, padding that
-# is not 0, weights that are not 0 or 1, a masked position outside its sequence, lists of unequal length.
 
 
 def canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | PackedSchema) -> bytes:
@@ -250,100 +380,11 @@ def canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | Pack
     features = decode_example(payload)
     check_features(features, schema)
     if isinstance(schema, PackedSchema):
-        _check_packed(features, schema)
+        check_packed(features, schema)
     else:
-        _check_unpacked(features)
+        check_unpacked(features)
         features["masked_lm_weights"] = features["masked_lm_weights"] + np.float32(0)  # -0.0 becomes 0.0
     return encode_example({spec.name: features[spec.name] for spec in schema.features})
-
-
-def _check_unpacked(features: Mapping[str, AnyArray]) -> None:
-    length = _prefix(features["input_mask"], "input_mask")
-    if length == 0:
-        raise RecordError("`input_mask` is all 0, so the sequence is empty; leave it out")
-    masked = _prefix(features["masked_lm_weights"], "masked_lm_weights")
-    _check_range("input_ids", features["input_ids"], length, MAX_TOKEN_ID)
-    _check_range("segment_ids", features["segment_ids"], length, MAX_SEGMENT_ID)
-    _check_range("masked_lm_ids", features["masked_lm_ids"], masked, MAX_TOKEN_ID)
-    _check_range("masked_lm_positions", features["masked_lm_positions"], masked, length - 1)
-    label = int(features["next_sentence_labels"][0])
-    if label not in (0, 1):
-        raise RecordError(f"`next_sentence_labels` is {label}, 0 (really next) or 1 (random) is allowed")
-
-
-def _prefix(values: AnyArray, name: str) -> int:
-    """n of n ones followed by zeros."""
-    ones = int(np.count_nonzero(values == 1))
-    odd = np.flatnonzero((values != 0) & (values != 1))
-    if odd.size:
-        raise RecordError(f"`{name}` holds {values[odd[0]]} at {odd[0]}, only 0 and 1 are allowed")
-    if np.any(values[:ones] == 0):
-        hole = int(np.flatnonzero(values[:ones] == 0)[0])
-        raise RecordError(f"`{name}` is not 1..1 0..0: it holds 0 at {hole} and 1 after it; move the padding to the end")
-    return ones
-
-
-def _check_packed(features: Mapping[str, AnyArray], schema: PackedSchema) -> None:
-    tokens = int(np.count_nonzero(features["input_mask"]))
-    count = int(np.count_nonzero(features["next_sentence_weights"]))
-    if tokens == 0 or count == 0:
-        raise RecordError("the pack is empty")
-    starts = features["next_sentence_positions"][:count]
-    ends = np.append(starts[1:], tokens)
-    if starts[0] != 0 or np.any(ends <= starts):
-        raise RecordError(f"`next_sentence_positions` {starts.tolist()} do not ascend from 0 within {tokens} tokens")
-    lengths = ends - starts
-    expected = {
-        "input_mask": np.repeat(np.arange(1, count + 1), lengths),
-        "positions": np.concatenate([np.arange(length) for length in lengths]),
-        "next_sentence_positions": starts,
-        "next_sentence_weights": np.ones(count),
-    }
-    for name, values in expected.items():
-        _check_equal(name, features[name], values)
-    _check_range("input_ids", features["input_ids"], tokens, MAX_TOKEN_ID)
-    _check_range("segment_ids", features["segment_ids"], tokens, MAX_SEGMENT_ID)
-    _check_range("next_sentence_labels", features["next_sentence_labels"], count, 1)
-    _check_masked(features, starts, ends, schema)
-
-
-def _check_masked(features: Mapping[str, AnyArray], starts: AnyArray, ends: AnyArray, schema: PackedSchema) -> None:
-    weights, positions = features["masked_lm_weights"], features["masked_lm_positions"]
-    used = int(np.count_nonzero(weights))
-    owners = weights[:used].astype(np.int64)
-    if np.any(owners != weights[:used]) or np.any(np.diff(owners) < 0) or np.any((owners < 1) | (owners > starts.size)):
-        raise RecordError("`masked_lm_weights` are not the numbers of the pack's sequences in ascending order, then 0")
-    _check_range("masked_lm_ids", features["masked_lm_ids"], used, MAX_TOKEN_ID)
-    outside = np.flatnonzero((positions[:used] < starts[owners - 1]) | (positions[:used] >= ends[owners - 1]))
-    if outside.size:
-        slot = int(outside[0])
-        raise RecordError(
-            f"`masked_lm_positions` holds {positions[slot]} at {slot}, outside of sequence {owners[slot]},"
-            f" which is {starts[owners[slot] - 1]} to {ends[owners[slot] - 1] - 1}"
-        )
-    _check_range("masked_lm_positions", positions, used, int(ends[-1]) - 1)
-    most = int(np.bincount(owners).max(initial=0))
-    if most > schema.max_predictions:
-        raise RecordError(f"a sequence has {most} masked positions, at most {schema.max_predictions} is allowed")
-
-
-def _check_equal(name: str, values: AnyArray, begin: AnyArray) -> None:
-    """`values` are `begin`, and then 0."""
-    expected = np.zeros(values.size)
-    expected[: begin.size] = begin
-    wrong = np.flatnonzero(values != expected)
-    if wrong.size:
-        position = int(wrong[0])
-        raise RecordError(f"`{name}` holds {values[position]:g} at {position}, {expected[position]:g} is right there")
-
-
-def _check_range(name: str, values: AnyArray, used: int, most: int) -> None:
-    """The first `used` values lie in 0 .. most, and the rest is 0."""
-    allowed = np.where(np.arange(values.size) < used, most, 0)
-    wrong = np.flatnonzero((values < 0) | (values > allowed))
-    if wrong.size:
-        position = int(wrong[0])
-        raise RecordError(f"`{name}` holds {values[position]} at {position}, 0 to {allowed[position]} is allowed there")
 
 
 # --- work on files and shards in threads

@@ -128,7 +128,6 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
 
 
 def _value_span(data: memoryview, at: int, wire: int) -> tuple[int, int]:
-    """Where the value of a field begins and ends."""
     start = at
     if wire == _VARINT:
         _, end = _read_varint(data, at)

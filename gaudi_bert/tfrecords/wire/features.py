@@ -30,21 +30,8 @@ _LONGEST_VARINT = 10
 _SMALL_VALUES = ("input_mask", "segment_ids", "next_sentence_labels")  # one byte per value, nearly always
 
 _HEAD_WORDS = ("head_0", "head_8", "head_16", "head_24", "head_last")
-_KEY_ROW = np.dtype(
-    [
-        (name, np.int64)
-        for name in (
-            "key_bytes",
-            "key_first",
-            "key_second",
-            "key_last",
-            "list_tag",
-            "head_bytes",
-            "values_bytes",
-            *_HEAD_WORDS,
-        )
-    ]
-)
+_KEY_WORDS = ("key_bytes", "key_first", "key_second", "key_last", "list_tag", "head_bytes", "values_bytes", *_HEAD_WORDS)
+_KEY_ROW = np.dtype([(name, np.int64) for name in _KEY_WORDS])
 _SPAN_ROW = np.dtype([("start", np.int64), ("bytes", np.int64)])
 
 

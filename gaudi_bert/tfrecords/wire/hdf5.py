@@ -24,7 +24,7 @@ from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError, install_command, shortened
 from gaudi_bert.tfrecords.wire.example import encode_example
 from gaudi_bert.tfrecords.wire.schema import MAX_SEGMENT_ID, MAX_TOKEN_ID, UnpackedSchema
-from gaudi_bert.tfrecords.wire.unpacked_encoder import SequenceArrays, UnpackedEncoder, largest_record
+from gaudi_bert.tfrecords.wire.unpacked_encoder import UnpackedEncoder, largest_record, sequences_of_rows
 
 HDF5 = "HDF5"
 HDF5_ENDINGS = (".hdf5", ".h5")
@@ -96,22 +96,15 @@ class Hdf5Rows:
         rows = _Rows(*(np.ascontiguousarray(part[:count], np.int64) for part in parts))
         lengths, masked = np.empty(count, np.int64), np.empty(count, np.int64)
         usual = _measure_rows(rows, lengths, masked)
-        records = self._encode(_Rows(*(values[:usual] for values in rows)), lengths[:usual], masked[:usual])
+        flat = {name: values[:usual].reshape(-1) for name, values in zip(_Rows._fields, rows, strict=True)}
+        # The records are valid until the next call.
+        records, _ = self._encoder.encode(sequences_of_rows(self.schema, flat, lengths[:usual], masked[:usual]), 0)
         payload = b""
         if usual < count:
             features = {name: values[usual] for name, values in zip(_Rows._fields, rows, strict=True)}
             payload = encode_example({**features, "masked_lm_weights": (features["masked_lm_ids"] != 0).astype(np.float32)})
         self.done += min(usual + 1, count)
         return records, payload
-
-    def _encode(self, rows: _Rows, lengths: IntArray, masked: IntArray) -> memoryview:
-        """Rows that keep the contract as TFRecords; valid until the next call."""
-        starts = np.arange(lengths.size) * self.schema.max_sequence_length
-        masked_starts = np.arange(lengths.size) * self.schema.max_predictions
-        flat = _Rows(*(values.reshape(-1) for values in rows))
-        tokens = lengths, flat.input_ids, starts, flat.segment_ids, starts
-        predictions = masked, flat.masked_lm_positions, flat.masked_lm_ids, masked_starts
-        return self._encoder.encode(SequenceArrays(*tokens, *predictions, flat.next_sentence_labels), 0)[0]
 
     def _column(self, name: str) -> _Column:
         if name not in self._file or not hasattr(self._file[name], "dtype"):

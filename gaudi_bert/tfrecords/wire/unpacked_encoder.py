@@ -91,25 +91,32 @@ def encode_rows(features: Mapping[str, AnyArray]) -> tuple[ByteArray, IntArray]:
             raise ValueError(
                 f"feature `{name}` holds {flat[name].min()} .. {flat[name].max()}; at most {MAX_TOKEN_ID} is allowed"
             )
-    count, length = features["input_ids"].shape
-    schema = UnpackedSchema(length, features["masked_lm_ids"].shape[1])
-    starts, masked_starts = np.arange(count) * length, np.arange(count) * schema.max_predictions
-    sequences = SequenceArrays(
-        np.count_nonzero(features["input_mask"], axis=1),
-        flat["input_ids"],
-        starts,
-        flat["segment_ids"],
-        starts,
-        np.count_nonzero(features["masked_lm_weights"], axis=1),
-        flat["masked_lm_positions"],
-        flat["masked_lm_ids"],
-        masked_starts,
-        flat["next_sentence_labels"],
-    )
-    record_bytes = np.empty(count, np.int64)
-    out = np.empty(count * largest_record(schema), np.uint8)
-    _, size = _encode_into(sequences, 0, schema, record_bytes, out)
+    schema = UnpackedSchema(features["input_ids"].shape[1], features["masked_lm_ids"].shape[1])
+    lengths = np.count_nonzero(features["input_mask"], axis=1)
+    masked = np.count_nonzero(features["masked_lm_weights"], axis=1)
+    record_bytes = np.empty(len(lengths), np.int64)
+    out = np.empty(len(lengths) * largest_record(schema), np.uint8)
+    _, size = _encode_into(sequences_of_rows(schema, flat, lengths, masked), 0, schema, record_bytes, out)
     return out[:size].copy(), record_bytes
+
+
+def sequences_of_rows(
+    schema: UnpackedSchema, flat: Mapping[str, IntArray], lengths: IntArray, masked: IntArray
+) -> SequenceArrays:
+    """The sequences of padded rows, whose features, by name, lie one after the other in flat arrays, int64."""
+    starts = np.arange(lengths.size) * schema.max_sequence_length
+    return SequenceArrays(
+        lengths=lengths,
+        ids=flat["input_ids"],
+        id_starts=starts,
+        segments=flat["segment_ids"],
+        segment_starts=starts,
+        masked=masked,
+        positions=flat["masked_lm_positions"],
+        masked_ids=flat["masked_lm_ids"],
+        masked_starts=np.arange(lengths.size) * schema.max_predictions,
+        labels=flat["next_sentence_labels"],
+    )
 
 
 def largest_record(schema: UnpackedSchema) -> int:
@@ -137,7 +144,6 @@ def _varint_sizes(values: AnyArray, start: int, count: int) -> int:
 
 @borrowing_kernel
 def _store_values(at: int, values: AnyArray, start: int, count: int, padding: int) -> int:
-    """Write values as varints, and then zeros."""
     for value in values[start : start + count]:
         at = store_varint(at, value)
     fill_bytes(at, 0, padding)

@@ -91,7 +91,6 @@ def real_bytes(at: int, size: int, values: int, real: int) -> int:
 
 @borrowing_kernel
 def _set_bits(at: int, size: int) -> int:
-    """How many bits of `size` bytes are set."""
     bits = 0
     for number in range(size >> 3):
         bits += count_bits(word_at(at, number))
@@ -174,7 +173,6 @@ _LONGEST_QUICK = 23  # the top bit of the third byte
 
 @inlined_kernel
 def _bits_below(ends: int) -> int:
-    """The number of the lowest set bit of a word."""
     return count_bits(~ends & (ends - 1))
 
 
