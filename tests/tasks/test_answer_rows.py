@@ -18,9 +18,8 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import BadRow, Row, Sequences, TextRow
 from gaudi_bert.rows.window_plan import WindowPlan
-from gaudi_bert.tasks import answer_stream
-from gaudi_bert.tasks.answer_rows import ModelRows
-from gaudi_bert.tasks.answer_stream import StreamResult, open_answers, shown_progress
+from gaudi_bert.tasks import answers as answer_stream
+from gaudi_bert.tasks.answers import ModelRows, StreamResult, open_answers, shown_progress
 from tests.builders.reporters import QUIET
 
 ROWS: list[Row] = [TextRow(number, f"text {number}") for number in range(1, 24)]

@@ -12,9 +12,9 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.tasks import answer_stream
-from gaudi_bert.tasks.answer_stream import AnswerFile, StreamResult
-from gaudi_bert.tasks.embed import EmbedOptions, embed
+from gaudi_bert.tasks import answers
+from gaudi_bert.tasks.answers import AnswerFile, StreamResult
+from gaudi_bert.tasks.predict import EmbedOptions, embed
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert
 from tests.builders.reporters import QUIET
@@ -103,7 +103,7 @@ def test_killed_between_windows(folder: Path, data: Path, tmp_path: Path, monkey
                 handle.write(window[:11])
         write(answers, window)
 
-    monkeypatch.setattr(answer_stream, "WINDOW_ROWS", 7)
+    monkeypatch.setattr(answers, "WINDOW_ROWS", 7)
     with monkeypatch.context() as patch:
         patch.setattr(AnswerFile, "write", dying)
         run(folder, data, tmp_path / "whole" / "v.npy")

@@ -16,7 +16,7 @@ import transformers
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_json
 from gaudi_bert.config.sections import TASK_NAMES
-from gaudi_bert.tasks.answer_rows import PredictOptions
+from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
 from tests.builders.agree import agree
 from tests.builders.effort import LONG

@@ -15,7 +15,7 @@ pytest.importorskip("transformers", exc_type=ImportError)
 import torch
 import transformers
 
-from gaudi_bert.tasks.answer_rows import PredictOptions
+from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert

@@ -15,7 +15,7 @@ from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.model.heads import VectorHead
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.rows.window_plan import plan_window
-from gaudi_bert.tasks.models.bert_folder import BertFolder, PackRunner
+from gaudi_bert.tasks.models.folders import BertFolder, PackRunner
 from gaudi_bert.training.weights.sources import Weights, read_weights
 from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_bert
