@@ -83,7 +83,7 @@ def class_of(config: Any, head: Head) -> Any:
 # --- configs and weights of folders
 
 
-class EncoderWeights(NamedTuple):
+class _EncoderWeights(NamedTuple):
     """An encoder, and its head where it fits.
 
     Attributes:
@@ -145,14 +145,14 @@ def sizes_of(config: EncoderConfig, head: Head) -> ModelSizes:
     )
 
 
-def read_encoder_weights(folder: Path, head: Head, *, lacks_head: bool) -> EncoderWeights:
+def read_encoder_weights(folder: Path, head: Head, *, lacks_head: bool) -> _EncoderWeights:
     """The weights of a folder for a model with this head; with `lacks_head`, those of the head may be missing."""
     config = read_encoder_config(folder / "config.json")
     library = config_of(config, head)
     kind = class_of(library, head)
     model, missing = read_parts(folder, kind, library, lacks_head=lacks_head)
     parameters: dict[str, Any] = dict(model.named_parameters())
-    return EncoderWeights(
+    return _EncoderWeights(
         config,
         kind.__name__,
         {name: value.detach().float().numpy() for name, value in parameters.items() if name not in missing},

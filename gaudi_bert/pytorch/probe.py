@@ -145,7 +145,7 @@ def load_model(folder: str | Path, attention: str | None = None) -> Any:
     return read_model(Path(folder), kind, **({} if attention is None else {"attn_implementation": attention}))
 
 
-def check_ways(names: Iterable[str]) -> None:
+def _check_ways(names: Iterable[str]) -> None:
     """Refuse ways of feeding that are not known."""
     for name in names:
         if name not in (*WAYS, *TARGETS):
@@ -164,7 +164,7 @@ def probe_model(model: Any, ways: Iterable[str] | None = None, seed: int = 12345
         InputError: an unknown way, a model whose output is not one vector per token, or one that no packs can be fed to.
     """
     names = list(WAYS) if ways is None else list(ways)
-    check_ways(names)
+    _check_ways(names)
     model = model.eval()
     with trial_conditions(), _short_windows(model):
         feeding = feeding_of(model)
@@ -222,7 +222,7 @@ def verify_huggingface(
     `target` is the way of feeding to test, None for all; `attention` is one of `transformers`' (sdpa, eager,
     flex_attention), the model's own when None.
     """
-    check_ways([target] if target is not None else [])
+    _check_ways([target] if target is not None else [])
     model = load_model(folder, attention)
     used = model.config._attn_implementation  # noqa: SLF001 - in no public attribute
     findings = probe_model(model, [target] if target is not None else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,16 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.reading.dealing import regions_of_groups
 from gaudi_bert.reading.global_order import WINDOW_PACKS
+from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
+from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from tests.builders.effort import tries
+from tests.builders.many_shards import write_many_shards
 from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.reading_process import read_in_a_process
+from tests.builders.reporters import QUIET
 from tests.builders.shards import shards_of
 from tests.oracles.global_order import dealt_epoch
 
@@ -225,12 +231,10 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
         "world_size = 0: at least 1 is needed": lambda: PackedDataset(case.packed, 0, 0),
         "batch_packs = 0: at least 1 is needed": lambda: PackedDataset(case.packed, batch_packs=0),
         "batch_packs = -1: at least 1 is needed": lambda: PackedLoader(PackedDataset(case.packed), -1, batch_ids),
-        "seed = 1.5: an integer is needed": lambda: PackedDataset(case.packed, seed=1.5),  # type: ignore[arg-type]
         "seed = 'a': an integer is needed": lambda: PackedDataset(case.packed, seed="a"),  # type: ignore[arg-type]
         "world_size = True: an integer is needed": lambda: PackedDataset(case.packed, world_size=True),
         "rank = 0.0: an integer is needed": lambda: PackedDataset(case.packed, 0.0, 1),  # type: ignore[arg-type]
         "batch_packs = 2.5: an integer is needed": lambda: PackedLoader(PackedDataset(case.packed), 2.5, batch_ids),
-        "epoch = 0.5: an integer is needed": lambda: PackedDataset(case.packed).set_epoch(0.5),  # type: ignore[arg-type]
         "epoch = -1: at least 0 is needed": lambda: PackedDataset(case.packed).set_epoch(-1),
         "no packed folder; check the path": lambda: PackedDataset(tmp_path / "nothing"),
         "holds no packs; pack it with": lambda: PackedDataset(case.records),
@@ -255,3 +259,24 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
     (tmp_path / "packed-1.parquet").write_bytes(b"no table")
     with pytest.raises(InputError, match=r"packed-1.parquet: cannot be read as a Parquet"):
         PackedDataset(tmp_path)
+
+
+# --- hundreds of shards and tables (thousands in the long form) with an eighth of the descriptors that a process has
+
+SHARDS, MOST_OPEN = tries(664, 2656), 100
+
+
+@pytest.mark.repeated
+def test_many_shards_and_many_tables_are_read_with_few_of_them_open(case: PackingCase, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    packed = write_many_shards(tmp_path / "packed", case.packed, SHARDS)
+    few = write_many_shards(tmp_path / "few", case.packed, 3)
+    convert(few, tmp_path / "few-tables", PARQUET_PACKS, reporter=QUIET)
+    (tmp_path / "tables").mkdir()
+    for number in range(SHARDS):
+        source = tmp_path / "few-tables" / f"packed-00000-{number % 3:05d}.parquet"
+        shutil.copyfile(source, tmp_path / "tables" / f"packed-00000-{number:05d}.parquet")
+    records, tables = read_in_a_process("rows", 128, packed, tmp_path / "tables")
+    assert records["packs"] == tables["packs"] == read_metadata(packed).packs
+    assert 16 < records["mapped"] <= MOST_OPEN
+    assert max(records["opened"], tables["opened"]) <= MOST_OPEN

@@ -162,7 +162,7 @@ class BertFolder:
         return _runner(model, "sequence", self.hidden_size, device, self.hidden_size, longest)
 
 
-class TorchFolder:
+class _TorchFolder:
     """Any other encoder of `transformers`, in PyTorch."""
 
     def __init__(self, path: Path, engine: Engine) -> None:
@@ -189,8 +189,8 @@ class TorchFolder:
         )
 
 
-def open_encoder_folder(path: Path) -> BertFolder | TorchFolder:
+def open_encoder_folder(path: Path) -> BertFolder | _TorchFolder:
     """An encoder with the engine that runs it."""
     bert = is_bert(path)
     engine = load_engine(choose_engine("auto", is_bert=bert, key="--engine").name)
-    return BertFolder(path, engine) if bert else TorchFolder(path, engine)
+    return BertFolder(path, engine) if bert else _TorchFolder(path, engine)
