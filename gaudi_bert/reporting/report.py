@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 
 from gaudi_bert.artefacts.results import ReportResult
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, shown_path
-from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.files import write_text
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -53,9 +51,8 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> ReportResult
 # The template holds the words; this module turns the inputs into the figures, pictures and tables that it shows.
 
 
-@dataclass(frozen=True)
-class _Card:
-    """One figure of the summary: its name, the figure itself, and what stands below it."""
+class _Card(NamedTuple):
+    """One figure of the summary, and what stands below it."""
 
     name: str
     figure: str
@@ -133,7 +130,7 @@ def summary_cards(inputs: ReportInputs) -> list[_Card]:
 
 
 def _speedup_card(inputs: ReportInputs, packing_factor: float) -> list[_Card]:
-    """The speed-up that was measured on the device that trained, where `training.measure_speedup` is set."""
+    """The one that was measured on the device that trained, where `training.measure_speedup` is set."""
     speedup = inputs.training.realized_speedup if inputs.training is not None else None
     if speedup is None:
         return []
@@ -181,10 +178,6 @@ def _task(inputs: ReportInputs) -> dict[str, Any] | None:
         (_title(name), _metric(name, value), _metric(name, learnt.baseline[name]) if name in learnt.baseline else "")
         for name, value in learnt.metrics.items()
     ]
-    return {"metrics": metrics, "work": _work(inputs, learnt), "best_update": f"{learnt.best_update:,}"}
-
-
-def _work(inputs: ReportInputs, learnt: FineTuning) -> list[tuple[str, str]]:
     rows = [
         ("task", f"{learnt.task}, {len(learnt.labels)} labels" if learnt.labels else learnt.task),
         ("weights it started from", learnt.model),
@@ -198,7 +191,7 @@ def _work(inputs: ReportInputs, learnt: FineTuning) -> list[tuple[str, str]]:
     if last is not None and last.sequences_per_second is not None:
         tokens = f" ({last.tokens_per_second:,.0f} real tokens)" if last.tokens_per_second is not None else ""
         rows.append(("sequences per second", f"{last.sequences_per_second:,.0f}{tokens}"))
-    return rows
+    return {"metrics": metrics, "work": rows, "best_update": f"{learnt.best_update:,}"}
 
 
 def _title(metric: str) -> str:

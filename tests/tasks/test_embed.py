@@ -147,18 +147,16 @@ def prompted(folder: Path, tmp_path: Path) -> Path:
 
 
 def test_prompts_precede_each_text_before_it_is_cut(folder: Path, data: Path, prompted: Path, tmp_path: Path) -> None:
-    for number, (options, prompt) in enumerate(
-        [({}, "the dog: "), ({"prompt_name": "passage"}, "cat: "), ({"prompt": "on "}, "on "), ({"prompt": ""}, "")]
-    ):
+    prompts = [({}, "the dog: "), ({"prompt_name": "passage"}, "cat: "), ({"prompt": "on "}, "on "), ({"prompt": ""}, "")]
+    for number, (options, prompt) in enumerate(prompts):
         result = run(prompted, data, tmp_path / f"{number}.npy", EmbedOptions(**options))
         assert result.max_sequence_length == 9
         rows = "".join(json.dumps({"text": prompt + text}) + "\n" for text in TEXTS)
         (tmp_path / f"{number}.jsonl").write_text(rows, encoding="utf-8")
-        same = run(
-            folder, tmp_path / f"{number}.jsonl", tmp_path / f"plain-{number}.npy", EmbedOptions(max_sequence_length=9)
-        )
+        plain = tmp_path / f"plain-{number}.npy"
+        same = run(folder, tmp_path / f"{number}.jsonl", plain, EmbedOptions(max_sequence_length=9))
         assert same.cut_rows == result.cut_rows
-        agree(np.load(tmp_path / f"{number}.npy"), np.load(tmp_path / f"plain-{number}.npy"), 1e-6, scale=1.0)
+        agree(np.load(tmp_path / f"{number}.npy"), np.load(plain), 1e-6, scale=1.0)
     with pytest.raises(InputError, match="written with prompt = THE dog: , not prompt = nothing"):
         run(prompted, data, tmp_path / "0.npy", EmbedOptions(prompt=""))
 

@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +102,17 @@ def test_without_one_of_both_softwares(tmp_path: Path, monkeypatch: pytest.Monke
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in hidden else found(name, *more))
     write_bert(tmp_path / "m")
+    write_encoder(tmp_path / "roberta", "roberta")
     assert answered(tmp_path, "embed", "tensorflow.npy").returncode == 0
     hidden.add("tensorflow")
     assert answered(tmp_path, "embed", "pytorch.npy").returncode == 0
     agree(np.load(tmp_path / "pytorch.npy"), np.load(tmp_path / "tensorflow.npy"), 1e-5, scale=1.0)
     hidden |= {"torch", "transformers"}
-    write_encoder(tmp_path / "m", "roberta")
-    done = answered(tmp_path, "embed", "none.npy")
-    reason = "m: is a model of type roberta, which needs transformers; run: "
+    done = answered(tmp_path, "embed", "none.npy", "--model", "roberta")
+    reason = "roberta: is a model of type roberta, which needs transformers; run: "
     assert (done.returncode, reason in done.stderr) == (2, True)
     monkeypatch.setattr(errors, "_TENSORFLOW_PYTHONS", ())  # as on Python 3.12
-    write_bert(tmp_path / "bert")
-    done = answered(tmp_path, "embed", "none.npy", "--model", "bert")
+    done = answered(tmp_path, "embed", "none.npy")
     assert (done.returncode, done.stderr.rstrip().endswith(install_command("pytorch"))) == (2, True)
 
 
@@ -134,18 +132,19 @@ print(tf.keras.layers.Dense(2)(tf.ones([1, 3])).shape)
     assert done.stdout.splitlines() == ["False", "(1, 2)"], done.stderr
 
 
-@pytest.mark.parametrize("given", ["stopped", "stopped/checkpoints/update-00000004.safetensors"])
-def test_a_stopped_run_is_named_with_how_to_finish_it(files: dict[str, Any], tmp_path: Path, given: str) -> None:
+def test_a_stopped_run_is_named_with_how_to_finish_it(files: dict[str, Any], tmp_path: Path) -> None:
     write_encoder(tmp_path / "m", "roberta", "AutoModelForMaskedLM")
+    out, rows = tmp_path / "stopped", files["classification"]
     with pytest.raises(StoppedError):
-        run("classification", *files["classification"], tmp_path / "m", tmp_path / "stopped", StopAfter(4))
-    shutil.copy(files["classification"][1], tmp_path / "rows.jsonl")
-    for command, out in (("embed", "v.npy"), ("predict", "v.jsonl"), ("export", "v")):
-        options = ("--format", "huggingface", "--checkpoint") if command == "export" else ("--data", "rows.jsonl", "--model")
-        said = refusal(command, *options, given, "--out", out, folder=tmp_path)
-        assert re.search(
-            "finetune` that was stopped; its roberta model .* run `gaudi-bert finetune` again to finish it", said
-        )
+        run("classification", *rows, tmp_path / "m", out, StopAfter(4))
+    for given in (out, max(out.glob("checkpoints/update-*.safetensors"))):
+        for words in (
+            ("embed", "--data", rows[1], "--model", given, "--out", "v.npy"),
+            ("predict", "--data", rows[1], "--model", given, "--out", "v.jsonl"),
+            ("export", "--format", "huggingface", "--checkpoint", given, "--out", "v"),
+        ):
+            said = refusal(*words, folder=tmp_path)
+            assert re.search(r"`gaudi-bert finetune` that was stopped; its roberta model .* again to finish it$", said), said
 
 
 # --- what commands print of any encoder: lines of ours, and no progress bar, table or warning of a library
