@@ -126,29 +126,42 @@ def test_packs_are_single_sequences(name: str, task: str, tmp_path: Path) -> Non
     assert plans[0]["packs"] < plans[1]["packs"] == ALL_ROWS
 
 
-# --- other encoders than BERT
+# --- what a run leaves, of a BERT and of other encoders
 
-CASES = [("roberta", task) for task in TASK_NAMES]
+CASES = [(name, task) for name in ("bert", "roberta") for task in TASK_NAMES]
 CASES += [("modernbert", task) for task in (TASK_NAMES[:-1] if LONG else ["question-answering"])]
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)
-def test_what_a_run_leaves(name: str, task: str, files: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
-    write_encoder(tmp_path / "m", name, "AutoModelForMaskedLM")
-    listener, out = Listener(), tmp_path / "out"
-    result = run(task, *files[task], tmp_path / "m", out, listener).content
-    assert "finetune: engine pytorch: the model is not a BERT" in listener.text
-    losses = [line["loss"] for line in lines_of(out / "metrics.jsonl") if line["kind"] == "train"]
-    assert losses[-1] < losses[0]
+def test_what_a_run_leaves(name: str, task: str, files: Any, model: Path, finished: Any, tmp_path: Path) -> None:
+    if name == "bert":
+        out, result, start = finished(task).out, finished(task).result, model
+    else:
+        listener, out, start = Listener(), tmp_path / "out", tmp_path / "m"
+        write_encoder(start, name, "AutoModelForMaskedLM")
+        result = run(task, *files[task], start, out, listener).content
+        assert "finetune: engine pytorch: the model is not a BERT" in listener.text
+        losses = [line["loss"] for line in lines_of(out / "metrics.jsonl") if line["kind"] == "train"]
+        assert losses[-1] < losses[0]
+    again = run(task, *files[task], start, out)
+    assert (again.skipped, again.content) == (True, result)
+    assert result.sequences >= 53
+    assert result.packs >= result.lower_bound
+    assert result.evaluated_rows == 19
+    (kind,) = read_json(out / "config.json")["architectures"]
     opened, report = getattr(transformers, KINDS[task]).from_pretrained(out, output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert read_json(out / "config.json")["architectures"] == [type(opened).__name__]
-    assert run(task, *files[task], tmp_path / "m", out).skipped
+    assert type(opened).__name__ == kind
+    if result.labels:
+        assert tuple(opened.config.id2label.values()) == result.labels
     library = transformers.AutoTokenizer.from_pretrained(out)
-    assert library("the cat")["input_ids"] == TOKENIZER.encode("the cat").ids
+    ids = library("the cat")["input_ids"]
+    assert ids[0] == library.cls_token_id if name == "bert" else ids == TOKENIZER.encode("the cat").ids
     if task.endswith("language-modelling"):
         assert set(result.metrics) == {"loss", "accuracy", "perplexity"}
         return
+    assert set(result.metrics) > {"loss"}
+    assert len(lines_of(out / "predictions.jsonl")) == 19
     predict(out, str(files[task][1]), str(tmp_path / "answers.jsonl"), PredictOptions(), {}, reporter=QUIET)
     agree(lines_of(tmp_path / "answers.jsonl"), lines_of(out / "predictions.jsonl"), 1e-5, scale=1.0)
     if task == "classification":

@@ -175,7 +175,8 @@ def read_task_folder(path: Path) -> TaskDescription:
     file = path / "config.json"
     if not file.is_file():
         raise InputError(
-            f"{path}: holds no config.json; give a folder that `gaudi-bert finetune` or transformers has written"
+            f"{path}: holds no config.json; give a folder that transformers has written, or a finished one of "
+            "`gaudi-bert finetune`: one that was stopped is finished by the same command"
         )
     values = TaskConfig.read(file)
     own, labels = values.gaudi_bert, values.labels or _UNNAMED_LABELS
