@@ -171,7 +171,7 @@ def _data(
     *,
     is_first: bool = False,
 ) -> TaskData:
-    """The packs of a file; of the first one a line says how it is read, as all are."""
+    """The packs of a file; of the first one a line states how it is read, as all are."""
     section, name = settings.finetune, cast(TaskName, settings.task.name)
     length = section.max_sequence_length
     say = (lambda line: reporter.say(f"finetune: {line}")) if is_first else None

@@ -22,7 +22,6 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.heads import Pooling
-from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import check_policy
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.rows.window_plan import Runner
@@ -80,9 +79,7 @@ def predict(
         # The columns that the model was trained on are defaults: those that are named here must apply.
         settings = TaskSettings.model_construct(_fields_set=set(changes), **{**dict(folder.settings), **changes})
         length = options.sequence_length(folder.positions, folder.usual_length)
-        tokenizer = open_tokenizer(path)
-        folder.check_fits(tokenizer)
-        rows = ModelRows(rows_file, settings, tokenizer, length, options.on_bad_row, folder.task, folder.labels)
+        rows = ModelRows(rows_file, settings, folder.tokenizer, length, options.on_bad_row, folder.task, folder.labels)
         chosen = {"max_sequence_length": length, "precision": options.precision, "packed": options.packed}
         signature = rows.signature("predict", chosen, folder.identity)
         check_policy(folder.task, settings)
@@ -188,10 +185,8 @@ def embed(
         folder = open_encoder_folder(path)
         usual = min(own.max_sequence_length or folder.usual_length, folder.positions)
         length = options.sequence_length(folder.positions, usual)
-        tokenizer = open_tokenizer(path)
-        folder.check_fits(tokenizer)
         rows = ModelRows(
-            rows_file, settings, tokenizer, length, options.on_bad_row, lower_case=own.lower_case, prompt=prompt
+            rows_file, settings, folder.tokenizer, length, options.on_bad_row, lower_case=own.lower_case, prompt=prompt
         )
         normalize = own.normalize if options.normalize is None else options.normalize
         chosen = {

@@ -23,7 +23,7 @@ from gaudi_bert.engines.choose import choose_engine, load_engine
 from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
 from gaudi_bert.model.heads import Pooling, VectorHead, variables_of
 from gaudi_bert.rows.packs import BatchShape, lay_out_packs
-from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.rows.window_plan import Part, Runner, WindowPlan, plan_window
 from gaudi_bert.tasks.models.task_models import (
@@ -90,7 +90,7 @@ def _runner(model: Model, per: _Per, width: int, device: Device, hidden_size: in
 
 
 class TaskFolder:
-    """A model with the head of a task, with its weights.
+    """A model with the head of a task, with its weights and its tokenizer.
 
     Attributes:
         usual_length: most tokens of a sequence, unless it is requested otherwise.
@@ -104,10 +104,8 @@ class TaskFolder:
         self.identity, self.positions = self._start.identity, self._start.sizes.positions
         self.usual_length = min(folder.max_sequence_length or self.positions, self.positions)
         self.task, self.labels, self.settings = folder.task, folder.labels, folder.settings
-
-    def check_fits(self, tokenizer: RowTokenizer) -> None:
-        """Refuse a tokenizer of another model."""
-        tokenizer.check_fits(self._start.sizes.vocab_size, self._start.sizes.segments)
+        self.tokenizer = open_tokenizer(path)
+        self.tokenizer.check_fits(self._start.sizes.vocab_size, self._start.sizes.segments)
 
     def answerer(self, settings: TaskSettings, precision: Precision, longest: int) -> Runner:
         """The model; `longest` is the most tokens of a sequence."""
@@ -133,7 +131,7 @@ class TaskFolder:
 
 
 class BertFolder:
-    """A BERT, held once."""
+    """A BERT with its tokenizer, held once."""
 
     def __init__(self, path: Path, engine: Engine) -> None:
         self.engine, self.weights = engine, read_weights(path)
@@ -144,10 +142,8 @@ class BertFolder:
         folder = path if path.is_dir() else path.parent
         self.usual_length = min(self.positions, tokenizer_length(folder) or self.positions)
         self.identity = weights_checksum(self.weights)
-
-    def check_fits(self, tokenizer: RowTokenizer) -> None:
-        """Refuse a tokenizer of another model."""
-        tokenizer.check_fits(self.config.vocab_size, self.config.type_vocab_size)
+        self.tokenizer = open_tokenizer(path)
+        self.tokenizer.check_fits(self.config.vocab_size, self.config.type_vocab_size)
 
     def embedder(self, pooling: Pooling, normalize: bool, precision: Precision, longest: int) -> Runner:
         """The encoder, its outputs pooled; `longest` is the most tokens of a text."""
@@ -167,7 +163,7 @@ class _TorchFolder:
 
     def __init__(self, path: Path, engine: Engine) -> None:
         self._device = engine.open_device(TrainingSettings()).name
-        self._path, self._tokenizer = path, open_tokenizer(path)
+        self._path, self.tokenizer = path, open_tokenizer(path)
         self._encoder = self._opened("float32")
         self.hidden_size, self.positions = self._encoder.hidden_size, self._encoder.positions
         self.usual_length = min(self.positions, tokenizer_length(path) or self.positions)
@@ -176,10 +172,7 @@ class _TorchFolder:
     def _opened(self, precision: Precision) -> Any:
         from gaudi_bert.pytorch.model_folder import open_encoder
 
-        return open_encoder(self._path, self._tokenizer, with_head=False, precision=precision, device=self._device)
-
-    def check_fits(self, tokenizer: RowTokenizer) -> None:
-        """It was seen to fit when the encoder was opened."""
+        return open_encoder(self._path, self.tokenizer, with_head=False, precision=precision, device=self._device)
 
     def embedder(self, pooling: Pooling, normalize: bool, precision: Precision, longest: int) -> Runner:
         """As of a BERT."""

@@ -27,6 +27,7 @@ from gaudi_bert.model.heads import variables_of
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.model.masking import Vocabulary
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
+from gaudi_bert.rows.types import TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import Task, task_named
 from gaudi_bert.tasks.task_data import file_identity
 from gaudi_bert.training.checkpoint import newest_settings
@@ -182,9 +183,8 @@ def read_task_folder(path: Path) -> TaskDescription:
     own, labels = values.gaudi_bert, values.labels or _UNNAMED_LABELS
     task = own.task or _task_of(values.architectures, values.problem_type, labels, path)
     length = own.max_sequence_length or tokenizer_length(path)
-    labelled = task in ("classification", "multi-label", "token-classification")
     settings = own.settings or TaskSettings(name=task)
-    return TaskDescription(path, task, labels if labelled else (), length, settings)
+    return TaskDescription(path, task, labels if task in TASKS_WITH_LABELS else (), length, settings)
 
 
 def _task_of(architectures: Sequence[str] | None, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
