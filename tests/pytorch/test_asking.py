@@ -215,22 +215,14 @@ def check_outputs(model: Any, collator: PackCollator, rows: list[dict], *names: 
 # --- (a) heads that mix tokens
 
 
-class Recurrent(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.LSTM(WIDTH, 2, bidirectional=True, batch_first=True)
-
+class Recurrent(torch.nn.LSTM):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.layer(hidden)[0]
+        return super().forward(hidden)[0]
 
 
-class Convolution(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Conv1d(WIDTH, 4, 3, padding=1)
-
+class Convolution(torch.nn.Conv1d):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.layer(hidden.transpose(1, 2)).transpose(1, 2)
+        return super().forward(hidden.transpose(1, 2)).transpose(1, 2)
 
 
 USES = {
@@ -240,14 +232,16 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-@pytest.mark.parametrize("head", [Recurrent, Convolution])
-def test_a_head_that_mixes_tokens_is_refused(head: Any, use: Callable) -> None:
+@pytest.mark.parametrize(
+    "head",
+    [lambda: Recurrent(WIDTH, 2, bidirectional=True, batch_first=True), lambda: Convolution(WIDTH, 4, 3, padding=1)],
+    ids=["recurrent", "convolution"],
+)
+def test_a_head_that_mixes_tokens_is_refused(head: Callable, use: Callable) -> None:
     model = random_model("BertForTokenClassification", "Bert", **BERT, num_labels=4)
     use(model)
     model.classifier = head()
-    with pytest.raises(
-        InputError, match="BertForTokenClassification: computes wrong outputs for packs of 144 tokens"
-    ) as caught:
+    with pytest.raises(InputError, match="BertForTokenClassification: computes wrong outputs for packs of 144") as caught:
         use(model)
     assert "\n" not in str(caught.value)
 
@@ -292,9 +286,7 @@ def test_a_target_that_this_software_ignores_is_refused(name: str, kind: str, se
 
 
 def test_a_target_needs_to_know_the_attention() -> None:
-    with pytest.raises(
-        InputError, match="needs a model with attn_implementation='flash_attention_2', and a config or a type"
-    ):
+    with pytest.raises(InputError, match="needs a model with attn_implementation='flash_attention_2', and a config"):
         PackCollator("flash", "bert")
     flash = transformers.BertConfig(**BERT, attn_implementation="flash_attention_2")
     assert PackCollator("flash", flash)(ROWS)["cu_seq_lens_q"].tolist() == [0, 40, 63, 70, 100, 141]
