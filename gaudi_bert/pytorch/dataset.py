@@ -220,7 +220,7 @@ class PackedDataset(IterableDataset[Row]):
             self._epoch, self._done = int(epoch), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The position: valid for any number of processes. Exact without workers; with workers use the `PackedLoader`'s."""
+        """The position, for any number of processes; a worker does not know what was used: take that of the loader."""
         if torch.utils.data.get_worker_info() is not None:
             raise InputError("a worker does not know which of its packs were used; take state_dict of the PackedLoader")
         position = {"epoch": self._epoch, "packs_done": self._done, "order": ORDER}

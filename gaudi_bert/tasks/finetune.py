@@ -148,6 +148,7 @@ def _plan_job(
         raise InputError(f"finetune.max_sequence_length = {length}: the model has {positions} positions; set it to no more")
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
     data = _data(files.data, settings, tokenizer, labels, section.depth, reporter, is_first=True)
+    # Questions without an answer need a threshold for giving none.
     has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
     if has_unanswerable and task_settings.null_score_threshold is None:
         task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
