@@ -138,8 +138,7 @@ class Tuner:
 
     def __post_init__(self) -> None:
         from gaudi_bert.config.sections import TaskSettings, TrainingSettings
-        from gaudi_bert.engines.communicator import Communicator
-        from gaudi_bert.engines.protocol import ModelSpec
+        from gaudi_bert.engines.protocol import Communicator, ModelSpec
         from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
         from gaudi_bert.tasks.kinds.task import task_named

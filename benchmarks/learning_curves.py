@@ -143,8 +143,7 @@ def train(work: Path, name: str, seed: int, updates: int) -> dict[str, Any]:
 def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> Iterator[dict[str, float]]:
     """Train, and measure on the held-out sequences every so many updates."""
     from gaudi_bert.artefacts.training import LossFigures
-    from gaudi_bert.engines.communicator import Communicator
-    from gaudi_bert.engines.protocol import ModelSpec
+    from gaudi_bert.engines.protocol import Communicator, ModelSpec
     from gaudi_bert.engines.tensorflow import engine
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.model.heads import PretrainingHead

@@ -69,8 +69,7 @@ class Runner:
     """
 
     def __init__(self, work: Path, kind: str, dropout: float, updates: int) -> None:
-        from gaudi_bert.engines.communicator import Communicator
-        from gaudi_bert.engines.protocol import ModelSpec
+        from gaudi_bert.engines.protocol import Communicator, ModelSpec
         from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
         from gaudi_bert.model.heads import PretrainingHead

@@ -140,7 +140,7 @@ STOREYS = {
         *("results", "checkpoint", "stored_inputs", "mlperf", "run", "loop", "weights"),
         *("train", "evaluate", "verify_model", "check_graph"),
     ),
-    "engines": ("watchdog", "processes", "protocol", "tensorflow", "pytorch", "choose"),
+    "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": ("kinds", "task_data", "objective", "models", "finetune", "pretrain", "predict", "embed"),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": (

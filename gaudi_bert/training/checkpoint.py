@@ -25,8 +25,7 @@ from safetensors.numpy import save
 from gaudi_bert.artefacts.store.mirrored_folder import names_in, remove
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Model, Updates
+from gaudi_bert.engines.protocol import Communicator, Model, Updates
 from gaudi_bert.model.config import misfit
 from gaudi_bert.reading.global_order import ORDER
 

@@ -16,8 +16,7 @@ import numpy as np
 from gaudi_bert.artefacts.training import EvaluationFigures
 from gaudi_bert.common.arrays import AnyArray, FloatArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Model
+from gaudi_bert.engines.protocol import Communicator, Model
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.input.batches import Batch, evaluation_batches, value_limits
 from gaudi_bert.training.input.source import DataSource

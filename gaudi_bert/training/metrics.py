@@ -28,8 +28,7 @@ from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import explained_os_errors, write_text
 from gaudi_bert.common.progress import human_seconds
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Sums
+from gaudi_bert.engines.protocol import Communicator, Sums
 from gaudi_bert.tfrecords.wire.framing import frame
 from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.objective import Objective, ReportFigures

@@ -17,7 +17,7 @@ import numpy as np
 from gaudi_bert.artefacts.training import LossFigures
 from gaudi_bert.common.arrays import BatchArrays, FloatArray
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.training.input.source import DataSource

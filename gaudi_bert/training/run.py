@@ -33,8 +33,7 @@ from gaudi_bert.common.tensorflow_environment import native_lines_to
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.choose import ChosenEngine, choose_engine
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Device, Engine, Model
+from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model
 from gaudi_bert.training.checkpoint import Progress, newest_settings, resume_run, share_state
 from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective
 from gaudi_bert.training.run_plan import RunPlan

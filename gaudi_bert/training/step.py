@@ -15,8 +15,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Int32Array, random_words
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Sums, Updates, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, Sums, Updates, UpdateScalars
 from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective
 
 

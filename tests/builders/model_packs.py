@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+from gaudi_bert.engines.protocol import ModelSpec
+from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.model.sequences import Sequence
 
 VOCABULARY = 53
@@ -26,11 +28,12 @@ def small_config(**changes) -> BertConfig:
     return BertConfig(**values)
 
 
-def small_model(seed: int = 1, compute_dtype: str = "float32", compiled: bool = False, **changes) -> BertForPretraining:
+def small_model(seed: int = 1, compute_dtype: str = "float32", compiled: bool = False, **changes) -> TensorFlowModel:
     """A model whose biases and layer norms are not at their start of 0 and 1 either."""
-    model = BertForPretraining(small_config(**changes), seed=seed, compute_dtype=compute_dtype, compiled=compiled)
+    spec = ModelSpec(small_config(**changes), PretrainingHead())
+    model = TensorFlowModel(spec, seed=seed, compute_dtype=compute_dtype, compiled=compiled)
     noise = np.random.default_rng(seed)
-    for variable in model.variables_by_name.values():
+    for variable in model.variables.values():
         if len(variable.shape) == 1:
             variable.assign_add(noise.normal(0, 0.2, variable.shape).astype(np.float32))
     return model

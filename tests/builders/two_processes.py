@@ -21,7 +21,7 @@ from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import GaudiBertError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.engines.tensorflow import model as tensorflow_model
 from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.training.evaluate import evaluate
@@ -103,7 +103,7 @@ def fall_asleep(data: Path, out: Path, rank: int) -> None:
     def sums_after_a_pause(*arguments):
         sums = right(*arguments)
         with tf.control_dependencies([tf.py_function(pause, [], [])]):
-            return sums._replace(masked_lm_sum=tf.identity(sums.masked_lm_sum))
+            return tf.identity(sums[0]), *sums[1:]
 
     tensorflow_model.pretraining_sums = sums_after_a_pause
     train(settings(stall_seconds=10), data / "train", None, out, reporter=QUIET)

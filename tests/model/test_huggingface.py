@@ -11,12 +11,13 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
 from gaudi_bert.model.config import BertConfig, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face, hugging_face_name, to_hugging_face
 from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
+from tests.builders.engine_models import pretraining_model
 from tests.builders.model_packs import random_packs, small_config, small_model
 
 BOUND = 1e-4
@@ -57,7 +58,7 @@ def test_trained_hidden_states_equal_those_of_transformers(minilm, english):
     transformers = pytest.importorskip("transformers")
     safetensors = pytest.importorskip("safetensors.numpy")
     config = BertConfig.from_json(json.loads((minilm / "config.json").read_text()))
-    ours = BertForPretraining(config, seed=0)
+    ours = pretraining_model(config, None)
     ours.load_values(from_hugging_face(safetensors.load_file(minilm / "model.safetensors"), config))
     theirs = transformers.BertModel.from_pretrained(minilm).eval()
     for depth in (1, 3, 7) if LONG else (7,):
@@ -65,7 +66,7 @@ def test_trained_hidden_states_equal_those_of_transformers(minilm, english):
         length = max(sum(sequence.length for sequence in pack) for pack in packs) + 5
         batch = join_sequences(packs, length, 1, depth)
         tensors = {name: tf.constant(value) for name, value in batch.items()}
-        hidden_BLH, outputs = ours.with_hidden_states(tensors)[0], ours(tensors)
+        hidden_BLH, outputs = outputs_of_every_token(ours.network(), tensors)[0], ours.forward(tensors)
         for placed in split_packs(batch):
             hidden, pooled = theirs_alone(theirs, placed.sequence)
             assert np.abs(hidden).max() > 1
@@ -76,7 +77,7 @@ def test_trained_hidden_states_equal_those_of_transformers(minilm, english):
 def test_pretraining_heads_equal_those_of_transformers():
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     ours = small_model()
-    values = {name: variable.numpy() for name, variable in ours.variables_by_name.items()}
+    values = ours.values()
     their_config = transformers.BertConfig(**{k: v for k, v in ours.config.to_json().items() if k != "attention"})
     theirs = transformers.BertForPreTraining(their_config).eval()
     state = {name: torch.tensor(value) for name, value in to_hugging_face(values).items()}
@@ -86,7 +87,7 @@ def test_pretraining_heads_equal_those_of_transformers():
     theirs.tie_weights()
     sequences = [sequence for pack in random_packs(3, [[11, 7, 19]]) for sequence in pack]
     batch = join_sequences([sequences], 37, 13, 3)
-    outputs = ours({name: tf.constant(value) for name, value in batch.items()})
+    outputs = ours.forward({name: tf.constant(value) for name, value in batch.items()})
     for placed in split_packs(batch):
         with torch.no_grad():
             expected = theirs(
@@ -120,7 +121,7 @@ def test_names():
 
 def test_there_and_back_is_the_same_to_the_bit():
     model = small_model()
-    values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+    values = model.values()
     back = from_hugging_face(to_hugging_face(values), model.config)
     assert back.keys() == values.keys()
     assert all(back[name].tobytes() == values[name].tobytes() for name in values)
@@ -128,7 +129,7 @@ def test_there_and_back_is_the_same_to_the_bit():
 
 def test_old_names_and_tied_copies_are_read():
     model = small_model()
-    values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+    values = model.values()
     state = to_hugging_face(values)
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
@@ -149,7 +150,7 @@ def test_old_names_and_tied_copies_are_read():
 )
 def test_other_weights_are_refused(change, message):
     model = small_model()
-    state = to_hugging_face({name: variable.numpy() for name, variable in model.variables_by_name.items()})
+    state = to_hugging_face(model.values())
     change(state)
     with pytest.raises(InputError, match=message):
         from_hugging_face(state, model.config)

@@ -69,13 +69,14 @@ def test_before_packing_the_settings_give_the_sizes_and_an_impossible_model_is_r
 
 def test_after_packing_the_metadata_gives_them_and_a_graph_that_is_not_fit_is_exit_code_1(monkeypatch, tmp_path) -> None:
     """A model that calls back to Python in its forward pass, from the command line."""
-    encode = bert.encode
+    encode_packs = bert.encode_packs
 
-    def talkative(hidden_TH, *others):
-        heard_TH = tf.numpy_function(lambda hidden: hidden, [hidden_TH], tf.float32)
-        return encode(tf.ensure_shape(heard_TH, hidden_TH.shape), *others)
+    def talkative(*inputs):
+        hidden_RH = encode_packs(*inputs)
+        heard_RH = tf.numpy_function(lambda hidden: hidden, [hidden_RH], tf.float32)
+        return tf.ensure_shape(heard_RH, hidden_RH.shape)
 
-    monkeypatch.setattr(bert, "encode", talkative)
+    monkeypatch.setattr(bert, "encode_packs", talkative)
     (tmp_path / "pipeline.yaml").write_text("name: small\n")
     chosen = [*SMALL, "training.global_batch_sequences=8"]
     settings = load_pipeline(tmp_path / "pipeline.yaml", chosen)

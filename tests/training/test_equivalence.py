@@ -11,7 +11,6 @@ from gaudi_bert.model.sequences import join_sequences, split_packs
 from gaudi_bert.training.verify_model import compare_packed_with_unpacked
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
-from tests.builders.engine_models import as_model, gradients_of
 from tests.builders.model_packs import random_packs, small_model
 from tests.builders.properties import examples
 from tests.oracles import model as naive
@@ -41,8 +40,8 @@ def check_gradients(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) 
 
 def check_against_naive(model, packs, length, masked_slots, depth, loss) -> None:
     batch = join_sequences(packs, length, masked_slots, depth)
-    outputs, losses, gradients = gradients_of(model, batch, loss)
-    values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+    outputs, losses, gradients = model.trial(batch, loss)
+    values = model.values()
     sequences = [sequence for pack in packs for sequence in pack]
     expected_outputs, expected_losses, expected_gradients = naive.everything(model.config, values, sequences, loss)
     for placed, (hidden, words, sentence) in zip(split_packs(batch), expected_outputs, strict=True):
@@ -88,7 +87,7 @@ def test_packed_is_the_naive_model_one_sequence_at_a_time(case, loss, causal, se
 def test_sequences_of_one_token_whose_queries_and_keys_have_no_gradient(lengths, loss):
     packs, model = random_packs(0, lengths), small_model()
     check_against_naive(model, packs, 3, 3, 3, loss)
-    values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+    values = model.values()
     sequences = [sequence for pack in packs for sequence in pack]
     true_gradients = naive.everything(model.config, values, sequences, loss)[2]
     assert not any(gradient.any() for name, gradient in true_gradients.items() if name.endswith("/self/query/kernel"))
@@ -106,7 +105,7 @@ def test_packed_is_unpacked_at_every_depth(depth, padding, loss):
         pack.append(length - sum(pack) - padding * (number > 0))
     full[1:2] = [full[1][: max(1, depth // 2)]]
     batch = join_sequences(random_packs(depth, full), length, 29, depth)
-    found = compare_packed_with_unpacked(as_model(small_model()), batch, loss)
+    found = compare_packed_with_unpacked(small_model(), batch, loss)
     assert found.packs == 3
     for name, (difference, largest) in {**found.outputs, **found.losses}.items():
         assert difference <= OUTPUT_BOUND, name
@@ -127,7 +126,7 @@ def test_compiled_kernels_are_held_to_the_same(loss):
 
 def test_float64_shows_that_the_rest_is_rounding():
     batch = join_sequences(random_packs(7, [[11, 5, 13, 8], [17, 9], [37]]), 37, 23, 4)
-    found = compare_packed_with_unpacked(as_model(small_model(compute_dtype="float64")), batch)
+    found = compare_packed_with_unpacked(small_model(compute_dtype="float64"), batch)
     assert all(difference < 1e-13 for difference, _ in found.outputs.values())
     assert all(difference <= 1e-7 * size for difference, size in found.gradients.values())
 
@@ -136,11 +135,11 @@ def test_float64_shows_that_the_rest_is_rounding():
 def test_the_proof_sees_a_missing_mask_and_running_positions(damage):
     batch = join_sequences(random_packs(5, [[11, 9, 13]]), 33, 13, 3)
     model = small_model()
-    _, _, right = gradients_of(model, batch, "token")
+    _, _, right = model.trial(batch, "token")
     if damage == "mask":
         batch["input_mask"] = (batch["input_mask"] > 0).astype(np.int32)
     else:
         batch["positions"] = np.arange(33, dtype=np.int32)[np.newaxis]
-    _, _, wrong = gradients_of(model, batch, "token")
+    _, _, wrong = model.trial(batch, "token")
     with pytest.raises(AssertionError):
         check_gradients(wrong, right)

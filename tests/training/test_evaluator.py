@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Model
+from gaudi_bert.engines.protocol import Communicator, Model
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.training.evaluator import PretrainingEvaluator, majority_share

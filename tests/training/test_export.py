@@ -15,7 +15,7 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import pipeline_from_mapping
-from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.sequences import join_sequences
 from gaudi_bert.tasks.models.export import export
@@ -24,6 +24,7 @@ from gaudi_bert.training.train import train
 from gaudi_bert.training.weights.sources import read_weights
 from tests.builders import training_data as data
 from tests.builders.agree import agree
+from tests.builders.engine_models import pretraining_model
 from tests.builders.reporters import QUIET
 
 BOUND = 1e-5
@@ -46,11 +47,12 @@ def causal(run, tmp_path) -> Path:
 
 def expected(run: Path, packs) -> dict[str, np.ndarray]:
     stored = read_checkpoint(find_checkpoint(run))
-    model = BertForPretraining(BertConfig.from_json(stored.settings["model"]), seed=0)
+    model = pretraining_model(BertConfig.from_json(stored.settings["model"]), None)
     model.load_values(stored.variables)
     depth = max(map(len, packs))
     batch = join_sequences(packs, data.LENGTH, data.MASKED_SLOTS if depth > 1 else data.PREDICTIONS, depth)
-    hidden_BLH, outputs = model.with_hidden_states({name: tf.constant(value) for name, value in batch.items()})
+    tensors = {name: tf.constant(value) for name, value in batch.items()}
+    hidden_BLH, outputs = outputs_of_every_token(model.network(), tensors)
     return {name: value.numpy() for name, value in zip(OUTPUTS, (hidden_BLH, *outputs), strict=True)}
 
 

@@ -12,8 +12,7 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Model, Updates
+from gaudi_bert.engines.protocol import Communicator, Model, Updates
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, resume_run, share_state, write_checkpoint
 from gaudi_bert.training.loop import stop_requests

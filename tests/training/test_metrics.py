@@ -24,7 +24,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import FineTuneSettings, MlperfSettings, TrainingSettings
-from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.metrics import (
     Interval,

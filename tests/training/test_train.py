@@ -22,8 +22,8 @@ from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.models import model_overrides
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
-from gaudi_bert.engines.tensorflow.bert import BertForPretraining
 from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
+from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
 from gaudi_bert.training.evaluate import evaluate
@@ -321,7 +321,7 @@ def test_processes_are_connected_then_the_card_is_loaded_then_the_model_is_made(
         calls.append(f"the model, compiled={options['compiled']}, {options['compute_dtype']}")
         raise EnoughError
 
-    monkeypatch.setattr(BertForPretraining, "__init__", make)
+    monkeypatch.setattr(TensorFlowModel, "__init__", make)
     with pytest.raises(EnoughError):
         train(on_device("hpu"), packed, None, tmp_path / "run", reporter=QUIET)
     assert calls == ["hvd.init", "load_habana_module", "the model, compiled=False, float32"]

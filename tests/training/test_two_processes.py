@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint, write_checkpoint
 from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.train import train

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,14 +90,17 @@ def test_a_leaking_mask_is_found(monkeypatch):
 
 def test_a_wrong_gradient_is_found(monkeypatch):
     """Gradients of the encoder that depend on how many rows there are: outputs agree, gradients do not."""
-    right = bert.encode
+    right = bert.encode_packs
 
-    def damaged(hidden, bias, parameters, *rest):
-        share = 1.0 / bias.shape[0]
-        parameters = {name: share * value + (1 - share) * tf.stop_gradient(value) for name, value in parameters.items()}
-        return right(hidden, bias, parameters, *rest)
+    def damaged(network, batch, *positions):
+        share = 1.0 / len(batch["input_ids"])
+        damped = {
+            name: share * value + (1 - share) * tf.stop_gradient(value) if "/layer_" in name else value
+            for name, value in network.parameters.items()
+        }
+        return right(replace(network, parameters=damped), batch, *positions)
 
-    monkeypatch.setattr(bert, "encode", damaged)
+    monkeypatch.setattr(bert, "encode_packs", damaged)
     with pytest.raises(FailedError, match="gradient of bert/encoder"):
         verify_model(checkpoint=None, data=None, reporter=QUIET)
 

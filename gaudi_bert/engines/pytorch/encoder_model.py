@@ -22,7 +22,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec
-from gaudi_bert.engines.pytorch.bert import widen
+from gaudi_bert.engines.pytorch.bert import belongs, widen
 from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, vectors_of_sequences
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead, VectorHead
@@ -151,8 +151,7 @@ class TorchEncoder(TorchModel):
         depth = starts_BS.shape[1]
         if self._reads == "first":
             return _gather(hidden_BLH, starts_BS).flatten(0, 1)[:, None], torch.ones_like(starts_BS).reshape(-1, 1)
-        numbers_S = torch.arange(1, depth + 1, device=starts_BS.device, dtype=batch["input_mask"].dtype)
-        tokens_BS = (batch["input_mask"][:, None, :] == numbers_S[:, None]).sum(-1).clamp(min=1)
+        tokens_BS = belongs(batch["input_mask"], depth).sum(-1).clamp(min=1)
         if self._reads == "last":
             last_BSH = _gather(hidden_BLH, starts_BS + tokens_BS - 1)
             return last_BSH.flatten(0, 1)[:, None], torch.ones_like(starts_BS).reshape(-1, 1)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial
-from gaudi_bert.engines.pytorch.bert import Network, encode_packs, next_sentence_scores, pool, widen, word_scores
+from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial, check_weights
+from gaudi_bert.engines.pytorch.bert import Network, belongs, encode_packs, next_sentence_scores, pool, widen, word_scores
 from gaudi_bert.engines.pytorch.losses import pretraining_sums, task_sums
-from gaudi_bert.model.config import BertConfig, initial_value, is_decayed, misfit
-from gaudi_bert.model.features import MOST_LOGITS, check_batch
+from gaudi_bert.model.config import BertConfig, initial_value, is_decayed
+from gaudi_bert.model.features import check_batch, check_logits
 from gaudi_bert.model.heads import Head, Loss, PretrainingHead, TaskHead, VectorHead, variables_of
 
 Tensors = Mapping[str, Tensor]
@@ -61,9 +61,7 @@ class TorchModel(ABC):
 
     def load_values(self, values: WeightArrays) -> None:
         """Set variables by name; those that `values` does not name keep what they hold."""
-        problem = misfit(self.shapes(), values, may_lack="")
-        if problem is not None:
-            raise InputError(f"model: {problem}; load the weights of a model of the same config")
+        check_weights(self, values)
         with torch.no_grad():
             for name, value in values.items():
                 self.parameters_by_name[name].copy_(torch.from_numpy(np.array(value, np.float32)))
@@ -211,11 +209,7 @@ class TorchBert(TorchModel):
         if isinstance(head, VectorHead):
             return vectors_of_sequences(head, widen(hidden_RH), batch)
         if not head.keeps_outputs:
-            if packs * length * self.config.vocab_size > MOST_LOGITS:
-                raise InputError(
-                    f"batch: {packs} packs of {length} have more than {MOST_LOGITS:,} logits of {self.config.vocab_size} "
-                    "words; make finetune.micro_batch_packs smaller"
-                )
+            check_logits(packs, length, self.config.vocab_size)
             return word_scores(network, hidden_RH)
         shape = (packs, -1 if head.is_of_text else length, head.width)
         return self._task_scores(network, head, hidden_RH).reshape(shape)
@@ -252,8 +246,7 @@ def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Tensors) ->
         vectors_BSH = hidden_RH.reshape(packs, depth, -1)
     else:
         hidden_BLH = hidden_RH.reshape(*batch["input_ids"].shape, -1)
-        numbers_S = torch.arange(1, depth + 1, device=hidden_RH.device, dtype=batch["input_mask"].dtype)
-        belongs_BSL = batch["input_mask"][:, None, :] == numbers_S[None, :, None]
+        belongs_BSL = belongs(batch["input_mask"], depth)
         if head.pooling == "mean":
             share_BSL = belongs_BSL.to(hidden_RH.dtype)
             vectors_BSH = torch.matmul(share_BSL, hidden_BLH) / share_BSL.sum(-1, keepdim=True).clamp(min=1.0)

@@ -93,7 +93,7 @@ def _export(weights: Weights, out: Path, kind: str, vocabulary: Path | None, row
         elif kind == "google":
             _write_google(folder, weights, config)
         else:
-            from gaudi_bert.engines.tensorflow.saved_model import write_saved_model  # loads TensorFlow
+            from gaudi_bert.engines.tensorflow.stored_models import write_saved_model  # loads TensorFlow
 
             write_saved_model(folder, config, weights.variables, sizes)
         if words is not None:
@@ -121,7 +121,7 @@ def _has_task_head(checkpoint: Path) -> bool:
 
 def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> ExportResult:
     """A fine-tuned model with its head, and its tokenizer among the assets."""
-    from gaudi_bert.engines.tensorflow.saved_model import write_task_saved_model  # loads TensorFlow
+    from gaudi_bert.engines.tensorflow.stored_models import write_task_saved_model  # loads TensorFlow
 
     task_folder = read_task_folder(checkpoint)
     tokenizer = open_tokenizer(checkpoint)
@@ -171,7 +171,7 @@ def _write_hugging_face(folder: Path, weights: Weights, config: BertConfig, voca
 
 
 def _write_google(folder: Path, weights: Weights, config: BertConfig) -> None:
-    from gaudi_bert.engines.tensorflow.google_checkpoint import write_google_checkpoint  # loads TensorFlow
+    from gaudi_bert.engines.tensorflow.stored_models import write_google_checkpoint  # loads TensorFlow
 
     write_google_checkpoint(folder / "bert_model.ckpt", weights.variables)
     values = {name: value for name, value in config.to_json().items() if name != "attention"}

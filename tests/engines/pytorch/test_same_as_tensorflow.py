@@ -12,8 +12,7 @@ pytest.importorskip("tensorflow", exc_type=ImportError)
 
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import ComputeDtype, Model, ModelSpec
+from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Model, ModelSpec
 from gaudi_bert.model.config import initial_value, parameter_specs
 from gaudi_bert.model.heads import PretrainingHead, TaskHead, VectorHead
 from gaudi_bert.model.sequences import join_sequences

@@ -7,14 +7,14 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
 from gaudi_bert.engines.tensorflow.graph import matrix_flops
 from gaudi_bert.engines.tensorflow.losses import pretraining_sums
 from gaudi_bert.model.config import BertConfig, parameter_count, parameter_specs
 from gaudi_bert.model.features import as_packed, check_batch
 from gaudi_bert.model.sequences import join_sequences, split_packs
 from tests.builders.agree import agree, identical
-from tests.builders.engine_models import gradients_of
+from tests.builders.engine_models import pretraining_model
 from tests.builders.model_packs import random_packs, small_config, small_model
 
 LENGTHS = [[11, 5, 13], [17, 9]]
@@ -27,15 +27,15 @@ def small_batch(masked_slots: int = 17, depth: int = 3) -> dict[str, tf.Tensor]:
 
 
 def test_variables_have_googles_names_and_shapes():
-    model = BertForPretraining(small_config(), seed=1)
-    shapes = {name: tuple(variable.shape) for name, variable in model.variables_by_name.items()}
+    model = pretraining_model(small_config(), 1)
+    shapes = model.shapes()
     assert shapes["bert/encoder/layer_1/attention/self/query/kernel"] == (21, 21)
     assert shapes["bert/encoder/layer_0/intermediate/dense/kernel"] == (21, 35)
     assert shapes["bert/embeddings/LayerNorm/gamma"] == (21,)
     assert shapes["cls/predictions/output_bias"] == (53,)
     assert shapes["cls/seq_relationship/output_weights"] == (2, 21)
-    assert all(variable.name == f"{name}:0" for name, variable in model.variables_by_name.items())
-    assert len(model.trainable_variables) == len(shapes) == 5 + 16 * 2 + 2 + 5 + 2
+    assert all(variable.name == f"{name}:0" for name, variable in model.variables.items())
+    assert len(shapes) == 5 + 16 * 2 + 2 + 5 + 2
     assert parameter_count(small_config()) == sum(int(np.prod(shape)) for shape in shapes.values())
 
 
@@ -44,8 +44,8 @@ def test_bert_base_has_its_110_million_parameters():
 
 
 def test_start_depends_on_seed_and_name_alone():
-    two, three = (BertForPretraining(small_config(num_hidden_layers=n), seed=7).variables_by_name for n in (2, 3))
-    other = BertForPretraining(small_config(), seed=8).variables_by_name
+    two, three = (pretraining_model(small_config(num_hidden_layers=n), 7).variables for n in (2, 3))
+    other = pretraining_model(small_config(), 8).variables
     for name, variable in two.items():
         np.testing.assert_array_equal(variable, three[name])
         if parameter_specs(small_config())[name].start == "normal":
@@ -56,7 +56,7 @@ def test_start_depends_on_seed_and_name_alone():
 
 def test_start_is_truncated_normal():
     config = small_config(hidden_size=120, initializer_range=0.02)
-    values = BertForPretraining(config, seed=1).variables_by_name["bert/pooler/dense/kernel"].numpy()
+    values = pretraining_model(config, 1).variables["bert/pooler/dense/kernel"].numpy()
     assert np.abs(values).max() <= 0.04
     assert abs(values.std() - 0.0176) < 0.0005
     assert abs(values.mean()) < 0.0005
@@ -100,18 +100,18 @@ def test_unknown_batch_size_is_refused():
     model = small_model()
     specs = {name: tf.TensorSpec([None, *value.shape[1:]], value.dtype) for name, value in small_batch().items()}
     with pytest.raises(InputError, match="every size known"):
-        tf.function(model, autograph=False).get_concrete_function(specs)
+        tf.function(model.forward, autograph=False).get_concrete_function(specs)
 
 
 def test_too_long_packs_are_refused():
     with pytest.raises(InputError, match="max_position_embeddings is 30"):
-        small_model(max_position_embeddings=30)(small_batch())
+        small_model(max_position_embeddings=30).forward(small_batch())
 
 
 def test_sizes_come_from_the_batch():
     sizes = check_batch(small_batch(masked_slots=19, depth=7), small_config())
     assert sizes == (2, 31, 19, 7)
-    outputs = small_model()(small_batch(masked_slots=19, depth=7))
+    outputs = small_model().forward(small_batch(masked_slots=19, depth=7))
     shapes = [tuple(part.shape) for part in outputs]
     assert shapes == [(2, 7, 21), (2, 19, 53), (2, 7, 2)]
 
@@ -152,12 +152,12 @@ def test_unknown_weights_are_refused():
 def test_last_layer_is_computed_where_it_is_read(attention, masked_slots, is_cheaper):
     """Of 31 places, 3 are read for sequences: with 28 masked slots as many are read as there are."""
     model, batch = small_model(attention=attention, compute_dtype="float64"), small_batch(masked_slots)
-    variables = list(model.variables_by_name.values())
+    variables = list(model.variables.values())
     losses, gradients, flops = [], [], []
-    for run in (model, lambda batch: model.with_hidden_states(batch)[1]):
+    for run in (model.forward, lambda batch: outputs_of_every_token(model.network(), batch)[1]):
         with tf.GradientTape() as tape:
-            sums = pretraining_sums(run(batch), batch)
-            losses.append(sums.masked_lm_sum + sums.next_sentence_sum)
+            sums = pretraining_sums(run(batch), batch, "token")
+            losses.append(sums[0] + sums[2])
         gradients.append(tape.gradient(losses[-1], variables))
         flops.append(matrix_flops(tf.function(run, autograph=False).get_concrete_function(batch).graph))
     agree(losses[0], losses[1], 1e-13)
@@ -169,17 +169,17 @@ def test_last_layer_is_computed_where_it_is_read(attention, masked_slots, is_che
 @pytest.mark.parametrize("compiled", [False, True])
 def test_dropout_repeats_itself_and_changes_with_the_seed(compiled):
     model, batch = small_model(compiled=compiled), small_batch()
-    run = tf.function(lambda seed: model(batch, dropout_seed=seed).masked_lm_logits_BQV, autograph=False)
+    run = tf.function(lambda seed: model.forward(batch, seed).masked_lm_logits_BQV, autograph=False)
     first, again, other = (run(tf.constant(seed, tf.int32)).numpy() for seed in ([1, 2], [1, 2], [1, 3]))
     identical(again, first)
     assert np.abs(first - other).max() > 0.1
-    assert np.abs(first - model(batch).masked_lm_logits_BQV.numpy()).max() > 0.1
+    assert np.abs(first - model.forward(batch).masked_lm_logits_BQV.numpy()).max() > 0.1
 
 
 def test_bfloat16_is_near_float32():
     batch = join_sequences(random_packs(1, LENGTHS), 31, 17, 3)
-    wide, losses, gradients = gradients_of(small_model(), batch, "token")
-    narrow, narrow_losses, narrow_gradients = gradients_of(small_model(compute_dtype="bfloat16"), batch, "token")
+    wide, losses, gradients = small_model().trial(batch, "token")
+    narrow, narrow_losses, narrow_gradients = small_model(compute_dtype="bfloat16").trial(batch, "token")
     assert all(part.dtype == np.float32 for part in narrow.values())
     for placed in split_packs(batch):
         for name, where in (("hidden_states", placed.positions), ("masked_lm_logits", placed.masked_slots)):

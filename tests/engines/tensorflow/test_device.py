@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import GaudiSettings, TrainingSettings
-from gaudi_bert.engines.tensorflow.device import BFLOAT16_LIST, open_device, runtime_variables
+from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST, open_device, runtime_variables
 
 VARIABLES = (
     "TF_BF16_CONVERSION",

@@ -15,7 +15,7 @@ import pytest
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.launch import Launch, find_launch
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.engines.watchdog import (
     Member,

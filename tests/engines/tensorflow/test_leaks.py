@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
 from gaudi_bert.model.sequences import join_sequences, split_packs
 from gaudi_bert.training.verify_model import probe_leaks
-from tests.builders.engine_models import as_model
 from tests.builders.model_packs import VOCABULARY, random_packs, small_model
 
 
@@ -16,7 +16,7 @@ def outputs_of(model, as_graph: bool = False):
     """Hidden states of all tokens, and what the heads say, computed for their positions alone."""
 
     def both(batch):
-        return model.with_hidden_states(batch)[0], *model(batch)
+        return outputs_of_every_token(model.network(), batch)[0], *model.forward(batch)
 
     run = tf.function(both, autograph=False) if as_graph else both
     return lambda batch: [part.numpy() for part in run({name: tf.constant(value) for name, value in batch.items()})]
@@ -59,7 +59,7 @@ def test_large_scores_and_half_precision_leak_nothing(changes):
     model = small_model(**changes)
     batch = join_sequences(random_packs(4, [[7, 3, 11, 5], [13, 17]]), 31, 19, 4)
     for chosen in range(4):
-        report = probe_leaks(as_model(model), VOCABULARY, batch, chosen)
+        report = probe_leaks(model, VOCABULARY, batch, chosen)
         assert report.leaks == 0
         assert report.own_outputs_moved
     assert report.sequences_compared == 4
@@ -84,7 +84,7 @@ def test_probe_reports_a_leak():
 
     class WithoutMask:
         def trial(self, batch, loss):
-            return as_model(model).trial({**batch, "input_mask": np.minimum(batch["input_mask"], 1)}, loss)
+            return model.trial({**batch, "input_mask": np.minimum(batch["input_mask"], 1)}, loss)
 
     report = probe_leaks(WithoutMask(), VOCABULARY, batch)
     assert report.leaks == 1

@@ -36,31 +36,31 @@ OUTPUTS = outputs([0.5, 0.25, 0.25, 0.1], [(0.2, 0.8), (0.4, 0.6), (0.5, 0.5)])
 
 def test_token_weighted_by_hand():
     sums = pretraining_sums(OUTPUTS, BATCH, "token")
-    agree(float(sums.masked_lm_sum), -np.log(0.5) - np.log(0.75) - np.log(0.25), 1e-6)
-    assert float(sums.masked_lm_weight) == 3
-    agree(float(sums.next_sentence_sum), -np.log(0.8) - np.log(0.4), 1e-6)
-    assert float(sums.next_sentence_weight) == 2
-    assert float(sums.masked_lm_count) == 3
-    assert (float(sums.next_sentence_correct), float(sums.next_sentence_count)) == (1, 2)
+    agree(float(sums[0]), -np.log(0.5) - np.log(0.75) - np.log(0.25), 1e-6)
+    assert float(sums[1]) == 3
+    agree(float(sums[2]), -np.log(0.8) - np.log(0.4), 1e-6)
+    assert float(sums[3]) == 2
+    assert float(sums[5]) == 3
+    assert (float(sums[6]), float(sums[7])) == (1, 2)
 
 
 def test_per_sequence_by_hand():
     sums = pretraining_sums(OUTPUTS, BATCH, "sequence")
-    agree(float(sums.masked_lm_sum), (-np.log(0.5) - np.log(0.25)) / 2 - np.log(0.75), 1e-6)
-    assert float(sums.masked_lm_weight) == 2
-    assert float(sums.next_sentence_weight) == 2
+    agree(float(sums[0]), (-np.log(0.5) - np.log(0.25)) / 2 - np.log(0.75), 1e-6)
+    assert float(sums[1]) == 2
+    assert float(sums[3]) == 2
 
 
 @pytest.mark.parametrize(("loss", "correct", "count"), [("token", 2, 3), ("sequence", 1.5, 2)])
 def test_accuracy_follows_the_loss(loss, correct, count):
     sums = pretraining_sums(outputs([0.9, 0.1, 0.2, 0.9], [(0.2, 0.8)] * 3), BATCH, loss)
-    assert (float(sums.masked_lm_correct), float(sums.masked_lm_count)) == (correct, count)
+    assert (float(sums[4]), float(sums[5])) == (correct, count)
 
 
 def test_a_sequence_without_masked_positions_counts_for_next_sentence_alone():
     batch = {**BATCH, "masked_lm_weights": tf.constant([[1.0, 0.0, 1.0, 0.0]])}
     sums = pretraining_sums(OUTPUTS, batch, "sequence")
-    assert (float(sums.masked_lm_weight), float(sums.next_sentence_weight)) == (1, 2)
+    assert (float(sums[1]), float(sums[3])) == (1, 2)
 
 
 def test_unknown_loss_is_refused():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_bert.engines.tensorflow.attention import attend, attention_bias
+from gaudi_bert.engines.tensorflow.bert import attend, attention_bias
 from gaudi_bert.engines.tensorflow.dropout import ForwardPass, keep_mask, keep_scale
 from gaudi_bert.engines.tensorflow.losses import cross_entropy
 from gaudi_bert.engines.tensorflow.operations import (

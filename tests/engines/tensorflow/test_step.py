@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Communicator, UpdateScalars
 from gaudi_bert.engines.tensorflow import updates as optimizers
-from gaudi_bert.engines.tensorflow.updates import Optimizer, UpdateTensors, clip_factor
+from gaudi_bert.engines.tensorflow.updates import Optimizer, clip_factor
 from gaudi_bert.model.config import is_decayed
 from gaudi_bert.training.input.source import open_source
 from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for
@@ -188,7 +188,7 @@ def run_ours(settings, values, gradients_of_updates, rates, compiled: bool = Fal
     for number, (gradients, rate) in enumerate(zip(gradients_of_updates, rates, strict=True), start=1):
         given = [tf.constant(gradients[name] / FACTOR) for name in variables]
         corrections = (1.0 / (1.0 - beta**number) for beta in (settings.beta_1, settings.beta_2))
-        scalars = UpdateTensors(*(tf.constant(value, tf.float32) for value in (rate, *corrections)))
+        scalars = UpdateScalars(*(tf.constant(value, tf.float32) for value in (rate, *corrections)))
         apply(given, scalars, tf.constant(FACTOR))
     return {name: variable.numpy() for name, variable in variables.items()}
 

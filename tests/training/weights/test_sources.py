@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.engines.protocol import Model
-from gaudi_bert.engines.tensorflow.google_checkpoint import write_google_checkpoint
+from gaudi_bert.engines.tensorflow.stored_models import write_google_checkpoint
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
