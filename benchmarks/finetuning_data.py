@@ -145,7 +145,7 @@ class Tuner:
         from gaudi_bert.tasks.objective import TaskObjective
         from gaudi_bert.tasks.task_data import task_batches
         from gaudi_bert.training.input.batches import TrainingOrder
-        from gaudi_bert.training.step import TrainingStep
+        from gaudi_bert.training.objective import TrainingStep
 
         names = tuple(f"label {number}" for number in range(self.labels))
         task = task_named("multi-label")(TaskSettings(name="multi-label"), names)

@@ -136,9 +136,8 @@ STOREYS = {
         *("verify", "verify_parts", "pack", "import_tables", "tokenize"),
     ),
     "training": (
-        *("input", "objective", "step", "run_plan", "metrics", "evaluator"),
-        *("results", "checkpoint", "stored_inputs", "mlperf", "run", "loop", "weights"),
-        *("train", "evaluate", "verify_model", "check_graph"),
+        *("input", "objective", "run_plan", "metrics", "results", "checkpoint", "stored_inputs", "mlperf", "run", "loop"),
+        *("model_files", "weights", "evaluate", "train", "verify_model", "check_graph"),
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": ("kinds", "task_data", "objective", "models", "finetune", "pretrain", "predict", "embed"),

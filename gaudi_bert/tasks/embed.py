@@ -29,7 +29,7 @@ from gaudi_bert.tasks.answer_rows import STANDARD_OUTPUT, ModelRows, PredictOpti
 from gaudi_bert.tasks.answer_stream import StreamResult, open_answers, shown_progress
 from gaudi_bert.tasks.models.model_folders import open_model_folder
 from gaudi_bert.tasks.predict import answer_windows
-from gaudi_bert.training.weights.model_files import SentenceFolder, read_sentence_folder
+from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
 _ROWS_AT_ONCE = 8192

@@ -26,12 +26,11 @@ from gaudi_bert.engines.protocol import Model
 from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.input.batches import Batch
-from gaudi_bert.training.metrics import Interval, IntervalReport, MetricsServer, MetricsWriter, progress_line
+from gaudi_bert.training.metrics import Interval, IntervalReport, MetricsServer, MetricsWriter
 from gaudi_bert.training.mlperf import RunEvents
-from gaudi_bert.training.objective import ReportFigures
+from gaudi_bert.training.objective import ReportFigures, TrainingStep
 from gaudi_bert.training.run import RunContext
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.step import TrainingStep
 
 
 class Evaluation(ReportFigures, Protocol):
@@ -176,15 +175,11 @@ class TrainingLoop:
         return Interval(self.step.objective, self.progress.update + 1, self._is_cold, self.plan.keys)
 
     def _close_interval(self) -> None:
-        report = self._interval.close(self.context.communicator)
-        self.progress = replace(
-            self.progress,
-            sequences=self.progress.sequences + report.sequences,
-            tokens=self.progress.tokens + report.tokens,
-        )
-        self.report = report
-        update = self.progress.update
+        self.report = report = self._interval.close(self.context.communicator)
         self._interval = self._new_interval()
+        sequences, tokens = self.progress.sequences + report.sequences, self.progress.tokens + report.tokens
+        self.progress = replace(self.progress, sequences=sequences, tokens=tokens)
+        update = self.progress.update
         values = {
             **report.figures.as_json(),
             "learning_rate": learning_rate_at(update, self._settings),
@@ -194,10 +189,7 @@ class TrainingLoop:
         }
         if self._metrics is not None:
             self._metrics.write("train", update, values)
-            seconds_remaining = (self._settings.updates - update) * report.seconds_per_update
-            updates = self._settings.updates
-            line = progress_line(self._stage, update, updates, report.figures, values, seconds_remaining)
-            self.context.reporter.say(line)
+            self.context.reporter.say(f"{self._stage}: {report.line(update, self._settings.updates)}")
 
     def _evaluate(self, evaluator: _Evaluator) -> None:
         events, sequences = self.events, self.progress.sequences
@@ -271,9 +263,7 @@ def stop_requests() -> Iterator[_StopRequest]:
         yield stop
 
 
-# --- the learning rate
-
-# The learning rate: linear warm-up, then polynomial decay to zero.
+# --- The learning rate: linear warm-up, then polynomial decay to zero
 #
 # Updates are counted from 1. With W warm-up updates, N updates, peak rate r and power p,
 #

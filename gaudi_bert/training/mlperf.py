@@ -16,7 +16,6 @@ import importlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from gaudi_bert.common.errors import InputError
@@ -33,9 +32,7 @@ class RunEvents:
     def __enter__(self) -> RunEvents:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         pass
 
     def describe(self, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
@@ -133,9 +130,7 @@ class MlperfLog(RunEvents):
         if not finished:
             self._open_block(sequences)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._close_block()
         keys = self._keys
         status = keys.SUCCESS if self._reached and kind is None else keys.ABORTED

@@ -35,9 +35,8 @@ from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.choose import ChosenEngine, choose_engine
 from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model
 from gaudi_bert.training.checkpoint import Progress, newest_settings, resume_run, share_state
-from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective
+from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective, TrainingStep
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.step import TrainingStep
 
 CHECKPOINTS = "checkpoints/update-*.safetensors"
 COMPILED_KEY = "compiled_kernels"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -32,7 +32,7 @@ from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.model.sequences import join_sequences, split_packs
-from gaudi_bert.training.evaluator import PretrainingEvaluator
+from gaudi_bert.training.evaluate import PretrainingEvaluator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits
 from gaudi_bert.training.loop import TrainingLoop
@@ -51,7 +51,7 @@ from gaudi_bert.training.run import (
 )
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.stored_inputs import copy_tokenizer, local_weights, open_data
-from gaudi_bert.training.weights.sources import load_weights
+from gaudi_bert.training.weights import load_weights
 
 BERT_VOCABULARY = 30522
 _DEFAULT_MODEL = "the default, for first tries: --model bert-base, bert-large or a config.json chooses another"
@@ -240,11 +240,20 @@ def _measure_speedup(context: _Context, plan: RunPlan, source: DataSource, model
         return None
     context.communicator.note("measuring the speed-up", slow=True)
     context.reporter.say("train: measuring how much faster packs are than padded rows")
+    batch = next(_open_batches(context, plan, source, config, 0))
+    rows, length = batch["input_ids"].shape
+    singles = [[placed.sequence] for placed in split_packs(batch)][:rows]
+    unpacked = join_sequences(singles, length, source.schema.max_predictions, 1)
     # A card works by itself: only the clock knows how long. On a CPU, the work of other processes is not counted.
     clock = time.process_time if context.device.kind == "cpu" else time.perf_counter
-    batch = next(_open_batches(context, plan, source, config, 0))
-    masked_slots = source.schema.max_predictions
-    speedup = measure_speedup(model, batch, masked_slots, source.packing_factor, clock)
+
+    def seconds(inputs: BatchArrays) -> float:
+        started = clock()
+        model.work(inputs)
+        return clock() - started
+
+    pairs = [(seconds(batch), seconds(unpacked)) for _ in range(_PAIRS + 1)]
+    speedup = Speedup(source.packing_factor, *zip(*pairs[1:], strict=True))  # the first pair builds the graphs
     context.reporter.say(f"train: {speedup.line()}")
     return speedup.realized
 
@@ -268,9 +277,7 @@ def _result(loop: TrainingLoop, realized_speedup: float | None) -> TrainingResul
     )
 
 
-# --- the measured speed-up of packing
-
-# The speed-up that packing really brings, measured in the run itself, before its first update.
+# --- The speed-up that packing really brings, measured in the run itself, before its first update
 #
 # The same model passes forward and backward over a micro-batch of packs, and over as many rows that hold one sequence each.
 # With s_packed and s_unpacked seconds per micro-batch, and f sequences per pack,
@@ -281,7 +288,6 @@ def _result(loop: TrainingLoop, realized_speedup: float | None) -> TrainingResul
 # It is the median over alternating pairs of passes. On a CPU the seconds are those of its cores, which other processes on
 # the machine change little; on a card they are by the clock. f is the limit: a result well above it was disturbed, and is
 # not reported as a speed-up. No variable is changed. It takes two more graphs, so it has to be requested.
-
 
 _PAIRS = 5
 _TOLERANCE = 1.05
@@ -319,21 +325,3 @@ class Speedup:
             f"({self.realized / self.packing_factor:.1%} of it): a micro-batch takes "
             f"{packed:.1f} ms packed, {unpacked:.1f} ms with one sequence per row"
         )
-
-
-def measure_speedup(
-    model: Model, batch: Batch, max_predictions: int, packing_factor: float, clock: Callable[[], float]
-) -> Speedup:
-    """Time both kinds of passes by `clock`, which returns seconds."""
-    rows, length = batch["input_ids"].shape
-    singles = [[placed.sequence] for placed in split_packs(batch)][:rows]
-    batches = (batch, join_sequences(singles, length, max_predictions, 1))
-
-    def seconds(inputs: BatchArrays) -> float:
-        started = clock()
-        model.work(inputs)
-        return clock() - started
-
-    pairs = [[seconds(each) for each in batches] for _ in range(_PAIRS + 1)]
-    packed, unpacked = zip(*pairs[1:], strict=True)  # the first pair builds the graphs
-    return Speedup(packing_factor, packed, unpacked)

@@ -2,7 +2,7 @@
 
 The first packs of the data go through the model packed and one sequence to a row; outputs, losses and the
 gradient of every variable must agree to float32 rounding. Then all tokens of one sequence of each pack are
-changed, and no bit of any other sequence's outputs may change. Without a checkpoint, the weights are seeded
+changed, and not one bit of any other sequence's outputs may change. Without a checkpoint, the weights are seeded
 random ones; without data, so are the sequences.
 """
 
@@ -81,29 +81,19 @@ def verify_model(
     reporter.say(f"verify-model: {chosen.line()}")
     proof = _Proof(load_engine(chosen.name), config, values, seed, batch, reporter)
     per_token, per_sequence = (_compare(proof, loss) for loss in LOSSES)
+    gradient_of = per_token.worst_gradient()
     return VerifyModelResult(
         weights="random" if checkpoint is None else str(checkpoint),
         data="random" if data is None else str(data),
         packs=per_token.packs,
         sequences=per_token.sequences,
-        **per_token.differences,
-        gradient=per_token.gradient,
-        gradient_of=per_token.gradient_of,
-        per_sequence_loss_difference=per_sequence.differences["masked_lm_loss"],
+        **{name: difference for name, (difference, _) in {**per_token.outputs, **per_token.losses}.items()},
+        gradient=per_token.gradient_ratio(gradient_of),
+        gradient_of=gradient_of,
+        per_sequence_loss_difference=per_sequence.losses["masked_lm_loss"][0],
         leaks=0,
         leak_comparisons=_probe(proof),
     )
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """The largest difference of each output and loss, by name, and of the gradients, with the variable's name."""
-
-    packs: int
-    sequences: int
-    differences: dict[str, float]
-    gradient: float
-    gradient_of: str
 
 
 @dataclass(frozen=True)
@@ -125,48 +115,37 @@ class _Proof:
         return model
 
 
-def _compare(proof: _Proof, loss: Loss) -> _Comparison:
+def _compare(proof: _Proof, loss: Loss) -> _Differences:
     """Outputs, losses and gradients; the gradients that float32 cannot tell apart are settled in float64."""
-    reporter = proof.reporter
+    say = proof.reporter.say
     compared = compare_packed_with_unpacked(proof.model("float32"), proof.batch, loss)
     packed = f"{count_of(compared.sequences, 'sequence')} in {count_of(compared.packs, 'pack')}"
-    reporter.say(f"verify-model: {packed}, masked-LM loss per {loss}")
-    differences = {}
+    say(f"verify-model: {packed}, masked-LM loss per {loss}")
     for name, (difference, largest) in {**compared.outputs, **compared.losses}.items():
         bound = OUTPUT_BOUND * max(1.0, largest)
-        reporter.say(f"verify-model:   {name}: differs by {difference:.1e} at most (allowed {bound:.1e})")
+        say(f"verify-model:   {name}: differs by {difference:.1e} at most (allowed {bound:.1e})")
         if not difference <= bound:
             raise FailedError(f"{name}: packed and unpacked differ by {difference:.1e}, allowed is {bound:.1e}")
-        differences[name] = difference
-    ratios = _gradient_ratios(compared)
-    unclear = [name for name, ratio in ratios.items() if not ratio <= GRADIENT_BOUND]
+    unclear = [name for name in compared.gradients if not compared.gradient_ratio(name) <= GRADIENT_BOUND]
     if unclear:
-        exact = _gradient_ratios(compare_packed_with_unpacked(proof.model("float64"), proof.batch, loss))
+        exact = compare_packed_with_unpacked(proof.model("float64"), proof.batch, loss)
         for name in unclear:
-            reporter.say(
-                f"verify-model:   gradient of {name}: {ratios[name]:.1e} in float32, where it nearly cancels; "
-                f"{exact[name]:.1e} in float64"
+            say(
+                f"verify-model:   gradient of {name}: {compared.gradient_ratio(name):.1e} in float32, where it nearly "
+                f"cancels; {exact.gradient_ratio(name):.1e} in float64"
             )
-            ratios[name] = exact[name]
-    worst = max(ratios, key=lambda name: ratios[name])
-    reporter.say(
-        f"verify-model:   gradients of {len(ratios)} variables: differ by {ratios[worst]:.1e} of their norm at most "
+            compared.gradients[name] = exact.gradients[name]
+    worst = compared.worst_gradient()
+    ratio = compared.gradient_ratio(worst)
+    say(
+        f"verify-model:   gradients of {len(compared.gradients)} variables: differ by {ratio:.1e} of their norm at most "
         f"(allowed {GRADIENT_BOUND:.0e}), {worst}"
     )
-    if not ratios[worst] <= GRADIENT_BOUND:
+    if not ratio <= GRADIENT_BOUND:
         raise FailedError(
-            f"gradient of {worst}: packed and unpacked differ by {ratios[worst]:.1e} of its norm, "
-            f"allowed is {GRADIENT_BOUND:.0e}"
+            f"gradient of {worst}: packed and unpacked differ by {ratio:.1e} of its norm, allowed is {GRADIENT_BOUND:.0e}"
         )
-    return _Comparison(compared.packs, compared.sequences, differences, ratios[worst], worst)
-
-
-def _gradient_ratios(differences: _Differences) -> dict[str, float]:
-    """|difference| / |gradient| of each variable; 0 where both are 0 to within 1e-9 (the key biases)."""
-    return {
-        name: 0.0 if difference <= ZERO_GRADIENT_BOUND and size <= ZERO_GRADIENT_BOUND else difference / max(size, 1e-30)
-        for name, (difference, size) in differences.gradients.items()
-    }
+    return compared
 
 
 def _probe(proof: _Proof) -> int:
@@ -297,17 +276,9 @@ def _join(sequences: list[Sequence], length: int) -> Batch:
     return join_sequences(packs, length, slots, max(len(pack) for pack in packs))
 
 
-# --- packed compared with unpacked
-
-# The proof that packing changes nothing, for any weights and any packs.
-#
-# The same sequences go through the model twice: as packs, and one to a row. Outputs, losses and the gradient of
-# every variable must agree to rounding (Krell et al., 2021, section 3.2: "the behavior of the model is the
-# same"). The leak probe is sharper: all tokens of one sequence of each pack are changed, and not one bit of any
-# other sequence's outputs may change. Outputs are those of training, where the last layer is computed for the positions
-# that the heads read, and in addition the hidden states of all tokens.
-#
-# Letters: B packs, L positions, Q masked slots, S depth, V vocabulary, H hidden size.
+# --- Packed compared with unpacked, for any weights and any packs (Krell et al., 2021, section 3.2: "the behavior of the
+# model is the same"). Outputs are those of training, where the last layer is computed for the positions that the heads read,
+# and in addition the hidden states of all tokens.
 
 
 @dataclass(frozen=True)
@@ -322,6 +293,16 @@ class _Differences:
     gradients: dict[str, tuple[float, float]]
     sequences: int
     packs: int
+
+    def gradient_ratio(self, name: str) -> float:
+        """|difference| / |gradient| of a variable; 0 where both are 0 to within 1e-9 (the key biases)."""
+        difference, size = self.gradients[name]
+        both_zero = difference <= ZERO_GRADIENT_BOUND and size <= ZERO_GRADIENT_BOUND
+        return 0.0 if both_zero else difference / max(size, 1e-30)
+
+    def worst_gradient(self) -> str:
+        """The variable whose gradient differs most."""
+        return max(self.gradients, key=self.gradient_ratio)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.model.sequences import join_sequences
-from gaudi_bert.training.objective import GLOBAL, LossDenominators, PretrainingObjective
-from gaudi_bert.training.step import TrainingStep
+from gaudi_bert.training.objective import GLOBAL, LossDenominators, PretrainingObjective, TrainingStep
 from tests.builders import training_data as data
 
 UPDATES = 5

@@ -25,7 +25,7 @@ from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.engines.tensorflow import model as tensorflow_model
 from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.training.evaluate import evaluate
-from gaudi_bert.training.step import TrainingStep
+from gaudi_bert.training.objective import TrainingStep
 from gaudi_bert.training.train import train
 from tests.builders import training_data, two_finetunes
 from tests.builders import training_updates as work

@@ -8,7 +8,7 @@ import pytest
 from gaudi_bert.engines.protocol import Communicator, Model
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import Loss
-from gaudi_bert.training.evaluator import PretrainingEvaluator, majority_share
+from gaudi_bert.training.evaluate import PretrainingEvaluator, majority_share
 from gaudi_bert.training.input.source import open_source
 from tests.builders import training_data as data
 from tests.builders.agree import agree

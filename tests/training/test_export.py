@@ -21,7 +21,7 @@ from gaudi_bert.model.sequences import join_sequences
 from gaudi_bert.tasks.models.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.train import train
-from gaudi_bert.training.weights.sources import read_weights
+from gaudi_bert.training.weights import read_weights
 from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.engine_models import pretraining_model

@@ -16,7 +16,7 @@ from gaudi_bert.engines.protocol import Communicator, Model, Updates
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, resume_run, share_state, write_checkpoint
 from gaudi_bert.training.loop import stop_requests
-from gaudi_bert.training.weights.sources import load_weights
+from gaudi_bert.training.weights import load_weights
 from tests.builders.engine_models import pretraining_model
 
 

@@ -28,9 +28,9 @@ from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.metrics import (
     Interval,
+    IntervalReport,
     MetricsServer,
     MetricsWriter,
-    progress_line,
 )
 from gaudi_bert.training.mlperf import MlperfLog, RunEvents, open_events
 from gaudi_bert.training.objective import PretrainingObjective
@@ -140,9 +140,9 @@ def test_the_line_for_people() -> None:
     figures = LossFigures(
         loss=5.8134, masked_lm_loss=5.1234, masked_lm_accuracy=0.2, next_sentence_loss=0.69, next_sentence_accuracy=0.5
     )
-    values = {"tokens_per_second": 12345.6, "sequences_per_second": 321.0, "packing_factor": 2.3456}
-    assert progress_line("train", 50, 200, figures, values, 95.0) == (
-        "train: update 50/200 (25%), masked-LM loss 5.123 accuracy 0.200, next-sentence loss 0.690 accuracy 0.500, "
+    report = IntervalReport(figures, 1.0, 9, 12, 2.3456, 95 / 150, 321.0, 12345.6, 1.0)
+    assert report.line(50, 200) == (
+        "update 50/200 (25%), masked-LM loss 5.123 accuracy 0.200, next-sentence loss 0.690 accuracy 0.500, "
         "12,346 tokens/s, 321 sequences/s (2.35 per pack), 1 min 35 s left"
     )
 

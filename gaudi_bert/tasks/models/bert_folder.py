@@ -25,8 +25,8 @@ from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.rows.window_plan import Part, Runner, WindowPlan, plan_window
 from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder, start_weights, weights_checksum
-from gaudi_bert.training.weights.model_files import tokenizer_length
-from gaudi_bert.training.weights.sources import read_weights
+from gaudi_bert.training.model_files import tokenizer_length
+from gaudi_bert.training.weights import read_weights
 
 _TOKENS_OF_A_BATCH = 1024
 

@@ -2,7 +2,7 @@
 
 - `huggingface`: `config.json` and `model.safetensors` in the layout of `BertForPreTraining`.
 - `google`: a TF1 checkpoint `bert_model.ckpt` and `bert_config.json`, with the names of google-research/bert.
-- `savedmodel`: a TensorFlow SavedModel for serving (see `engines/tensorflow/saved_model.py`).
+- `savedmodel`: a TensorFlow SavedModel for serving (see `engines/tensorflow/stored_models.py`).
 
 With the vocabulary, where it is known, as `vocab.txt`. The folder has a hidden name until it is complete.
 """
@@ -35,10 +35,10 @@ from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.window_plan import deepest
 from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder, start_weights
+from gaudi_bert.training.model_files import TaskConfig
 from gaudi_bert.training.results import ExportResult
 from gaudi_bert.training.stored_inputs import local_weights
-from gaudi_bert.training.weights.model_files import TaskConfig
-from gaudi_bert.training.weights.sources import Weights, read_weights
+from gaudi_bert.training.weights import Weights, read_weights
 
 Format = Literal["huggingface", "google", "savedmodel"]
 FORMATS: tuple[str, ...] = get_args(Format)

@@ -29,8 +29,8 @@ from gaudi_bert.model.masking import Vocabulary
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
 from gaudi_bert.tasks.kinds.task import Task, task_named
 from gaudi_bert.tasks.task_rows import file_identity
-from gaudi_bert.training.weights.model_files import TaskConfig, tokenizer_length
-from gaudi_bert.training.weights.sources import Weights, read_weights
+from gaudi_bert.training.model_files import TaskConfig, tokenizer_length
+from gaudi_bert.training.weights import Weights, read_weights
 
 KEY = "gaudi_bert"
 # What transformers means where config.json names no labels: it leaves out the names of two classes that were not named.

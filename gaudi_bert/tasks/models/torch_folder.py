@@ -13,7 +13,7 @@ from gaudi_bert.pytorch.model_folder import open_encoder
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.window_plan import Runner
 from gaudi_bert.tasks.models.task_models import folder_identity
-from gaudi_bert.training.weights.model_files import tokenizer_length
+from gaudi_bert.training.model_files import tokenizer_length
 
 
 class TorchFolder:

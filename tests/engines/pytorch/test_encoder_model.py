@@ -19,8 +19,7 @@ from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead, VectorHead
-from gaudi_bert.training.objective import LossDenominators
-from gaudi_bert.training.step import TrainingStep
+from gaudi_bert.training.objective import LossDenominators, TrainingStep
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG
 from tests.builders.torch_models import MODELS, VOCABULARY

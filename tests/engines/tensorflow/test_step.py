@@ -14,8 +14,7 @@ from gaudi_bert.engines.tensorflow import updates as optimizers
 from gaudi_bert.engines.tensorflow.updates import Optimizer, clip_factor
 from gaudi_bert.model.config import is_decayed
 from gaudi_bert.training.input.source import open_source
-from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for
-from gaudi_bert.training.step import dropout_seed
+from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for, dropout_seed
 from tests.builders import training_data as data
 from tests.builders import training_updates as work
 from tests.builders.agree import agree, identical

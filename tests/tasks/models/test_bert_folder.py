@@ -16,7 +16,7 @@ from gaudi_bert.model.heads import VectorHead
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.rows.window_plan import plan_window
 from gaudi_bert.tasks.models.bert_folder import BertFolder, PackRunner
-from gaudi_bert.training.weights.sources import Weights, read_weights
+from gaudi_bert.training.weights import Weights, read_weights
 from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_bert
 from tests.builders.engine_models import model_of

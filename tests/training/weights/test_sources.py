@@ -23,8 +23,8 @@ from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import TextRow
 from gaudi_bert.tasks.models.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, is_checkpoint, write_checkpoint
-from gaudi_bert.training.weights.model_files import SentenceFolder, read_sentence_folder
-from gaudi_bert.training.weights.sources import load_weights, read_weights
+from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
+from gaudi_bert.training.weights import load_weights, read_weights
 from tests.builders.agree import agree
 from tests.builders.engine_models import pretraining_model
 from tests.builders.reporters import QUIET

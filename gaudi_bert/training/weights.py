@@ -24,7 +24,7 @@ from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.config import BertConfig, misfit, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face
 from gaudi_bert.training.checkpoint import find_checkpoint, is_checkpoint, read_checkpoint
-from gaudi_bert.training.weights.model_files import WeightsIndex, read_config
+from gaudi_bert.training.model_files import WeightsIndex, read_config
 
 # All but dropout and the noise of the start: what the function is that the weights belong to.
 _FUNCTION_SETTINGS = (
