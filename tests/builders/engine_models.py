@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.choose import is_installed, load_engine
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import Head, Loss, PretrainingHead
+
+WITHOUT_PYTORCH = pytest.mark.skipif(not is_installed("pytorch"), reason="PYTORCH MISSING: install it to test both engines")
+BY_EACH_ENGINE = pytest.mark.parametrize("engine", ["tensorflow", pytest.param("pytorch", marks=WITHOUT_PYTORCH)])
 
 
 def pretraining_model(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from gaudi_bert.engines.protocol import ModelSpec
-from gaudi_bert.engines.tensorflow.model import TensorFlowModel
+from gaudi_bert.config.values import EngineName
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.protocol import ComputeDtype, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.model.sequences import Sequence
@@ -28,14 +31,23 @@ def small_config(**changes) -> BertConfig:
     return BertConfig(**values)
 
 
-def small_model(seed: int = 1, compute_dtype: str = "float32", compiled: bool = False, **changes) -> TensorFlowModel:
+def small_model(
+    seed: int = 1,
+    compute_dtype: ComputeDtype = "float32",
+    compiled: bool = False,
+    engine: EngineName = "tensorflow",
+    **changes,
+) -> Any:
     """A model whose biases and layer norms are not at their start of 0 and 1 either."""
     spec = ModelSpec(small_config(**changes), PretrainingHead())
-    model = TensorFlowModel(spec, seed=seed, compute_dtype=compute_dtype, compiled=compiled)
+    model = load_engine(engine).build(spec, seed=seed, compute_dtype=compute_dtype, compiled=compiled)
     noise = np.random.default_rng(seed)
-    for variable in model.variables.values():
-        if len(variable.shape) == 1:
-            variable.assign_add(noise.normal(0, 0.2, variable.shape).astype(np.float32))
+    moved = {
+        name: value + noise.normal(0, 0.2, value.shape).astype(np.float32)
+        for name, value in model.values().items()
+        if value.ndim == 1
+    }
+    model.load_values(moved)
     return model
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +22,8 @@ from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import TextRow
 from gaudi_bert.tasks.models.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, is_checkpoint, write_checkpoint
-from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
 from gaudi_bert.training.weights import load_weights, read_weights
-from tests.builders.agree import agree
+from tests.builders.agree import agree, identical
 from tests.builders.engine_models import pretraining_model
 from tests.builders.reporters import QUIET
 from tests.tasks.test_predict import TEXTS, logits_alone, write_model
@@ -44,31 +42,21 @@ def make_model(seed: int = 3, **changes) -> Model:
     return pretraining_model(BertConfig(**{**SIZES, **changes}), seed)
 
 
-def values_of(model: Model) -> dict[str, np.ndarray]:
-    return model.values()
-
-
-def assert_equal(values, others) -> None:
-    assert values.keys() == others.keys()
-    for name, value in values.items():
-        np.testing.assert_array_equal(value, others[name], err_msg=name)
-
-
 def save_ours(folder, model):
-    checkpoint = Checkpoint(4, values_of(model), settings={"model": model.spec.config.to_json()})
+    checkpoint = Checkpoint(4, model.values(), settings={"model": model.spec.config.to_json()})
     return write_checkpoint(folder / "checkpoints", checkpoint)
 
 
 def save_hugging_face(folder, model):
     folder.mkdir(parents=True)
-    save_file(to_hugging_face(values_of(model)), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(to_hugging_face(model.values()), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps({**model.spec.config.to_json(), "model_type": "bert"}))
     return folder
 
 
 def save_google(folder, model):
     folder.mkdir(parents=True)
-    write_google_checkpoint(folder / "bert_model.ckpt", values_of(model))
+    write_google_checkpoint(folder / "bert_model.ckpt", model.values())
     (folder / "bert_config.json").write_text(json.dumps(model.spec.config.to_json()))
     return folder
 
@@ -77,13 +65,13 @@ SAVERS = {"gaudi-bert": save_ours, "huggingface": save_hugging_face, "google": s
 
 
 @pytest.mark.parametrize("kind", SAVERS)
-def test_weights_come_back_to_the_bit(tmp_path, kind) -> None:
+def test_weights_come_back_to_the_bit_and_dropout_may_differ(tmp_path, kind) -> None:
     model = make_model()
     SAVERS[kind](tmp_path / "there", model)
-    other = make_model(seed=8)
+    other = make_model(seed=8, hidden_dropout_prob=0.5)
     weights = load_weights(tmp_path / "there", other, other.spec.config)
     assert (weights.kind, weights.config, weights.missing) == (kind, model.spec.config, [])
-    assert_equal(values_of(other), values_of(model))
+    identical(other.values(), model.values())
 
 
 @pytest.mark.parametrize("kind", SAVERS)
@@ -99,17 +87,10 @@ def test_weights_come_back_to_the_bit(tmp_path, kind) -> None:
 def test_another_function_is_refused_and_nothing_is_changed(tmp_path, kind, setting, value, said) -> None:
     SAVERS[kind](tmp_path / "there", make_model())
     other = make_model(seed=8, **{setting: value})
-    before = values_of(other)
+    before = other.values()
     with pytest.raises(InputError, match=said):
         load_weights(tmp_path / "there", other, other.spec.config)
-    assert_equal(values_of(other), before)
-
-
-def test_dropout_may_differ(tmp_path) -> None:
-    model, other = make_model(), make_model(seed=8, hidden_dropout_prob=0.5)
-    save_google(tmp_path / "there", model)
-    load_weights(tmp_path / "there", other, other.spec.config)
-    assert_equal(values_of(other), values_of(model))
+    identical(other.values(), before)
 
 
 def test_a_bare_encoder_leaves_the_heads_as_they_are(tmp_path) -> None:
@@ -117,12 +98,12 @@ def test_a_bare_encoder_leaves_the_heads_as_they_are(tmp_path) -> None:
     folder = save_hugging_face(tmp_path / "there", model)
     tensors = {name: value for name, value in load_file(folder / "model.safetensors").items() if name.startswith("bert.")}
     save_file({name: value for name, value in tensors.items() if "pooler" not in name}, folder / "model.safetensors")
-    heads = {name: value for name, value in values_of(other).items() if name.startswith(("cls/", "bert/pooler/"))}
+    heads = {name: value for name, value in other.values().items() if name.startswith(("cls/", "bert/pooler/"))}
     weights = load_weights(folder, other, other.spec.config)
     assert set(weights.missing) == set(heads)
-    after = values_of(other)
-    assert_equal({name: after[name] for name in heads}, heads)
-    assert_equal({name: value for name, value in after.items() if name not in heads}, weights.variables)
+    after = other.values()
+    identical({name: after[name] for name in heads}, heads)
+    identical({name: value for name, value in after.items() if name not in heads}, weights.variables)
 
 
 def test_a_model_in_several_files_is_read_as_one(tmp_path) -> None:
@@ -134,12 +115,12 @@ def test_a_model_in_several_files_is_read_as_one(tmp_path) -> None:
     for file in set(places.values()):
         save_file({name: value for name, value in tensors.items() if places[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    assert_equal(dict(read_weights(folder).variables), values_of(model))
+    identical(dict(read_weights(folder).variables), model.values())
 
 
 def test_what_tf1_saver_writes_while_training_is_read_without_the_optimiser(tmp_path) -> None:
     """The names of a training checkpoint: moments below each variable, counters beside them; written by TF1's own saver."""
-    values = values_of(make_model())
+    values = make_model().values()
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         for name, value in values.items():
             for variable in (name, f"{name}/adam_m", f"{name}/adam_v"):
@@ -150,54 +131,51 @@ def test_what_tf1_saver_writes_while_training_is_read_without_the_optimiser(tmp_
     for path in (prefix, tmp_path, tmp_path / "model.ckpt-28252.index"):
         weights = read_weights(path)
         assert (weights.kind, weights.config) == ("google", None)
-        assert_equal(weights.variables, values)
+        identical(weights.variables, values)
     other = make_model(seed=8)
     load_weights(prefix, other, other.spec.config)
-    assert_equal(values_of(other), values)
+    identical(other.values(), values)
     with pytest.raises(InputError, match=r"word_embeddings is \[11, 6\] there, \[12, 6\] here"):
         load_weights(prefix, (wider := make_model(vocab_size=12)), wider.spec.config)
 
 
 def test_tf1_saver_restores_what_we_write(tmp_path) -> None:
-    values = values_of(make_model())
+    values = make_model().values()
     write_google_checkpoint(tmp_path / "bert_model.ckpt", values)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variables = {
             name: tf.compat.v1.get_variable(name, shape=value.shape, use_resource=False) for name, value in values.items()
         }
         tf.compat.v1.train.Saver().restore(session, str(tmp_path / "bert_model.ckpt"))
-        assert_equal(session.run(variables), values)
+        identical(session.run(variables), values)
 
 
 def test_damage_is_one_line_with_its_remedy(tmp_path) -> None:
     model = make_model()
+
+    def refused(path: Path, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            read_weights(path)
+
     folder = save_hugging_face(tmp_path / "theirs", model)
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:-10])
-    with pytest.raises(InputError, match=r"cannot be read \(.*\); copy it again"):
-        read_weights(folder)
+    refused(folder, r"cannot be read \(.*\); copy it again")
     (folder / "model.safetensors").write_bytes(content)
     (folder / "config.json").unlink()
-    with pytest.raises(InputError, match=r"config\.json is missing next to it; copy the complete folder"):
-        read_weights(folder / "model.safetensors")
+    refused(folder / "model.safetensors", r"config\.json is missing next to it; copy the complete folder")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"pytorch_model\.bin only; save it with"):
-        read_weights(folder)
+    refused(folder, r"pytorch_model\.bin only; save it with")
     google = save_google(tmp_path / "google", model)
     (google / "bert_model.ckpt.index").write_bytes(b"nonsense")
-    with pytest.raises(InputError, match="not a complete TF1 checkpoint"):
-        read_weights(google)
+    refused(google, "not a complete TF1 checkpoint")
     write_google_checkpoint(tmp_path / "other.ckpt", {"dense/kernel": np.zeros(3, np.float32)})
-    with pytest.raises(InputError, match="holds no variable below bert/"):
-        read_weights(tmp_path / "other.ckpt")
-    write_google_checkpoint(google / "second.ckpt", values_of(model))
-    with pytest.raises(InputError, match="holds 2 TF1 checkpoints; name one"):
-        read_weights(google)
-    with pytest.raises(InputError, match="no such folder"):
-        read_weights(tmp_path / "nothing")
+    refused(tmp_path / "other.ckpt", "holds no variable below bert/")
+    write_google_checkpoint(google / "second.ckpt", model.values())
+    refused(google, "holds 2 TF1 checkpoints; name one")
+    refused(tmp_path / "nothing", "no such folder")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="no checkpoint there"):
-        read_weights(tmp_path / "empty")
+    refused(tmp_path / "empty", "no checkpoint there")
 
 
 def test_our_files_are_told_from_others(tmp_path) -> None:
@@ -214,8 +192,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_packs_are_served(tmp_path: Path) -> None:
-    import tensorflow as tf
-
     model = write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=3)
     out = tmp_path / "served"
     sizes = export(tmp_path / "m", out, kind="savedmodel", rows=2, reporter=QUIET).sizes
@@ -239,82 +215,3 @@ def test_packs_are_served(tmp_path: Path) -> None:
     row_inputs = {name: tf.constant(alone[name]) for name in ("input_ids", "input_mask", "segment_ids")}
     served = signatures["serving_default"](**row_inputs)["logits"].numpy()[:, 0]
     agree(served, expected[:2], 1e-5, scale=1.0)
-
-
-# --- what folders of sentence-transformers say, in its older and newer forms
-
-
-def write(folder: Path, modules: list[str], pooling: dict[str, Any], transformer: dict[str, Any] | None = None) -> Path:
-    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize", "Dense": "2_Dense"}
-    listed = [
-        {"idx": n, "type": f"sentence_transformers.models.{kind}", "path": paths[kind]} for n, kind in enumerate(modules)
-    ]
-    (folder / "1_Pooling").mkdir(parents=True)
-    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
-    if transformer is not None:
-        (folder / "sentence_bert_config.json").write_text(json.dumps(transformer), encoding="utf-8")
-    return folder
-
-
-def test_a_folder_like_minilm(tmp_path: Path) -> None:
-    pooling = {"word_embedding_dimension": 384, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
-    settings = {"max_seq_length": 256, "do_lower_case": False}
-    folder = write(tmp_path / "a", ["Transformer", "Pooling", "Normalize"], pooling, settings)
-    assert read_sentence_folder(folder) == SentenceFolder("mean", True, 256, prompts={"query": None, "document": None})
-
-
-@pytest.mark.parametrize("mode", ["cls", "mean", "max"])
-def test_the_newer_form(tmp_path: Path, mode: str) -> None:
-    folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"embedding_dimension": 3, "pooling_mode": mode})
-    found = read_sentence_folder(folder)
-    assert found is not None
-    assert (found.pooling, found.normalize, found.max_sequence_length) == (mode, False, None)
-
-
-def test_what_cannot_be_done(tmp_path: Path) -> None:
-    assert read_sentence_folder(tmp_path) is None
-    mean = {"pooling_mode_mean_tokens": True}
-    with pytest.raises(InputError, match="has a module Dense"):
-        read_sentence_folder(write(tmp_path / "dense", ["Transformer", "Pooling", "Dense"], mean))
-    with pytest.raises(InputError, match="only one of cls, mean and max"):
-        read_sentence_folder(write(tmp_path / "two", ["Transformer", "Pooling"], {**mean, "pooling_mode_max_tokens": True}))
-    with pytest.raises(InputError, match="pools by pooling_mode_lasttoken"):
-        read_sentence_folder(write(tmp_path / "last", ["Transformer", "Pooling"], {"pooling_mode_lasttoken": True}))
-
-
-def test_version_6_stores_the_cut_with_the_tokenizer_and_prompts_by_name(tmp_path: Path) -> None:
-    text = {"method": "forward", "method_output_name": "last_hidden_state"}
-    settings = {"transformer_task": "feature-extraction", "modality_config": {"text": text}, "module_output_name": "x"}
-    folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode": "mean", "include_prompt": False}, settings)
-    (folder / "tokenizer_config.json").write_text('{"model_max_length": 128}', encoding="utf-8")
-    prompts = {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": "query"}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts), encoding="utf-8")
-    found = read_sentence_folder(folder)
-    assert found is not None
-    assert (found.max_sequence_length, found.pools_prompt) == (128, False)
-    assert [found.prompt(name) for name in (None, "passage", "document")] == ["query: ", "passage: ", ""]
-    with pytest.raises(InputError, match="prompt 'other': the model's folder has query, passage"):
-        found.prompt("other")
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 64}', encoding="utf-8")
-    chosen = read_sentence_folder(folder, "cls")
-    assert chosen is not None
-    assert (chosen.pooling, chosen.max_sequence_length) == ("cls", 64)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"transformer_task": "fill-mask"},
-        {"processing_kwargs": {"text": {"max_length": 7}}},
-        {"modality_config": {"text": {"method": "get_text_features", "method_output_name": None}}},
-    ],
-)
-def test_transformers_that_are_run_in_another_way(tmp_path: Path, settings: dict[str, Any]) -> None:
-    folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode": "mean"}, settings)
-    with pytest.raises(InputError, match=r"sentence_bert_config\.json: its texts do not become vectors in the usual way"):
-        read_sentence_folder(folder)
-    listed = [{"type": "x.Transformer", "path": "0_Transformer"}, {"type": "x.Pooling", "path": "1_Pooling"}]
-    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
-    with pytest.raises(InputError, match=r"its transformer is in .*0_Transformer; give --model .*0_Transformer --pooling"):
-        read_sentence_folder(folder)
