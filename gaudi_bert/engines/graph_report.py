@@ -97,7 +97,7 @@ class GraphReport:
         parameters = parameter_count(config)
         one_copy = parameters * _FLOAT32_BYTES
         memory = memory_model(few.alive, many.alive, few.packs, many.packs)
-        activations_per_pack = (many.kept - few.kept) // (many.packs - few.packs)
+        activations_per_pack = (many.activations - few.activations) // (many.packs - few.packs)
         budgets = {
             card: int((size - communication_MB * _MEGABYTE) * USABLE_SHARE) - 4 * one_copy for card, size in CARDS.items()
         }
@@ -110,7 +110,7 @@ class GraphReport:
             parameter_bytes=one_copy,
             optimizer_bytes=2 * one_copy,
             gradient_bytes=one_copy,
-            activation_bytes=few.kept + activations_per_pack * (packs - few.packs),
+            activation_bytes=few.activations + activations_per_pack * (packs - few.packs),
             peak_bytes=memory.peak(packs),
             cards=tuple(CardFit(card, memory.most_packs(budget)) for card, budget in budgets.items()),
         )
@@ -126,25 +126,25 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class PassMemory:
-    """What a pass over so many packs holds: `alive` while each operation runs, int64 [operations], and `kept` for the
-    backward pass, in bytes.
+    """The bytes of a pass over so many packs: `alive` while each operation runs, int64 [operations]; `activations` are those
+    that the forward pass retains for the backward pass.
     """
 
     packs: int
     alive: IntArray
-    kept: int
+    activations: int
 
 
 class TensorLives(Generic[T]):
-    """When each tensor that has memory of its own is made and last read, in numbers of operations, and its bytes."""
+    """When each tensor that has memory of its own is created and last read, in numbers of operations, and its bytes."""
 
     def __init__(self) -> None:
         self._births: dict[T, int] = {}
         self._deaths: dict[T, int] = {}
         self._sizes: dict[T, int] = {}
 
-    def make(self, tensor: T, moment: int, size: int) -> None:
-        """An operation makes a tensor."""
+    def create(self, tensor: T, moment: int, size: int) -> None:
+        """An operation creates a tensor."""
         self._births[tensor] = self._deaths[tensor] = moment
         self._sizes[tensor] = size
 
@@ -161,12 +161,12 @@ class TensorLives(Generic[T]):
         alive: IntArray = np.cumsum(changes[:-1])
         return alive
 
-    def kept(self, made_before: int, read_after: int) -> int:
-        """Bytes of those that are made before one operation and read after another."""
+    def retained(self, created_before: int, read_after: int) -> int:
+        """Bytes of those that are created before one operation and read after another."""
         return sum(
             size
             for tensor, size in self._sizes.items()
-            if self._births[tensor] < made_before and self._deaths[tensor] > read_after
+            if self._births[tensor] < created_before and self._deaths[tensor] > read_after
         )
 
 

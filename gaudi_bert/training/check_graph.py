@@ -20,7 +20,7 @@ from gaudi_bert.training.results import GraphResult
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.train import model_config
 
-PROBLEMS_SHOWN = 20
+_PROBLEMS_SHOWN = 20
 
 
 def check_graph(settings: PipelineSettings, folder: WorkFolder, engine: EngineChoice | None = None) -> GraphResult:
@@ -92,7 +92,7 @@ def describe_graph(result: GraphResult) -> list[str]:
     ]
     shown = [
         f"fix      {problem.kind}: {problem.type} {problem.operation} in {problem.graph}: {problem.found}"
-        for problem in report.problems[:PROBLEMS_SHOWN]
+        for problem in report.problems[:_PROBLEMS_SHOWN]
     ]
     hidden = len(report.problems) - len(shown)
     fit = "fit for Gaudi: static shapes, no host calls, no 64-bit data, no strings"

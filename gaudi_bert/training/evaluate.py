@@ -38,7 +38,7 @@ from gaudi_bert.training.objective import PretrainingObjective
 from gaudi_bert.training.stored_inputs import local_weights, open_data
 
 # Packed and unpacked figures are sums of the same float32 terms in another order.
-LARGEST_DIFFERENCE = 1e-4
+_LARGEST_DIFFERENCE = 1e-4
 
 
 def evaluate(
@@ -141,9 +141,9 @@ def _compare(one: EvaluationFigures, other: EvaluationFigures, what: str) -> flo
     """The largest difference of any figure; counts must be equal, so theirs weighs as it is."""
     values = other.as_json()
     difference = max(abs(value - values[name]) for name, value in one.as_json().items())
-    if difference > LARGEST_DIFFERENCE:
+    if difference > _LARGEST_DIFFERENCE:
         raise FailedError(
-            f"{what}: their figures differ by {difference:g}, rounding is {LARGEST_DIFFERENCE:g}; "
+            f"{what}: their figures differ by {difference:g}, rounding is {_LARGEST_DIFFERENCE:g}; "
             "`gaudi-bert verify` tells whether they are the same sequences"
         )
     return difference

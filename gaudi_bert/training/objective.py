@@ -98,7 +98,7 @@ class PretrainingObjective:
 # - `local` (the predecessor's): by W_i and N_i, and the mean over all micro-batches, so that a masked token counts for more
 #   in a micro-batch that has few of them.
 
-SAMPLE = 1000
+_SAMPLE = 1000
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ def denominators_for(settings: TrainingSettings, source: DataSource) -> LossDeno
 
 
 def _sampled_efficiency(source: DataSource) -> float:
-    """Real tokens per slot in the first records of each file, about `SAMPLE` in all."""
-    each = -(-SAMPLE // len(source.files))
+    """Real tokens per slot in the first records of each file, about `_SAMPLE` in all."""
+    each = -(-_SAMPLE // len(source.files))
     lengths = [
         np.count_nonzero(decode_example(record)["input_mask"])
         for number in range(len(source.files))

@@ -53,7 +53,7 @@ from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.stored_inputs import copy_tokenizer, local_weights, open_data
 from gaudi_bert.training.weights import load_weights
 
-BERT_VOCABULARY = 30522
+_BERT_VOCABULARY = 30522
 _DEFAULT_MODEL = "the default, for first tries: --model bert-base, bert-large or a config.json chooses another"
 _SMALL_MODELS_RATE = ", the default for small models: BERT was published with 1e-4 (--set training.learning_rate=1e-4)"
 
@@ -175,7 +175,7 @@ def model_config(settings: ModelSettings, vocabulary_size: int | None, max_seque
     """The model's configuration: what the settings leave open comes from the data."""
     values = settings.model_dump()
     if values["vocab_size"] is None:
-        values["vocab_size"] = vocabulary_size or BERT_VOCABULARY
+        values["vocab_size"] = vocabulary_size or _BERT_VOCABULARY
     if values["max_position_embeddings"] is None:
         values["max_position_embeddings"] = max_sequence_length
     return BertConfig(**values)

@@ -37,19 +37,19 @@ from gaudi_bert.training.stored_inputs import local_weights, open_data
 
 OUTPUT_BOUND = 1e-5
 GRADIENT_BOUND = 1e-5
-ZERO_GRADIENT_BOUND = 1e-9
-PACKS = 8
-RANDOM_LENGTH, RANDOM_VOCABULARY, RANDOM_PACKS = 128, 997, 5
-MOST_JOINED = 8
+_ZERO_GRADIENT_BOUND = 1e-9
+_PACKS = 8
+_RANDOM_LENGTH, _RANDOM_VOCABULARY, _RANDOM_PACKS = 128, 997, 5
+_MOST_JOINED = 8
 # Packs looked at for some that hold several sequences.
-SEARCHED = 256
+_SEARCHED = 256
 
 Batch = dict[str, Int32Array | Float32Array]
 Values = dict[str, Float32Array] | None
-LOSSES: tuple[Loss, ...] = ("token", "sequence")
-Dtype = Literal["float32", "float64"]
+_LOSSES: tuple[Loss, ...] = ("token", "sequence")
+_Dtype = Literal["float32", "float64"]
 # The name of a record in errors, and its features.
-NamedRecord = tuple[str, dict[str, IntArray | Float32Array]]
+_NamedRecord = tuple[str, dict[str, IntArray | Float32Array]]
 _KINDS = {"int64": "int32", "float32": "float32"}
 
 
@@ -58,7 +58,7 @@ def verify_model(
     checkpoint: Path | None,
     data: Path | None,
     reporter: Reporter,
-    packs: int = PACKS,
+    packs: int = _PACKS,
     seed: int = 12345,
     engine: EngineChoice = "auto",
 ) -> VerifyModelResult:
@@ -80,7 +80,7 @@ def verify_model(
     chosen = choose_engine(engine, key="--engine")
     reporter.say(f"verify-model: {chosen.line()}")
     proof = _Proof(load_engine(chosen.name), config, values, seed, batch, reporter)
-    per_token, per_sequence = (_compare(proof, loss) for loss in LOSSES)
+    per_token, per_sequence = (_compare(proof, loss) for loss in _LOSSES)
     gradient_of = per_token.worst_gradient()
     return VerifyModelResult(
         weights="random" if checkpoint is None else str(checkpoint),
@@ -107,7 +107,7 @@ class _Proof:
     batch: Batch
     reporter: Reporter
 
-    def model(self, compute_dtype: Dtype) -> Model:
+    def model(self, compute_dtype: _Dtype) -> Model:
         """The model, in float32 or float64."""
         spec = ModelSpec(self.config, PretrainingHead())
         model = self.engine.build(spec, seed=self.seed, compute_dtype=compute_dtype)
@@ -177,8 +177,8 @@ def _read_weights(checkpoint: Path) -> tuple[BertConfig, dict[str, Float32Array]
 
 def _random_config(source: DataSource | None) -> BertConfig:
     """A small BERT, with room for the data."""
-    length = source.schema.max_sequence_length if source is not None else RANDOM_LENGTH
-    vocabulary = source.vocabulary_size if source is not None else RANDOM_VOCABULARY
+    length = source.schema.max_sequence_length if source is not None else _RANDOM_LENGTH
+    vocabulary = source.vocabulary_size if source is not None else _RANDOM_VOCABULARY
     return BertConfig(
         vocab_size=vocabulary if vocabulary is not None else BertConfig.vocab_size,
         hidden_size=64,
@@ -196,13 +196,13 @@ def _random_config(source: DataSource | None) -> BertConfig:
 def _first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
     """The first packs of several sequences in the data, checked; unpacked sequences are joined to packs first.
 
-    Where there are too few of them among the first `SEARCHED`, packs of one sequence make up the number.
+    Where there are too few of them among the first `_SEARCHED`, packs of one sequence make up the number.
 
     Returns:
         The packed features, integers int32.
     """
     if source.is_packed:
-        records = sorted(_first_records(source, SEARCHED), key=_holds_one)[:packs]
+        records = sorted(_first_records(source, _SEARCHED), key=_holds_one)[:packs]
     else:
         records = _first_records(source, 3 * packs)
     names, rows = zip(*records, strict=True)
@@ -216,15 +216,15 @@ def _first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
     return _join([placed.sequence for placed in split_packs(batch)], source.schema.max_sequence_length)
 
 
-def _holds_one(record: NamedRecord) -> bool:
+def _holds_one(record: _NamedRecord) -> bool:
     return np.count_nonzero(record[1]["next_sentence_weights"]) < 2
 
 
-def _first_records(source: DataSource, count: int) -> list[NamedRecord]:
+def _first_records(source: DataSource, count: int) -> list[_NamedRecord]:
     stream = (
         (path, n, record) for file, path in enumerate(source.files) for n, record in enumerate(source.records_of(file))
     )
-    records: list[NamedRecord] = []
+    records: list[_NamedRecord] = []
     for path, number, record in itertools.islice(stream, count):
         name = f"{path}: record {number}"
         try:
@@ -240,14 +240,14 @@ def _first_records(source: DataSource, count: int) -> list[NamedRecord]:
 
 def _random_packs(config: BertConfig, seed: int) -> Batch:
     """Packs of random sequences of many lengths, some with padding."""
-    length = min(RANDOM_LENGTH, config.max_position_embeddings)
+    length = min(_RANDOM_LENGTH, config.max_position_embeddings)
     words = iter(random_words(100_000, seed, "verify-model").tolist())
 
     def below(limit: int) -> int:
         return next(words) % limit
 
     sequences: list[Sequence] = []
-    while sum(sequence.length for sequence in sequences) < RANDOM_PACKS * length:
+    while sum(sequence.length for sequence in sequences) < _RANDOM_PACKS * length:
         size = 1 + below(max(1, length // 2))
         positions = sorted({below(size) for _ in range(1 + size // 7)})
         sequences.append(
@@ -267,7 +267,7 @@ def _join(sequences: list[Sequence], length: int) -> Batch:
     packs: list[list[Sequence]] = []
     for sequence in sorted(sequences, key=lambda each: -each.length):
         for pack in packs:
-            if len(pack) < MOST_JOINED and sum(each.length for each in pack) + sequence.length <= length:
+            if len(pack) < _MOST_JOINED and sum(each.length for each in pack) + sequence.length <= length:
                 pack.append(sequence)
                 break
         else:
@@ -297,7 +297,7 @@ class _Differences:
     def gradient_ratio(self, name: str) -> float:
         """|difference| / |gradient| of a variable; 0 where both are 0 to within 1e-9 (the key biases)."""
         difference, size = self.gradients[name]
-        both_zero = difference <= ZERO_GRADIENT_BOUND and size <= ZERO_GRADIENT_BOUND
+        both_zero = difference <= _ZERO_GRADIENT_BOUND and size <= _ZERO_GRADIENT_BOUND
         return 0.0 if both_zero else difference / max(size, 1e-30)
 
     def worst_gradient(self) -> str:

@@ -23,7 +23,7 @@ from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_che
 from gaudi_bert.training.train import train
 from gaudi_bert.training.weights import read_weights
 from tests.builders import training_data as data
-from tests.builders.agree import agree
+from tests.builders.agree import agree, identical
 from tests.builders.engine_models import pretraining_model
 from tests.builders.reporters import QUIET
 
@@ -32,14 +32,9 @@ OUTPUTS = ("sequence_output", "pooled_output", "masked_lm_logits", "next_sentenc
 
 
 @pytest.fixture
-def run(whole_run) -> Path:
-    return whole_run
-
-
-@pytest.fixture
-def causal(run, tmp_path) -> Path:
+def causal(whole_run, tmp_path) -> Path:
     """The weights of the run in a model of another attention."""
-    stored = read_checkpoint(find_checkpoint(run))
+    stored = read_checkpoint(find_checkpoint(whole_run))
     settings = {**stored.settings, "model": {**stored.settings["model"], "attention": "causal"}}
     write_checkpoint(tmp_path / "causal", Checkpoint(1, stored.variables, settings=settings))
     return tmp_path / "causal"
@@ -57,25 +52,22 @@ def expected(run: Path, packs) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", ["huggingface", "google"])
-def test_there_and_back_again_to_the_bit(run, tmp_path, kind) -> None:
-    result = export(run, tmp_path / "out", kind=kind, reporter=QUIET)
+def test_there_and_back_again_to_the_bit(whole_run, tmp_path, kind) -> None:
+    result = export(whole_run, tmp_path / "out", kind=kind, reporter=QUIET)
     assert result.vocabulary.endswith("train/vocab.txt")
     assert "vocab.txt" in result.files
-    ours, theirs = read_weights(run), read_weights(tmp_path / "out")
+    ours, theirs = read_weights(whole_run), read_weights(tmp_path / "out")
     assert (theirs.kind, theirs.config) == (kind, ours.config)
-    assert ours.variables.keys() == theirs.variables.keys()
-    for name, value in ours.variables.items():
-        np.testing.assert_array_equal(value, theirs.variables[name])
+    identical(dict(theirs.variables), dict(ours.variables))
     other = {"huggingface": "google", "google": "huggingface"}[kind]
     export(tmp_path / "out", tmp_path / "other", kind=other, reporter=QUIET)
-    for name, value in read_weights(tmp_path / "other").variables.items():
-        np.testing.assert_array_equal(value, ours.variables[name])
+    identical(dict(read_weights(tmp_path / "other").variables), dict(ours.variables))
     assert (tmp_path / "other" / "vocab.txt").is_file()
 
 
-def test_transformers_loads_it_and_computes_the_same(run, tmp_path) -> None:
+def test_transformers_loads_it_and_computes_the_same(whole_run, tmp_path) -> None:
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    export(run, tmp_path / "out", kind="huggingface", reporter=QUIET)
+    export(whole_run, tmp_path / "out", kind="huggingface", reporter=QUIET)
     model, loading = transformers.BertForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
@@ -85,7 +77,7 @@ def test_transformers_loads_it_and_computes_the_same(run, tmp_path) -> None:
             input_ids=torch.tensor(sequence.input_ids[np.newaxis], dtype=torch.long),
             token_type_ids=torch.tensor(sequence.segment_ids[np.newaxis], dtype=torch.long),
         )
-    ours = expected(run, [[sequence]])
+    ours = expected(whole_run, [[sequence]])
     words = theirs.prediction_logits[0].numpy()[sequence.masked_positions]
     assert np.abs(words).max() > 0.1
     agree(ours["masked_lm_logits"][0, : len(words)], words, BOUND, scale=1.0)
@@ -118,10 +110,10 @@ def served(folder: Path, batches: dict[str, dict[str, np.ndarray]], tmp_path: Pa
     return [dict(np.load(tmp_path / f"{signature}-served.npz")) for signature in batches]
 
 
-def test_a_saved_model_serves_packs_and_single_sequences(run, causal, tmp_path) -> None:
+def test_a_saved_model_serves_packs_and_single_sequences(whole_run, causal, tmp_path) -> None:
     """Of a model with causal attention, which no other format can hold."""
     folder = tmp_path / "out"
-    vocabulary = run.parent / "examples" / "vocab.txt"
+    vocabulary = whole_run.parent / "examples" / "vocab.txt"
     result = export(causal, folder, kind="savedmodel", rows=2, vocabulary=vocabulary, reporter=QUIET)
     assert result.sizes == {"B": 2, "L": data.LENGTH, "P": data.PREDICTIONS, "Q": data.MASKED_SLOTS, "S": data.DEPTH}
     assert (folder / "assets" / "vocab.txt").is_file()
@@ -139,40 +131,42 @@ def test_a_saved_model_serves_packs_and_single_sequences(run, causal, tmp_path) 
         agree(outputs, {name: right[name] for name in outputs}, BOUND, scale=1.0)
 
 
-def test_what_is_there_stays_unless_told_otherwise(run, tmp_path) -> None:
+def test_what_is_there_stays_unless_told_otherwise(whole_run, tmp_path) -> None:
     out = tmp_path / "out"
-    export(run, out, kind="google", reporter=QUIET)
+    export(whole_run, out, kind="google", reporter=QUIET)
     with pytest.raises(InputError, match="exists already; choose another folder, or pass --overwrite"):
-        export(run, out, kind="huggingface", reporter=QUIET)
-    export(run, out, kind="huggingface", reporter=QUIET, overwrite=True)
+        export(whole_run, out, kind="huggingface", reporter=QUIET)
+    export(whole_run, out, kind="huggingface", reporter=QUIET, overwrite=True)
     assert sorted(file.name for file in out.iterdir()) == [
         *("config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt")
     ]
 
 
-def test_what_cannot_be_exported_is_refused(run, causal, tmp_path) -> None:
+def test_what_cannot_be_exported_is_refused(whole_run, causal, tmp_path) -> None:
     with pytest.raises(InputError, match="--format onnx: choose one of huggingface, google, savedmodel"):
-        export(run, tmp_path / "out", kind="onnx", reporter=QUIET)
+        export(whole_run, tmp_path / "out", kind="onnx", reporter=QUIET)
     with pytest.raises(InputError, match="no such folder"):
         export(tmp_path / "nothing", tmp_path / "out", kind="google", reporter=QUIET)
     with pytest.raises(InputError, match="its attention is causal; only savedmodel can hold that"):
         export(causal, tmp_path / "out", kind="huggingface", reporter=QUIET)
     (tmp_path / "vocab.txt").write_text("word\n" * (data.VOCABULARY + 1))
     with pytest.raises(InputError, match="has 62 tokens, the model has 61; give the vocabulary"):
-        export(run, tmp_path / "out", kind="google", vocabulary=tmp_path / "vocab.txt", reporter=QUIET)
+        export(whole_run, tmp_path / "out", kind="google", vocabulary=tmp_path / "vocab.txt", reporter=QUIET)
     assert not (tmp_path / "out").exists()
 
 
-def test_phase_2_goes_on_from_phase_1_where_both_have_all_positions(run, tmp_path) -> None:
+def test_phase_2_goes_on_from_phase_1_where_both_have_all_positions(whole_run, tmp_path) -> None:
     """Records of 23 positions here, in a model of 40: another run takes it up with the same positions, not with others."""
-    packed = run.parent / "packed" / "train"
-    model = read_weights(run).config
+    packed = whole_run.parent / "packed" / "train"
+    model = read_weights(whole_run).config
     assert model is not None
     sizes = {name: value for name, value in model.to_json().items() if name != "initializer_range"}
     training = {"updates": 1, "warmup_updates": 0, "global_batch_sequences": 16, "micro_batch_packs": 8}
     for positions, fits in ((40, True), (23, False)):
         values = {**sizes, "max_position_embeddings": positions}
-        settings = pipeline_from_mapping({"model": values, "training": {**training, "init_checkpoint": str(run)}}, "test")
+        settings = pipeline_from_mapping(
+            {"model": values, "training": {**training, "init_checkpoint": str(whole_run)}}, "test"
+        )
         if fits:
             said = io.StringIO()
             train(settings, packed, None, tmp_path / str(positions), reporter=Reporter(said))

@@ -24,7 +24,7 @@ from gaudi_bert.model.config import BertConfig, layer_scope
 # outputs do not change by one bit when its neighbours do.
 _FORBIDDEN_SCORE = -10000.0
 
-Parameters = Mapping[str, Tensor]
+_Parameters = Mapping[str, Tensor]
 _DROPOUT_STEPS = 1 << 16
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -38,7 +38,7 @@ class Network:
     """What every layer is given: the sizes, the variables, and whether dropout is on, as in a pass of training."""
 
     config: BertConfig
-    parameters: Parameters
+    parameters: _Parameters
     training: bool = False
 
     def drop(self, inputs: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def build_encoder(
     seed: int | None,
     compute_dtype: ComputeDtype | None = None,
     compiler: str | None = None,
-) -> TorchEncoder:
+) -> _TorchEncoder:
     """An encoder with a head; its initial values are those of `transformers`, drawn from the seed (of 0 where it is None).
 
     Raises:
@@ -56,7 +56,7 @@ def build_encoder(
         raise InputError("a model of transformers is computed in float32 or bfloat16; leave float64 to BERT")
     config = config_of(spec.config, spec.head)
     module = _fresh_module(class_of(config, spec.head), config, 0 if seed is None else seed)
-    model = TorchEncoder(spec, device, compute_dtype, module, feeding_of(config), compiler)
+    model = _TorchEncoder(spec, device, compute_dtype, module, feeding_of(config), compiler)
     model.try_packs()
     model.to_device()
     return model
@@ -74,7 +74,7 @@ def _fresh_module(kind: Any, config: Any, seed: int) -> torch.nn.Module:
         ) from error
 
 
-class TorchEncoder(TorchModel):
+class _TorchEncoder(TorchModel):
     """A module of `transformers` on packs."""
 
     def __init__(

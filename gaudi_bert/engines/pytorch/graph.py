@@ -2,7 +2,7 @@
 
 Forward and backward pass are traced on tensors that have shapes and no numbers. Gaudi compiles a graph once for one set of
 shapes: what depends on values, or goes to the host, is found here, before there is a card. Matrix products are counted
-exactly, memory as `engines/graph_report.py` says.
+exactly, memory as `engines/graph_report.py` describes.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ def _pass_memory(graph: torch.fx.GraphModule, packs: int) -> PassMemory:
             is_view = _kind(node) in _VIEWS and node.all_input_nodes
             owners[node] = owners.get(node.all_input_nodes[0]) if is_view else node
             if not is_view:
-                lives.make(node, moment, _bytes(node))
+                lives.create(node, moment, _bytes(node))
     output = next(node for node in graph.graph.nodes if node.op == "output")
     end = moments[output.args[0][0]]
-    return PassMemory(packs, lives.alive(moment + 1), lives.kept(made_before=end, read_after=end))
+    return PassMemory(packs, lives.alive(moment + 1), lives.retained(created_before=end, read_after=end))
 
 
 def _kind(node: torch.fx.Node) -> str:

@@ -17,7 +17,7 @@ from gaudi_bert.engines.pytorch.distributed import TorchCommunicator
 from gaudi_bert.engines.pytorch.model import TorchModel, to_numpy
 
 
-class TorchSums:
+class _TorchSums:
     """Numbers that the device may not have finished."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -45,7 +45,7 @@ class TorchUpdates:
         factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
-    ) -> TorchSums:
+    ) -> _TorchSums:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         model, communicator = self._model, self._communicator
         factors = torch.tensor(factors_M2, dtype=torch.float32, device=model.device)
@@ -70,7 +70,7 @@ class TorchUpdates:
             self._optimizer.apply(gradients, scalars, factor, update)
             for parameter in model.parameters_by_name.values():
                 parameter.grad = None
-            return TorchSums(torch.cat([sums, norm.reshape(1)]))
+            return _TorchSums(torch.cat([sums, norm.reshape(1)]))
 
     def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
         """A copy of the first and second moments, by variable."""

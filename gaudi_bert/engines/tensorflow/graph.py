@@ -109,9 +109,9 @@ def pass_memory(graph: tf.Graph, sums: tf.Operation, packs: int) -> PassMemory:
                 lives.read(owners[tensor.name], moment)
         for tensor in operation.outputs:
             if owners[tensor.name] == tensor.name:
-                lives.make(tensor.name, moment, _bytes(tensor))
+                lives.create(tensor.name, moment, _bytes(tensor))
     end = operations.index(sums)
-    return PassMemory(packs, lives.alive(len(operations)), lives.kept(made_before=end + 1, read_after=end))
+    return PassMemory(packs, lives.alive(len(operations)), lives.retained(created_before=end + 1, read_after=end))
 
 
 def _owners(graph: tf.Graph) -> dict[str, str]:

@@ -75,7 +75,7 @@ def _cannot_write(path: Path, error: Exception) -> FailedError:
 LABELS = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels", "next_sentence_weights")
 _ROW_INPUTS = {"input_ids": "BL", "input_mask": "BL", "segment_ids": "BL"}
 
-Serve = Callable[..., dict[str, tf.Tensor]]
+_Serve = Callable[..., dict[str, tf.Tensor]]
 
 
 def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays, sizes: Mapping[str, int]) -> None:
@@ -149,7 +149,7 @@ def _save(
     folder: Path,
     model: TensorFlowModel,
     sizes: Mapping[str, int],
-    functions: Mapping[str, tuple[Serve, Mapping[str, str]]],
+    functions: Mapping[str, tuple[_Serve, Mapping[str, str]]],
 ) -> None:
     """Write a model with a signature per function, whose inputs are int32; their shapes are given by letters."""
     module = tf.Module()

@@ -229,7 +229,7 @@ def test_kept_for_the_backward_pass_is_what_it_reads_of_the_forward_pass() -> No
         unused = tf.exp(forward)
         sums = tf.reduce_sum(unused)
         _ = forward * 2.0
-    assert pass_memory(graph, sums.op, 1).kept == KILOBYTE
+    assert pass_memory(graph, sums.op, 1).activations == KILOBYTE
 
 
 def test_memory_for_any_number_of_packs_is_what_a_trace_would_say() -> None:
