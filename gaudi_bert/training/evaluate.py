@@ -76,7 +76,9 @@ def _evaluate_once(
     engine = load_engine(chosen.name)
     communicator = engine.connect(TrainingSettings())
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
-    stored = _read(file)
+    stored = read_checkpoint(file)
+    if not {"model", "training"} <= stored.settings.keys():
+        raise InputError(f"{file}: holds no model and training settings; use a checkpoint that `train` wrote")
     settings = section_from_mapping(TrainingSettings, stored.settings["training"], str(file))
     reporter.say(f"evaluate: {chosen.line()}")
     # In float32, whatever it was trained in and on.
@@ -94,13 +96,6 @@ def _evaluate_once(
         if out is not None and watched.is_first:
             result.write(out)
     return StageOutput(result)
-
-
-def _read(file: Path) -> Checkpoint:
-    stored = read_checkpoint(file)
-    if not {"model", "training"} <= stored.settings.keys():
-        raise InputError(f"{file}: holds no model and training settings; use a checkpoint that `train` wrote")
-    return stored
 
 
 def _evaluate(

@@ -27,7 +27,7 @@ from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.metrics import Interval, IntervalReport, MetricsServer, MetricsWriter
-from gaudi_bert.training.mlperf import RunEvents
+from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.objective import ReportFigures, TrainingStep
 from gaudi_bert.training.run import RunContext
 from gaudi_bert.training.run_plan import RunPlan
@@ -69,7 +69,7 @@ class TrainingLoop:
     progress: Progress
     stored_settings: Mapping[str, Any]
     evaluator: _Evaluator | None = None
-    events: RunEvents = field(default_factory=RunEvents)
+    events: MlperfLog | None = None
     evaluated: Callable[[int, Evaluation], None] | None = None
     report: IntervalReport | None = field(default=None, init=False)
     evaluation: Evaluation | None = field(default=None, init=False)
@@ -92,7 +92,8 @@ class TrainingLoop:
                 if self._settings.metrics_port is not None:
                     served = MetricsServer(self._settings.metrics_port, first_update, updates, self.plan.keys)
                     self._metrics.serve(stack.enter_context(served))
-            stack.enter_context(self.events).begins(self.progress.sequences)
+            if self.events is not None:
+                stack.enter_context(self.events).begins(self.progress.sequences)
             if self.evaluator is not None and context.communicator.any_true(self._evaluation_pending()):
                 self._evaluate(self.evaluator)
             task = stack.enter_context(context.reporter.task(self._stage, updates, "updates"))
@@ -193,11 +194,13 @@ class TrainingLoop:
 
     def _evaluate(self, evaluator: _Evaluator) -> None:
         events, sequences = self.events, self.progress.sequences
-        events.evaluation_begins(sequences)
+        if events is not None:
+            events.evaluation_begins(sequences)
         self.evaluation = evaluator.run()
         update, target = self.progress.update, self._settings.target_masked_lm_accuracy
         succeeded = self._is_finished if target is None else self.reached_target
-        events.evaluation_ends(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
+        if events is not None:
+            events.evaluation_ends(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
         if self.evaluated is not None:
             self.evaluated(update, self.evaluation)
         if self._metrics is not None and update not in self._metrics.evaluated_updates:

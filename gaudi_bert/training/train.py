@@ -36,7 +36,7 @@ from gaudi_bert.training.evaluate import PretrainingEvaluator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits
 from gaudi_bert.training.loop import TrainingLoop
-from gaudi_bert.training.mlperf import open_events
+from gaudi_bert.training.mlperf import open_log
 from gaudi_bert.training.objective import PretrainingObjective, denominators_for
 from gaudi_bert.training.results import DryRun
 from gaudi_bert.training.run import (
@@ -118,8 +118,9 @@ def train(
                 return StageOutput(context.stored, skipped=True)
             if communicator.is_first:
                 copy_tokenizer(data, folder, settings.prepare.lower_case, config.max_position_embeddings, store)
-            events = open_events(folder / "mlperf.log", settings.mlperf, communicator.is_first)
-            events.describe(plan, source, config)
+            events = open_log(folder / "mlperf.log", settings.mlperf, communicator.is_first)
+            if events is not None:
+                events.describe(plan, source, config)
             spec = ModelSpec(config, PretrainingHead(settings.training.loss))
             model = engine.build(spec, context.device, seed=settings.training.seed, compiled=context.compiled)
             objective = PretrainingObjective(settings.training.loss)

@@ -32,6 +32,14 @@ from tests.builders import training_updates as work
 from tests.builders.effort import LONG
 from tests.builders.reporters import QUIET
 
+# Of processes that horovodrun or mpirun starts on this machine.
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "OMP_NUM_THREADS": "1",
+    "HOROVOD_CYCLE_TIME": "5",  # milliseconds between two looks for sums, each of which costs time of the processor
+}
 CASES = {
     "global-3": {"micro_batches": 3},
     "balanced": {"micro_batches": 2, "kind": "balanced", "optimizer": "lamb", "loss": "sequence"},
