@@ -89,13 +89,10 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Device:
-    """An opened device.
+    """An opened device; `name` is the framework's, `notes` are lines for the user.
 
-    Attributes:
-        name: as the framework calls it.
-        compute_dtype: of the matrix products; float32 where the device's own software converts.
-        compiles: whether a model's step is compiled here, unless a run began otherwise.
-        notes: lines for the user.
+    `compute_dtype` is that of the matrix products, float32 where the device's own software converts; `compiles`: whether a
+    model's step is compiled here, unless a run began otherwise.
     """
 
     kind: DeviceKind

@@ -51,13 +51,10 @@ def evaluate(
     store: StoreSettings | None = None,
     engine: EngineChoice = "auto",
 ) -> StageOutput[EvaluationResult]:
-    """Evaluate a checkpoint.
+    """Evaluate a checkpoint, of a run's folder the newest; the same figures in every process.
 
-    The newest checkpoint of a run's folder is taken. Data may be packed or not; with `unpacked`, the same sequences
-    unpacked, both are evaluated and compared. The figures also go to the JSON file `out`.
-
-    Returns:
-        The figures, and whether `out` held them already: the same in every process.
+    Data may be packed or not; with `unpacked`, the same sequences unpacked, both are evaluated and compared. The figures
+    also go to the JSON file `out`; those that it holds already are not computed again.
     """
     with (
         local_weights(checkpoint, store) as weights,

@@ -71,19 +71,10 @@ def train(
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> StageOutput[TrainingResult] | DryRun:
-    """Train a model.
+    """Train a model on packed or unpacked records, in the folder `out`; the same result in every process.
 
-    Args:
-        settings: `model` and `training` are used.
-        data: a packed folder, or unpacked records.
-        evaluation_data: held-out data, packed or not; None for none.
-        out: the folder of the run.
-        resume: continue also where the run in `out` has fewer updates. (A run of the same settings continues in any case.)
-        overwrite: remove the run in `out`, whatever it is, and start again.
-        dry_run: print the plan of the run, write nothing.
-
-    Returns:
-        How the run ended, or what it would be: the same in every process.
+    A run of the same settings that was stopped continues; with `resume`, one of fewer updates does too. With `overwrite`,
+    the run in `out` is removed, whatever it is. With `dry_run`, the plan of the run is printed, and nothing is written.
     """
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")

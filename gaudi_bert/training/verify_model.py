@@ -197,9 +197,6 @@ def _first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
     """The first packs of several sequences in the data, checked; unpacked sequences are joined to packs first.
 
     Where there are too few of them among the first `_SEARCHED`, packs of one sequence make up the number.
-
-    Returns:
-        The packed features, integers int32.
     """
     if source.is_packed:
         records = sorted(_first_records(source, _SEARCHED), key=_holds_one)[:packs]

@@ -57,9 +57,8 @@ class Weights:
 def read_weights(path: Path | str) -> Weights:
     """Read weights of any of the three kinds.
 
-    Args:
-        path: ours: an `update-*.safetensors`, or the folder of a run. Hugging Face: a folder with `config.json` and
-            `model.safetensors`, or that file. Google: a prefix such as `bert_model.ckpt`, or a folder with one.
+    Ours: an `update-*.safetensors`, or the folder of a run. Hugging Face: a folder with `config.json` and
+    `model.safetensors`, or that file. Google: a prefix such as `bert_model.ckpt`, or a folder with one.
     """
     weights = _read_weights(Path(path))
     for name, value in weights.variables.items():

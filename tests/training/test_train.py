@@ -44,17 +44,10 @@ def lines_of(out: Path) -> list[dict]:
 
 
 def test_what_a_run_leaves(whole_run) -> None:
-    assert sorted(path.name for path in whole_run.iterdir() if not path.name.startswith(".")) == [
-        "checkpoints",
-        "engine.log",
-        "metrics.jsonl",
-        "settings.json",
-        "settings.yaml",
-        "tensorboard",
-        "tokenizer_config.json",
-        "training.json",
-        "vocab.txt",
-    ]
+    assert {path.name for path in whole_run.iterdir() if not path.name.startswith(".")} == {
+        *("checkpoints", "engine.log", "metrics.jsonl", "settings.json", "settings.yaml"),
+        *("tensorboard", "tokenizer_config.json", "training.json", "vocab.txt"),
+    }
     for path in (whole_run, find_checkpoint(whole_run)):  # what `finetune --model` is given
         tokenizer = open_tokenizer(path)
         assert tokenizer.vocabulary_size == data.VOCABULARY

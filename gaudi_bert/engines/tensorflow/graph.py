@@ -175,8 +175,7 @@ def check_graphs(graphs: Mapping[str, tf.Graph]) -> list[GraphProblem]:
 def operations_of(graph: tf.Graph, name: str = "graph") -> Iterator[tuple[str, tf.Operation]]:
     """Every operation of `graph` and, once each, of all functions that it calls (calls, branches, loop bodies).
 
-    Yields:
-        The path (`name`, and the functions on the way), and the operation.
+    Before the operation its path: `name`, and the functions on the way.
     """
     seen: set[str] = set()
     waiting = [(name, graph)]

@@ -90,10 +90,9 @@ class TensorFlowUpdates:
                 moment.assign(values[name])
 
     def trace(self, batch: Mapping[str, tf.TensorSpec]) -> dict[str, tf.Graph]:
-        """Build the graphs that `run` would use for such batches, and run nothing.
+        """The graphs that `run` would use for such batches; nothing is run.
 
-        Returns:
-            `update` alone, where one micro-batch of one process makes an update; else `first`, `next` and `finish`.
+        `update` alone, where one micro-batch of one process is an update; else `first`, `next` and `finish`.
         """
         scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([self._model.spec.head.sums], tf.float32)
         passed = _pass_specs(batch)

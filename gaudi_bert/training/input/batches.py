@@ -52,11 +52,7 @@ class TrainingOrder:
 
 
 class _PackReader(Protocol):
-    """Packs in the one global order.
-
-    Attributes:
-        packs: of an epoch.
-    """
+    """Packs in the one global order; `packs` are those of an epoch."""
 
     packs: int
 
