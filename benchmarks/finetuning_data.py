@@ -138,15 +138,14 @@ class Tuner:
 
     def __post_init__(self) -> None:
         from gaudi_bert.config.sections import TaskSettings, TrainingSettings
-        from gaudi_bert.engines.communicator import Communicator
-        from gaudi_bert.engines.protocol import ModelSpec
+        from gaudi_bert.engines.protocol import Communicator, ModelSpec
         from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
         from gaudi_bert.tasks.kinds.task import task_named
         from gaudi_bert.tasks.objective import TaskObjective
         from gaudi_bert.tasks.task_data import task_batches
         from gaudi_bert.training.input.batches import TrainingOrder
-        from gaudi_bert.training.step import TrainingStep
+        from gaudi_bert.training.objective import TrainingStep
 
         names = tuple(f"label {number}" for number in range(self.labels))
         task = task_named("multi-label")(TaskSettings(name="multi-label"), names)

@@ -143,17 +143,15 @@ def train(work: Path, name: str, seed: int, updates: int) -> dict[str, Any]:
 def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> Iterator[dict[str, float]]:
     """Train, and measure on the held-out sequences every so many updates."""
     from gaudi_bert.artefacts.training import LossFigures
-    from gaudi_bert.engines.communicator import Communicator
-    from gaudi_bert.engines.protocol import ModelSpec
+    from gaudi_bert.engines.protocol import Communicator, ModelSpec
     from gaudi_bert.engines.tensorflow import engine
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.model.heads import PretrainingHead
-    from gaudi_bert.training.evaluator import PretrainingEvaluator
+    from gaudi_bert.training.evaluate import PretrainingEvaluator
     from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
     from gaudi_bert.training.input.source import open_source
     from gaudi_bert.training.loop import learning_rate_at
-    from gaudi_bert.training.objective import PretrainingObjective
-    from gaudi_bert.training.step import TrainingStep
+    from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
 
     source = open_source(work / "packed" if variant.packed else work / "short" / "train")
     rows = round(settings.global_batch_sequences / source.packing_factor)

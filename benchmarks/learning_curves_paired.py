@@ -69,15 +69,13 @@ class Runner:
     """
 
     def __init__(self, work: Path, kind: str, dropout: float, updates: int) -> None:
-        from gaudi_bert.engines.communicator import Communicator
-        from gaudi_bert.engines.protocol import ModelSpec
+        from gaudi_bert.engines.protocol import Communicator, ModelSpec
         from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
         from gaudi_bert.model.heads import PretrainingHead
-        from gaudi_bert.training.evaluator import PretrainingEvaluator
+        from gaudi_bert.training.evaluate import PretrainingEvaluator
         from gaudi_bert.training.input.source import open_source
-        from gaudi_bert.training.objective import PretrainingObjective
-        from gaudi_bert.training.step import TrainingStep
+        from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
 
         self._kind, self._updates = kind, updates
         self._source = open_source(work / "short" / "train" if kind == "unpacked" else work / "packed")

@@ -89,7 +89,7 @@ def ours(model: Path, precision: Literal["float32", "bfloat16"] = "float32") -> 
     from gaudi_bert.rows.types import TextRow
     from gaudi_bert.rows.window_plan import plan_window
     from gaudi_bert.tasks.models.folders import PackRunner
-    from gaudi_bert.training.weights.sources import read_weights
+    from gaudi_bert.training.weights import read_weights
 
     tokenizer, weights = open_tokenizer(model), read_weights(model)
     embedder = vector_model(weights.config, weights.variables, precision)

@@ -15,15 +15,13 @@ from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import ModelSpec
+from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, open_source
-from gaudi_bert.training.objective import PretrainingObjective
-from gaudi_bert.training.step import TrainingStep
+from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
 
 FILES, SEQUENCES_A_FILE, SEED = 4, 1500, 11
 

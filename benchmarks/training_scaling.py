@@ -55,7 +55,7 @@ def work(folder: Path, threads: int) -> None:
     from training_data import SMALL, Trainer
 
     from gaudi_bert.config.sections import TrainingSettings
-    from gaudi_bert.engines.tensorflow.device import open_device
+    from gaudi_bert.engines.tensorflow.engine import open_device
     from gaudi_bert.engines.tensorflow.horovod import connect
     from gaudi_bert.training.input.source import open_source
 

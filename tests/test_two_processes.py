@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,28 +16,22 @@ import yaml
 
 from gaudi_bert.training.checkpoint import read_newest
 from tests.builders import training_data as data
+from tests.builders import two_processes
 from tests.builders.bert_folder import VOCABULARY, write_rows, write_tokenizer
 from tests.builders.effort import LONG
 from tests.builders.ssh_hosts import made_hosts, wait_until
-from tests.builders.two_processes import MODEL
 
 MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 -np 2"
 LAUNCHERS = {"mpi": MPIRUN.split(), "gloo": ["horovodrun", "--gloo", "-np", "2"]}
-ENVIRONMENT = {
-    **os.environ,
-    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "OMP_NUM_THREADS": "1",
-    "XLA_FLAGS": "--xla_backend_optimization_level=0",  # kernels are compiled in each process, and hardly run
-    "HOROVOD_CYCLE_TIME": "5",  # milliseconds between two looks for sums, each of which costs time of the processor
-}
+# Kernels are compiled in each process, and hardly run.
+ENVIRONMENT = {**two_processes.ENVIRONMENT, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
 STAGES = ("train", "evaluate", "finetune")
 # One micro-batch an update and no dropout: a third of the graph to trace, in each of four processes.
 LOOP = {"micro_batch_packs": 4, "threads": 1, "log_every_updates": 1, "stall_seconds": 120}
 ROWS = {"data": "rows.jsonl", "evaluation_data": "held-out.jsonl"}
 PIPELINE = {
     "name": "tiny",
-    "model": MODEL,
+    "model": two_processes.MODEL,
     "training": {**LOOP, "updates": 2, "warmup_updates": 1, "global_batch_sequences": 16, "measure_speedup": False},
     "task": {"name": "classification"},
     "finetune": {**LOOP, **ROWS, "max_sequence_length": 23, "epochs": 1, "batch_sequences": 12},
@@ -130,7 +123,7 @@ def test_a_worker_that_is_stopped_lets_its_ranks_save_the_update_that_they_have_
         data.write_packed(packed, data.make_packs(29))
         settings = {**LOOP, "updates": 10**6, "warmup_updates": 1, "global_batch_sequences": 16, "measure_speedup": False}
         sets = [word for name, value in settings.items() for word in ("--set", f"training.{name}={value}")]
-        sets += [word for name, value in MODEL.items() for word in ("--set", f"model.{name}={value}")]
+        sets += [word for name, value in two_processes.MODEL.items() for word in ("--set", f"model.{name}={value}")]
         train = [sys.executable, "-m", "gaudi_bert", "train", "--data", str(packed), "--out", str(out), *sets]
         with hosts.workers() as servers:
             with log.open("w") as output:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.model.config import BertConfig, parameter_count
+
+T = TypeVar("T")
 
 CARDS = {"Gaudi": 32 * 10**9, "Gaudi2": 96 * 10**9}
 """Memory of a card in bytes."""
@@ -79,18 +83,21 @@ class GraphReport:
     def of(
         cls,
         problems: Iterable[GraphProblem],
+        config: BertConfig,
         *,
         operations: int,
-        parameters: int,
         flops_per_micro_batch: int,
         accumulation_steps: int,
-        activation_bytes: int,
-        memory: MemoryModel,
+        few: PassMemory,
+        many: PassMemory,
         packs: int,
         communication_MB: int,
     ) -> GraphReport:
         """The report on a step of micro-batches of `packs`; `communication_MB` of a card are not for tensors."""
+        parameters = parameter_count(config)
         one_copy = parameters * _FLOAT32_BYTES
+        memory = memory_model(few.alive, many.alive, few.packs, many.packs)
+        activations_per_pack = (many.activations - few.activations) // (many.packs - few.packs)
         budgets = {
             card: int((size - communication_MB * _MEGABYTE) * USABLE_SHARE) - 4 * one_copy for card, size in CARDS.items()
         }
@@ -103,9 +110,63 @@ class GraphReport:
             parameter_bytes=one_copy,
             optimizer_bytes=2 * one_copy,
             gradient_bytes=one_copy,
-            activation_bytes=activation_bytes,
+            activation_bytes=few.activations + activations_per_pack * (packs - few.packs),
             peak_bytes=memory.peak(packs),
             cards=tuple(CardFit(card, memory.most_packs(budget)) for card, budget in budgets.items()),
+        )
+
+
+# --- The memory of a pass: the operations are run in the order in which they were traced (forward, then backward), a tensor
+# lives from its operation to the last one that reads it, views share memory, variables are counted apart. Fusion on the
+# device makes the true figure smaller, fragmentation makes it larger: it is an estimate.
+#
+# With B packs every tensor has c + d * B bytes, so two traces, at two values of B, give the memory at every moment for every
+# B, and the largest B that fits a card is found without tracing again.
+
+
+@dataclass(frozen=True)
+class PassMemory:
+    """The bytes of a pass over so many packs: `alive` while each operation runs, int64 [operations]; `activations` are those
+    that the forward pass retains for the backward pass.
+    """
+
+    packs: int
+    alive: IntArray
+    activations: int
+
+
+class TensorLives(Generic[T]):
+    """When each tensor that has memory of its own is created and last read, in numbers of operations, and its bytes."""
+
+    def __init__(self) -> None:
+        self._births: dict[T, int] = {}
+        self._deaths: dict[T, int] = {}
+        self._sizes: dict[T, int] = {}
+
+    def create(self, tensor: T, moment: int, size: int) -> None:
+        """An operation creates a tensor."""
+        self._births[tensor] = self._deaths[tensor] = moment
+        self._sizes[tensor] = size
+
+    def read(self, tensor: T, moment: int) -> None:
+        """An operation reads it."""
+        self._deaths[tensor] = moment
+
+    def alive(self, operations: int) -> IntArray:
+        """Bytes of all tensors that are alive while each operation runs, int64 [operations]."""
+        changes = np.zeros(operations + 1, np.int64)
+        for tensor, size in self._sizes.items():
+            changes[self._births[tensor]] += size
+            changes[self._deaths[tensor] + 1] -= size
+        alive: IntArray = np.cumsum(changes[:-1])
+        return alive
+
+    def retained(self, created_before: int, read_after: int) -> int:
+        """Bytes of those that are created before one operation and read after another."""
+        return sum(
+            size
+            for tensor, size in self._sizes.items()
+            if self._births[tensor] < created_before and self._deaths[tensor] > read_after
         )
 
 

@@ -3,41 +3,99 @@
 Everything else (the plan of a run, its loop, data, denominators, figures, checkpoints) is written once, in `training/`.
 Arrays go in and out as numpy; how they are computed is the engine's.
 
+The processes that train together are a `Communicator`, by Horovod or torch.distributed. Gradients are summed, not averaged:
+the loss of every process is already divided by the denominators of the complete update (`training/objective.py`), so the sum
+is exact.
+
 Letters: B packs, M micro-batches of an update on one process, K sums of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import GaudiSettings, LoopSettings, TrainingSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.engines.communicator import Communicator
 from gaudi_bert.engines.graph_report import GraphReport
-from gaudi_bert.model.config import BertConfig, EncoderConfig
+from gaudi_bert.model.config import BertConfig, EncoderConfig, misfit
 from gaudi_bert.model.features import BatchSizes
 from gaudi_bert.model.heads import Head, Loss
 
+T = TypeVar("T")
 ComputeDtype = Literal["float32", "bfloat16", "float64"]
+DeviceKind = Literal["cpu", "cuda", "hpu"]
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """One process on its own: rank 0 of 1, whose sums do not travel.
+
+    `local_size` is the number of processes on this host; `errors` are what a sum raises that another process misses.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_size: int = 1
+    errors: ClassVar[tuple[type[Exception], ...]] = (RuntimeError,)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and speaks: rank 0."""
+        return self.rank == 0
+
+    def sum_array(self, values: NDArray[Any]) -> FloatArray:
+        """The sum over all processes of a small host array (float64)."""
+        return np.asarray(values, np.float64)
+
+    def any_true(self, value: bool) -> bool:
+        """Whether `value` is true in at least one process; the same answer in all."""
+        return bool(self.sum_array(np.array([float(value)]))[0] > 0)
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What `make` returns in the first process, which alone calls it; every process gets it."""
+        return make()
+
+    def broadcast(self, arrays: WeightArrays) -> WeightArrays:
+        """The arrays of rank 0, in every process; names and shapes are the same in all."""
+        return arrays
+
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+        self.sum_array(np.zeros(1))
+
+    def note(self, activity: str, *, slow: bool = False) -> None:
+        """Report what this process is doing: a sign of work for the watchdog. `slow`: it may take longer than usual."""
+
+    def arrive(self) -> None:
+        """Report that this process's share is done, and that it is about to wait for the others."""
+
+    @contextmanager
+    def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
+        """While the context lasts, the failure, loss or sleep of any process ends all of them (`watchdog.py`).
+
+        The communicator of the context is the one to work with. The device must be open.
+        """
+        del settings
+        yield self
 
 
 @dataclass(frozen=True)
 class Device:
-    """An opened device.
+    """An opened device; `name` is the framework's, `notes` are lines for the user.
 
-    Attributes:
-        name: as the framework calls it.
-        compute_dtype: of the matrix products; float32 where the device's own software converts.
-        compiles: whether a model's step is compiled here, unless a run began otherwise.
-        notes: lines for the user.
+    `compute_dtype` is that of the matrix products, float32 where the device's own software converts; `compiles`: whether a
+    model's step is compiled here, unless a run began otherwise.
     """
 
-    kind: Literal["cpu", "cuda", "hpu"]
+    kind: DeviceKind
     name: str
     compute_dtype: Literal["float32", "bfloat16"]
     description: str
@@ -93,6 +151,13 @@ class Model(Protocol):
 
     def work(self, batch: BatchArrays) -> float:
         """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
+
+
+def check_weights(model: Model, values: WeightArrays) -> None:
+    """Refuse values by name that are not of variables of the model."""
+    problem = misfit(model.shapes(), values, may_lack="")
+    if problem is not None:
+        raise InputError(f"model: {problem}; load the weights of a model of the same config")
 
 
 class UpdateScalars(NamedTuple):

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import secrets
 import signal
 import socket
@@ -33,12 +34,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Communicator, T
 
 _BEAT_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
@@ -127,8 +130,11 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._leaving.wait(_BEAT_SECONDS):
             verdict = self._beat() or self._check_launcher()
+            if verdict is not None and not self._leaving.is_set():
+                if self._server is not None:
+                    self._server.wait(_FAREWELL_SECONDS)
+                self._end(f"rank {self._rank} aborts: {verdict.text}", verdict.exit_code)
             if verdict is not None:
-                self._end_with_run(verdict)
                 return
 
     def _beat(self) -> _Verdict | None:
@@ -152,13 +158,6 @@ class Watchdog:
         if time.monotonic() - self._orphaned < ORPHAN_SECONDS:
             return None
         return _Verdict(f"its launcher, process {self._launcher}, has ended")
-
-    def _end_with_run(self, verdict: _Verdict) -> None:
-        if self._leaving.is_set():
-            return
-        if self._server is not None:
-            self._server.wait(_FAREWELL_SECONDS)
-        self._end(f"rank {self._rank} aborts: {verdict.text}", verdict.exit_code)
 
 
 @contextmanager
@@ -266,6 +265,37 @@ def own_addresses() -> list[str]:
         except OSError:
             routed = []
     return [*routed, socket.gethostname()]
+
+
+@dataclass(frozen=True)
+class ConnectedProcess(Communicator):
+    """One of several processes; `watchdog` is None until they watch each other. An engine adds how arrays travel."""
+
+    watchdog: Watchdog | None = None
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What `make` returns in the first process, which alone calls it; every process gets it."""
+        content = np.frombuffer(pickle.dumps(make()) if self.is_first else b"", np.uint8)
+        size = int(self.sum_array(np.array([len(content)]))[0])
+        shared = self.sum_array(content if self.is_first else np.zeros(size))
+        value: T = pickle.loads(shared.astype(np.uint8).tobytes())
+        return value
+
+    def note(self, activity: str, *, slow: bool = False) -> None:
+        """Tell the watchdog what this process is doing."""
+        if self.watchdog is not None:
+            self.watchdog.note(activity, slow)
+
+    def arrive(self) -> None:
+        """Tell the watchdog that this process is about to wait for the others."""
+        if self.watchdog is not None:
+            self.watchdog.arrive()
+
+    @contextmanager
+    def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
+        """This process with its watchdog, while the context lasts."""
+        with watch(self, settings) as watchdog:
+            yield replace(self, watchdog=watchdog)
 
 
 # --- The server in rank 0: what it knows of every process, when that ends the run, and which of them know

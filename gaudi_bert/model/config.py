@@ -152,7 +152,7 @@ def layer_scope(layer: int) -> str:
 
 
 def parameter_specs(config: BertConfig) -> dict[str, ParameterSpec]:
-    """The variables of `BertForPretraining`, in the order in which the forward pass meets them."""
+    """The variables of a BERT with the heads of pretraining, in the order in which the forward pass meets them."""
     hidden = config.hidden_size
     specs: dict[str, ParameterSpec] = {}
     embeddings = "bert/embeddings"

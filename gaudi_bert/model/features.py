@@ -29,7 +29,7 @@ UNPACKED_FEATURES = tuple(feature.key for feature in UnpackedFeature)
 """Names of the features of an unpacked example."""
 
 
-MOST_LOGITS = 2**31 - 1
+_MOST_LOGITS = 2**31 - 1
 
 
 class BatchSizes(NamedTuple):
@@ -39,6 +39,12 @@ class BatchSizes(NamedTuple):
     positions: int
     masked_slots: int
     depth: int
+
+
+def packed_shapes(sizes: BatchSizes) -> dict[str, tuple[list[int], str]]:
+    """The shape and type of every packed feature in a batch of these sizes."""
+    letters = dict(zip("BLQS", sizes, strict=True))
+    return {name: ([letters[letter] for letter in shape], kind) for name, (shape, kind) in PACKED_FEATURES.items()}
 
 
 def as_packed(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
@@ -82,10 +88,15 @@ def check_batch(batch: BatchArrays, config: BertConfig) -> BatchSizes:
             f"batch: packs have {sizes['L']} positions, the model's max_position_embeddings is "
             f"{config.max_position_embeddings}; give the model at least as many"
         )
-    logits = sizes["B"] * sizes["Q"] * config.vocab_size
-    if logits > MOST_LOGITS:
-        raise InputError(
-            f"batch: {sizes['B']} packs x {sizes['Q']} masked slots x {config.vocab_size} words are {logits:,} logits, "
-            f"at most {MOST_LOGITS:,} can be numbered by int32; make micro-batches smaller"
-        )
+    check_logits(sizes["B"], sizes["Q"], config.vocab_size)
     return BatchSizes(packs=sizes["B"], positions=sizes["L"], masked_slots=sizes["Q"], depth=sizes["S"])
+
+
+def check_logits(packs: int, slots: int, words: int) -> None:
+    """Refuse a batch that has more scores of words, one for each word in every slot of a pack, than int32 can number."""
+    logits = packs * slots * words
+    if logits > _MOST_LOGITS:
+        raise InputError(
+            f"batch: {packs} packs x {slots} slots x {words} words are {logits:,} logits, at most {_MOST_LOGITS:,} can be "
+            "numbered by int32; make micro-batches smaller (training.micro_batch_packs, finetune.micro_batch_packs)"
+        )

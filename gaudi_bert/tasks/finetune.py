@@ -26,8 +26,7 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import FineTuneSettings, LoopSettings, TaskName, TrainingSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Model, ModelSpec
+from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.masking import NO_VOCABULARY
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.types import QuestionRow

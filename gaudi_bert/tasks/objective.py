@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Model
+from gaudi_bert.engines.protocol import Communicator, Model
 from gaudi_bert.rows.packs import lay_out_packs
 from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.tasks.task_data import EVALUATION_EPOCH, TaskData

@@ -38,7 +38,7 @@ from gaudi_bert.tasks.answers import (
     shown_progress,
 )
 from gaudi_bert.tasks.models.folders import TaskFolder, open_encoder_folder
-from gaudi_bert.training.weights.model_files import SentenceFolder, read_sentence_folder
+from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
 _ROWS_AT_ONCE = 8192

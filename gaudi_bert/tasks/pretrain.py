@@ -36,8 +36,7 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Model, ModelSpec
+from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, EncoderConfig
 from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.model.masking import NO_VOCABULARY
@@ -62,9 +61,10 @@ from gaudi_bert.tasks.table_data import (
     open_packed_table,
     table_batches,
 )
-from gaudi_bert.training.evaluator import count_values, majority_share, sums_over
+from gaudi_bert.training.evaluate import count_values, majority_share, sums_over
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import TrainingLoop
+from gaudi_bert.training.model_files import read_config
 from gaudi_bert.training.objective import LossDenominators
 from gaudi_bert.training.results import DryRun
 from gaudi_bert.training.run import (
@@ -79,7 +79,6 @@ from gaudi_bert.training.run import (
 )
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.train import model_config
-from gaudi_bert.training.weights.model_files import read_config
 
 _MASKED: TaskKind = "masked-language-modelling"
 _FRESH = "fresh weights"

@@ -5,7 +5,6 @@ Sizes come from the packed data where it has been written, else from the setting
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.references import METADATA_NAME
@@ -21,17 +20,7 @@ from gaudi_bert.training.results import GraphResult
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.train import model_config
 
-PROBLEMS_SHOWN = 20
-
-
-@dataclass(frozen=True)
-class _DataSizes:
-    origin: str
-    max_sequence_length: int
-    masked_slots: int
-    depth: int
-    packing_factor: float
-    vocabulary_size: int | None
+_PROBLEMS_SHOWN = 20
 
 
 def check_graph(settings: PipelineSettings, folder: WorkFolder, engine: EngineChoice | None = None) -> GraphResult:
@@ -39,20 +28,18 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder, engine: EngineCh
 
     The packed data in its work folder, if any, gives the sizes.
     """
-    data = _sizes(settings, folder.split("train").packed)
-    config = model_config(settings.model, data.vocabulary_size, data.max_sequence_length)
+    origin, sizes, packing_factor, vocabulary = _sizes(settings, folder.split("train").packed)
+    config = model_config(settings.model, vocabulary, sizes.positions)
     cards = settings.resources.processes_per_worker
     plan = RunPlan(
         settings.training,
-        data.packing_factor,
+        packing_factor,
         processes=settings.resources.workers * cards,
         processes_per_worker=cards,
-        slots_per_pack=data.max_sequence_length,
+        slots_per_pack=sizes.positions,
         packs=None,
     )
     steps = plan.accumulation_steps
-    packs = settings.training.micro_batch_packs
-    sizes = BatchSizes(packs, data.max_sequence_length, data.masked_slots, data.depth)
     chosen = choose_engine(
         settings.training.engine if engine is None else engine, key="--engine" if engine else "training.engine"
     )
@@ -60,7 +47,7 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder, engine: EngineCh
     return GraphResult(
         pipeline=settings.name,
         engine=chosen.name,
-        sizes_from=data.origin,
+        sizes_from=origin,
         sizes=sizes,
         vocabulary=config.vocab_size,
         precision=settings.training.precision,
@@ -69,26 +56,22 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder, engine: EngineCh
     )
 
 
-def _sizes(settings: PipelineSettings, packed: Path) -> _DataSizes:
+def _sizes(settings: PipelineSettings, packed: Path) -> tuple[str, BatchSizes, float, int | None]:
+    """Where the sizes are from, those of a micro-batch, the packing factor, and the vocabulary, where it is known."""
+    packs = settings.training.micro_batch_packs
     if (packed / METADATA_NAME).exists():
         metadata = read_metadata(packed)
-        return _DataSizes(
-            origin=str(packed),
-            max_sequence_length=metadata.max_sequence_length,
-            masked_slots=metadata.masked_slots,
-            depth=metadata.depth,
-            packing_factor=metadata.packing_factor,
-            vocabulary_size=metadata.vocabulary.size if metadata.vocabulary is not None else None,
-        )
+        sizes = BatchSizes(packs, metadata.max_sequence_length, metadata.masked_slots, metadata.depth)
+        vocabulary = metadata.vocabulary.size if metadata.vocabulary is not None else None
+        return str(packed), sizes, metadata.packing_factor, vocabulary
     prepare, packing = settings.prepare, settings.packing
     depth = prepare.max_sequence_length if packing.depth == "max" else packing.depth
-    return _DataSizes(
-        origin="the settings; nothing is packed yet, so one sequence per pack is assumed",
-        max_sequence_length=prepare.max_sequence_length,
-        masked_slots=packing.masked_slots or prepare.max_predictions + depth,
-        depth=depth,
-        packing_factor=1.0,
-        vocabulary_size=prepare.train_vocab if prepare.vocab is None and prepare.records is None else None,
+    masked_slots = packing.masked_slots or prepare.max_predictions + depth
+    return (
+        "the settings; nothing is packed yet, so one sequence per pack is assumed",
+        BatchSizes(packs, prepare.max_sequence_length, masked_slots, depth),
+        1.0,
+        prepare.train_vocab if prepare.vocab is None and prepare.records is None else None,
     )
 
 
@@ -109,7 +92,7 @@ def describe_graph(result: GraphResult) -> list[str]:
     ]
     shown = [
         f"fix      {problem.kind}: {problem.type} {problem.operation} in {problem.graph}: {problem.found}"
-        for problem in report.problems[:PROBLEMS_SHOWN]
+        for problem in report.problems[:_PROBLEMS_SHOWN]
     ]
     hidden = len(report.problems) - len(shown)
     fit = "fit for Gaudi: static shapes, no host calls, no 64-bit data, no strings"

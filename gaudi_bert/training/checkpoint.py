@@ -25,8 +25,7 @@ from safetensors.numpy import save
 from gaudi_bert.artefacts.store.mirrored_folder import names_in, remove
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Model, Updates
+from gaudi_bert.engines.protocol import Communicator, Model, Updates
 from gaudi_bert.model.config import misfit
 from gaudi_bert.reading.global_order import ORDER
 
@@ -35,6 +34,8 @@ CHECKPOINT_NAMES = "update-*.safetensors"
 _METADATA_KEY = "gaudi_bert"
 _CHECKSUM_DIGITS = 8
 _MAX_HEADER_BYTES = 100 * 2**20
+# What the names of tensors begin with, and the tensors of a checkpoint that have them.
+_GROUPS = {"model": "variables", "first_moment": "first_moments", "second_moment": "second_moments"}
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -63,8 +64,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write `update-<number>.safetensors` into `folder`, atomically."""
     tensors = {
         f"{group}/{name}": np.asarray(tensor, order="C")
-        for group, members in _groups(checkpoint).items()
-        for name, tensor in members.items()
+        for group, members in _GROUPS.items()
+        for name, tensor in getattr(checkpoint, members).items()
     }
     state = {
         "format_version": _FORMAT_VERSION,
@@ -78,14 +79,6 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     with atomic_file(path) as handle:
         handle.write(save(tensors, metadata={_METADATA_KEY: f"{_checksum(text)} {text}"}))
     return path
-
-
-def _groups(checkpoint: Checkpoint) -> dict[str, Tensors]:
-    return {
-        "model": checkpoint.variables,
-        "first_moment": checkpoint.first_moments,
-        "second_moment": checkpoint.second_moments,
-    }
 
 
 def _description(tensor: NDArray[Any]) -> list[Any]:
@@ -109,11 +102,9 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
         _check_tensors(tensors, state)
         return Checkpoint(
             update=int(state["update"]),
-            variables=_group(tensors, "model"),
-            first_moments=_group(tensors, "first_moment"),
-            second_moments=_group(tensors, "second_moment"),
             progress=state["progress"],
             settings=state["settings"],
+            **{members: _group(tensors, group) for group, members in _GROUPS.items()},
         )
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise _damaged(path, error) from error

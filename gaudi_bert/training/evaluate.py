@@ -1,17 +1,26 @@
-"""Stage evaluate: a checkpoint's losses and accuracies on held-out data, next to the unigram baseline.
+"""Stage evaluate: how good a checkpoint is on held-out data, exactly weighted, packed or not.
 
-The data may be packed or not; given both, the figures must be the same, and their largest difference is stored.
+Sums and weights are added in float64 over every record (the last batch is filled up with packs of weight zero, nothing is
+dropped) and divided once. Each accuracy comes with a baseline: the accuracy of the best constant answer on this very set.
+For masked tokens that is the *unigram baseline*, the share of the most frequent one among them; for next sentences, the
+share of the more frequent label. No constant learnt from training data can do better, so the bar is never too low, and it
+needs nothing but the set itself. Given packed and unpacked data, the figures must be the same, and their largest difference
+is stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
+
+import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown_path
 from gaudi_bert.artefacts.training import EvaluationFigures, EvaluationResult
+from gaudi_bert.common.arrays import AnyArray, FloatArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import section_from_mapping
@@ -19,17 +28,17 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import Engine as EngineChoice
 from gaudi_bert.engines.choose import choose_engine, load_engine
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Device, Engine, ModelSpec
+from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.checkpoint import Checkpoint, checkpoint_identity, find_checkpoint, read_checkpoint
-from gaudi_bert.training.evaluator import PretrainingEvaluator
+from gaudi_bert.training.input.batches import Batch, evaluation_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits
+from gaudi_bert.training.objective import PretrainingObjective
 from gaudi_bert.training.stored_inputs import local_weights, open_data
 
 # Packed and unpacked figures are sums of the same float32 terms in another order.
-LARGEST_DIFFERENCE = 1e-4
+_LARGEST_DIFFERENCE = 1e-4
 
 
 def evaluate(
@@ -42,13 +51,10 @@ def evaluate(
     store: StoreSettings | None = None,
     engine: EngineChoice = "auto",
 ) -> StageOutput[EvaluationResult]:
-    """Evaluate a checkpoint.
+    """Evaluate a checkpoint, of a run's folder the newest; the same figures in every process.
 
-    The newest checkpoint of a run's folder is taken. Data may be packed or not; with `unpacked`, the same sequences
-    unpacked, both are evaluated and compared. The figures also go to the JSON file `out`.
-
-    Returns:
-        The figures, and whether `out` held them already: the same in every process.
+    Data may be packed or not; with `unpacked`, the same sequences unpacked, both are evaluated and compared. The figures
+    also go to the JSON file `out`; those that it holds already are not computed again.
     """
     with (
         local_weights(checkpoint, store) as weights,
@@ -67,7 +73,9 @@ def _evaluate_once(
     engine = load_engine(chosen.name)
     communicator = engine.connect(TrainingSettings())
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
-    stored = _read(file)
+    stored = read_checkpoint(file)
+    if not {"model", "training"} <= stored.settings.keys():
+        raise InputError(f"{file}: holds no model and training settings; use a checkpoint that `train` wrote")
     settings = section_from_mapping(TrainingSettings, stored.settings["training"], str(file))
     reporter.say(f"evaluate: {chosen.line()}")
     # In float32, whatever it was trained in and on.
@@ -85,13 +93,6 @@ def _evaluate_once(
         if out is not None and watched.is_first:
             result.write(out)
     return StageOutput(result)
-
-
-def _read(file: Path) -> Checkpoint:
-    stored = read_checkpoint(file)
-    if not {"model", "training"} <= stored.settings.keys():
-        raise InputError(f"{file}: holds no model and training settings; use a checkpoint that `train` wrote")
-    return stored
 
 
 def _evaluate(
@@ -132,9 +133,81 @@ def _compare(one: EvaluationFigures, other: EvaluationFigures, what: str) -> flo
     """The largest difference of any figure; counts must be equal, so theirs weighs as it is."""
     values = other.as_json()
     difference = max(abs(value - values[name]) for name, value in one.as_json().items())
-    if difference > LARGEST_DIFFERENCE:
+    if difference > _LARGEST_DIFFERENCE:
         raise FailedError(
-            f"{what}: their figures differ by {difference:g}, rounding is {LARGEST_DIFFERENCE:g}; "
+            f"{what}: their figures differ by {difference:g}, rounding is {_LARGEST_DIFFERENCE:g}; "
             "`gaudi-bert verify` tells whether they are the same sequences"
         )
     return difference
+
+
+# --- One model on one set: also what a run evaluates between its updates
+
+
+def majority_share(label_counts: FloatArray) -> float:
+    """The share of the most frequent label, 0 where there is none: the accuracy of always giving that answer."""
+    total = label_counts.sum()
+    return float(label_counts.max() / total) if total else 0.0
+
+
+def count_values(values: AnyArray, weights: AnyArray, size: int) -> FloatArray:
+    """How often each number below `size` is among the values that have a weight, float64 [size]."""
+    return np.bincount(values[weights > 0], minlength=size).astype(np.float64)
+
+
+def sums_over(
+    batches: Iterable[Batch],
+    model: Model,
+    communicator: Communicator,
+    counted: Callable[[Batch], FloatArray],
+    size: int,
+) -> FloatArray:
+    """The sums of a model's head, and behind them what is `counted`, over the batches of all processes, float64 [size]."""
+    totals = np.zeros(size, np.float64)
+    for number, batch in enumerate(batches):
+        communicator.note("an evaluation", slow=number == 0)
+        totals += np.concatenate([model.evaluate(batch)[1].astype(np.float64), counted(batch)])
+    return communicator.sum_array(totals)
+
+
+class PretrainingEvaluator:
+    """Evaluates one model on one set; `take_packs` limits it to the first records."""
+
+    def __init__(
+        self,
+        model: Model,
+        config: BertConfig,
+        source: DataSource,
+        communicator: Communicator,
+        *,
+        batch_packs: int,
+        take_packs: int | None = None,
+    ) -> None:
+        self._model, self._source, self._communicator = model, source, communicator
+        self._batch_packs, self._take_packs, self._config = batch_packs, take_packs, config
+        self._limits = value_limits(source, config)
+
+    def run(self) -> EvaluationFigures:
+        """Evaluate."""
+        vocabulary = self._config.vocab_size
+
+        def labels(batch: Batch) -> FloatArray:
+            sentences = count_values(batch["next_sentence_labels"], batch["next_sentence_weights"], 2)
+            words = count_values(batch["masked_lm_ids"], batch["masked_lm_weights"], vocabulary)
+            return np.concatenate([sentences, words])
+
+        communicator = self._communicator
+        batches = evaluation_batches(
+            self._source, self._limits, self._batch_packs, communicator.rank, communicator.size, self._take_packs
+        )
+        totals = sums_over(batches, self._model, communicator, labels, 8 + 2 + vocabulary)
+        sums, next_counts, token_counts = np.split(totals, [8, 10])
+        if not next_counts.any():
+            raise InputError(f"{self._source.path}: holds no sequence to evaluate on; prepare more text")
+        return EvaluationFigures(
+            **dict(PretrainingObjective().figures(sums)),
+            unigram_baseline=majority_share(token_counts),
+            next_sentence_baseline=majority_share(next_counts),
+            sequences=int(next_counts.sum()),
+            masked_tokens=int(token_counts.sum()),
+        )

@@ -26,12 +26,11 @@ from gaudi_bert.engines.protocol import Model
 from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.input.batches import Batch
-from gaudi_bert.training.metrics import Interval, IntervalReport, MetricsServer, MetricsWriter, progress_line
-from gaudi_bert.training.mlperf import RunEvents
-from gaudi_bert.training.objective import ReportFigures
+from gaudi_bert.training.metrics import Interval, IntervalReport, MetricsServer, MetricsWriter
+from gaudi_bert.training.mlperf import MlperfLog
+from gaudi_bert.training.objective import ReportFigures, TrainingStep
 from gaudi_bert.training.run import RunContext
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.step import TrainingStep
 
 
 class Evaluation(ReportFigures, Protocol):
@@ -70,7 +69,7 @@ class TrainingLoop:
     progress: Progress
     stored_settings: Mapping[str, Any]
     evaluator: _Evaluator | None = None
-    events: RunEvents = field(default_factory=RunEvents)
+    events: MlperfLog | None = None
     evaluated: Callable[[int, Evaluation], None] | None = None
     report: IntervalReport | None = field(default=None, init=False)
     evaluation: Evaluation | None = field(default=None, init=False)
@@ -93,7 +92,8 @@ class TrainingLoop:
                 if self._settings.metrics_port is not None:
                     served = MetricsServer(self._settings.metrics_port, first_update, updates, self.plan.keys)
                     self._metrics.serve(stack.enter_context(served))
-            stack.enter_context(self.events).begins(self.progress.sequences)
+            if self.events is not None:
+                stack.enter_context(self.events).begins(self.progress.sequences)
             if self.evaluator is not None and context.communicator.any_true(self._evaluation_pending()):
                 self._evaluate(self.evaluator)
             task = stack.enter_context(context.reporter.task(self._stage, updates, "updates"))
@@ -176,15 +176,11 @@ class TrainingLoop:
         return Interval(self.step.objective, self.progress.update + 1, self._is_cold, self.plan.keys)
 
     def _close_interval(self) -> None:
-        report = self._interval.close(self.context.communicator)
-        self.progress = replace(
-            self.progress,
-            sequences=self.progress.sequences + report.sequences,
-            tokens=self.progress.tokens + report.tokens,
-        )
-        self.report = report
-        update = self.progress.update
+        self.report = report = self._interval.close(self.context.communicator)
         self._interval = self._new_interval()
+        sequences, tokens = self.progress.sequences + report.sequences, self.progress.tokens + report.tokens
+        self.progress = replace(self.progress, sequences=sequences, tokens=tokens)
+        update = self.progress.update
         values = {
             **report.figures.as_json(),
             "learning_rate": learning_rate_at(update, self._settings),
@@ -194,18 +190,17 @@ class TrainingLoop:
         }
         if self._metrics is not None:
             self._metrics.write("train", update, values)
-            seconds_remaining = (self._settings.updates - update) * report.seconds_per_update
-            updates = self._settings.updates
-            line = progress_line(self._stage, update, updates, report.figures, values, seconds_remaining)
-            self.context.reporter.say(line)
+            self.context.reporter.say(f"{self._stage}: {report.line(update, self._settings.updates)}")
 
     def _evaluate(self, evaluator: _Evaluator) -> None:
         events, sequences = self.events, self.progress.sequences
-        events.evaluation_begins(sequences)
+        if events is not None:
+            events.evaluation_begins(sequences)
         self.evaluation = evaluator.run()
         update, target = self.progress.update, self._settings.target_masked_lm_accuracy
         succeeded = self._is_finished if target is None else self.reached_target
-        events.evaluation_ends(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
+        if events is not None:
+            events.evaluation_ends(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
         if self.evaluated is not None:
             self.evaluated(update, self.evaluation)
         if self._metrics is not None and update not in self._metrics.evaluated_updates:
@@ -271,9 +266,7 @@ def stop_requests() -> Iterator[_StopRequest]:
         yield stop
 
 
-# --- the learning rate
-
-# The learning rate: linear warm-up, then polynomial decay to zero.
+# --- The learning rate: linear warm-up, then polynomial decay to zero
 #
 # Updates are counted from 1. With W warm-up updates, N updates, peak rate r and power p,
 #

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,7 @@ from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import explained_os_errors, write_text
 from gaudi_bert.common.progress import human_seconds
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Sums
+from gaudi_bert.engines.protocol import Communicator, Sums
 from gaudi_bert.tfrecords.wire.framing import frame
 from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.objective import Objective, ReportFigures
@@ -74,9 +72,7 @@ class MetricsWriter:
     def __enter__(self) -> MetricsWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._handle.close()
         self._board.close()
 
@@ -90,18 +86,6 @@ def _lines_until(path: Path, last_update: int) -> list[dict[str, Any]]:
         except ValueError as error:
             raise InputError(f"{path}: line {number} is not JSON; remove it, or train again with --overwrite") from error
     return [line for line in lines if line["update"] <= last_update]
-
-
-def progress_line(
-    stage: str, update: int, updates: int, figures: ReportFigures, values: Mapping[str, float], seconds_remaining: float
-) -> str:
-    """One line for people about the last few updates: their figures and rates."""
-    return (
-        f"{stage}: update {update}/{updates} ({update / updates:.0%}), {figures.line()}, "
-        f"{values['tokens_per_second']:,.0f} tokens/s, "
-        f"{values['sequences_per_second']:,.0f} sequences/s ({values['packing_factor']:.2f} per pack), "
-        f"{human_seconds(seconds_remaining)} left"
-    )
 
 
 # --- The interval since the last report: sums of losses, work done, time taken
@@ -137,6 +121,14 @@ class IntervalReport:
         """What was done per second, by name, as in `metrics.jsonl`."""
         names = ("sequences_per_second", "tokens_per_second", "slots_per_second", "packing_factor")
         return {name: getattr(self, name) for name in names}
+
+    def line(self, update: int, updates: int) -> str:
+        """For people, after so many of all updates."""
+        return (
+            f"update {update}/{updates} ({update / updates:.0%}), {self.figures.line()}, "
+            f"{self.tokens_per_second:,.0f} tokens/s, {self.sequences_per_second:,.0f} sequences/s "
+            f"({self.packing_factor:.2f} per pack), {human_seconds((updates - update) * self.seconds_per_update)} left"
+        )
 
 
 @dataclass
@@ -257,9 +249,7 @@ class MetricsServer:
         threading.Thread(target=self._server.serve_forever, args=(0.2,), daemon=True, name="metrics").start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 
@@ -283,14 +273,11 @@ def _handler_of(server: MetricsServer) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-# --- TensorBoard's file of events
-
-# TensorBoard's event files: a TFRecord for each report, with a protocol buffer `Event` in it.
+# --- TensorBoard's event files: a TFRecord for each report, with a protocol buffer `Event` in it
 #
 # The format is two messages, so it is written here: TensorBoard's own writers come with a framework. Of an Event, field 1 is
 # the time in seconds (double), 2 the step, 3 the version of the file, 5 a Summary; of a Summary, field 1 is a Value; of a
 # Value, field 1 is its tag and 2 the number (float).
-
 
 _VERSION = b"brain.Event:2"
 

@@ -16,7 +16,6 @@ import importlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from gaudi_bert.common.errors import InputError
@@ -27,32 +26,8 @@ from gaudi_bert.training.input.source import DataSource
 from gaudi_bert.training.run_plan import RunPlan
 
 
-class RunEvents:
-    """The events of a training run, recorded by nobody here. The context lasts as long as training does."""
-
-    def __enter__(self) -> RunEvents:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        pass
-
-    def describe(self, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
-        """What the run is a function of."""
-
-    def begins(self, sequences: int) -> None:
-        """Training begins after so many sequences."""
-
-    def evaluation_begins(self, sequences: int) -> None:
-        """Training pauses after so many sequences, the held-out ones come."""
-
-    def evaluation_ends(self, sequences: int, masked_lm_accuracy: float, evaluated: int, finished: bool) -> None:
-        """So many held-out sequences were evaluated; the run continues unless `finished`."""
-
-
-class MlperfLog(RunEvents):
-    """Writes the log."""
+class MlperfLog:
+    """Writes the log; the context lasts as long as training does."""
 
     def __init__(self, path: Path, settings: MlperfSettings) -> None:
         try:
@@ -111,6 +86,9 @@ class MlperfLog(RunEvents):
         for name in parameter_specs(config):
             self._log.event(keys.WEIGHTS_INITIALIZATION, metadata={"tensor": name})
 
+    def __enter__(self) -> MlperfLog:
+        return self
+
     def begins(self, sequences: int) -> None:
         """Initialisation ends, the clock of the run starts."""
         self._log.end(self._keys.INIT_STOP)
@@ -118,12 +96,12 @@ class MlperfLog(RunEvents):
         self._open_block(sequences)
 
     def evaluation_begins(self, sequences: int) -> None:
-        """The block of training ends."""
+        """The block of training ends after so many sequences."""
         self._close_block()
         self._log.start(self._keys.EVAL_START, metadata=_position(sequences))
 
     def evaluation_ends(self, sequences: int, masked_lm_accuracy: float, evaluated: int, finished: bool) -> None:
-        """The accuracy; the next block begins."""
+        """The accuracy on so many held-out sequences; the next block begins unless `finished`."""
         if not self._eval_samples_logged:
             self._log.event(self._keys.EVAL_SAMPLES, evaluated)
             self._eval_samples_logged = True
@@ -133,9 +111,7 @@ class MlperfLog(RunEvents):
         if not finished:
             self._open_block(sequences)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._close_block()
         keys = self._keys
         status = keys.SUCCESS if self._reached and kind is None else keys.ABORTED
@@ -160,6 +136,6 @@ def _block(sequences: int) -> dict[str, int]:
     return {"first_epoch_num": sequences, "epoch_count": 1, "samples_count": sequences}
 
 
-def open_events(path: Path, settings: MlperfSettings, is_first: bool) -> RunEvents:
-    """The log where it is requested, in the first process; elsewhere events that nothing takes down."""
-    return MlperfLog(path, settings) if settings.log and is_first else RunEvents()
+def open_log(path: Path, settings: MlperfSettings, is_first: bool) -> MlperfLog | None:
+    """The log where it is requested, in the first process."""
+    return MlperfLog(path, settings) if settings.log and is_first else None

@@ -1,23 +1,25 @@
-"""What a run minimises, as far as the host knows it: weights of a batch, figures from sums.
+"""What a run minimises and one update of it, as the host sees them: weights, denominators, dropout's seeds, figures.
 
 Losses are sums, which the engine computes, and what the sums are divided by is known from the data alone, so that
-micro-batches and processes add up exactly.
+micro-batches and processes add up exactly. The rest, forward and backward passes, sums over processes, clipping, the
+optimizer, is the engine's (`engines/protocol.py`).
 
-Letters: B packs, Q masked slots, K sums.
+Letters: B packs, Q masked slots, K sums, M micro-batches; 2 for the masked-LM and the next-sentence loss.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 
 from gaudi_bert.artefacts.training import LossFigures
-from gaudi_bert.common.arrays import BatchArrays, FloatArray
+from gaudi_bert.common.arrays import BatchArrays, FloatArray, Int32Array, random_words
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Communicator, Sums, Updates, UpdateScalars
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.training.input.source import DataSource
@@ -95,10 +97,8 @@ class PretrainingObjective:
 #   tokens, and p the packing factor. A constant: nothing needs to travel first.
 # - `local` (the predecessor's): by W_i and N_i, and the mean over all micro-batches, so that a masked token counts for more
 #   in a micro-batch that has few of them.
-#
-# Letters: M micro-batches; 2 for the masked-LM and the next-sentence loss.
 
-SAMPLE = 1000
+_SAMPLE = 1000
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,49 @@ def denominators_for(settings: TrainingSettings, source: DataSource) -> LossDeno
 
 
 def _sampled_efficiency(source: DataSource) -> float:
-    """Real tokens per slot in the first records of each file, about `SAMPLE` in all."""
-    each = -(-SAMPLE // len(source.files))
+    """Real tokens per slot in the first records of each file, about `_SAMPLE` in all."""
+    each = -(-_SAMPLE // len(source.files))
     lengths = [
         np.count_nonzero(decode_example(record)["input_mask"])
         for number in range(len(source.files))
         for record in itertools.islice(source.records_of(number), each)
     ]
     return float(np.mean(lengths)) / source.schema.max_sequence_length
+
+
+# --- One update. Dropout has no state: its seed is a function of (seed, update, micro-batch, process), so a resumed run
+# draws the same masks.
+
+
+def dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> Int32Array:
+    """Seed of one forward pass, int32 [2]."""
+    return random_words(1, seed, "dropout", update, micro_batch, rank).view(np.int32)
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """Runs updates of one model, each of `accumulation_steps` micro-batches on this process."""
+
+    updates: Updates
+    communicator: Communicator
+    settings: TrainingSettings
+    objective: Objective
+    accumulation_steps: int
+    denominators: LossDenominators = GLOBAL
+
+    def run(self, micro_batches: Sequence[BatchArrays], update: int, learning_rate: float) -> Sums:
+        """Do update number `update` (from 1).
+
+        float32 [K + 1]: the sums of the objective over this process's micro-batches, and the gradient's norm over all
+        processes before clipping.
+        """
+        if len(micro_batches) != self.accumulation_steps:
+            raise ValueError(f"{len(micro_batches)} micro-batches given, {self.accumulation_steps} make an update")
+        weights_M2 = np.array([self.objective.weights(batch) for batch in micro_batches])
+        packs = len(micro_batches[0]["input_ids"])
+        factors_M2 = self.denominators.factors(weights_M2, packs, self.communicator)
+        seed, rank = self.settings.seed, self.communicator.rank
+        seeds_M2 = np.stack([dropout_seed(seed, update, number, rank) for number in range(self.accumulation_steps)])
+        corrections = (1.0 / (1.0 - beta**update) for beta in (self.settings.beta_1, self.settings.beta_2))
+        scalars = UpdateScalars(learning_rate, *corrections)
+        return self.updates.run(micro_batches, seeds_M2, factors_M2, scalars, update)

@@ -33,14 +33,11 @@ from gaudi_bert.common.tensorflow_environment import native_lines_to
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.choose import ChosenEngine, choose_engine
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Device, Engine, Model
-from gaudi_bert.training.checkpoint import Progress, newest_settings, resume_run, share_state
-from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective
+from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model
+from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, newest_settings, resume_run, share_state
+from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective, TrainingStep
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.step import TrainingStep
 
-CHECKPOINTS = "checkpoints/update-*.safetensors"
 COMPILED_KEY = "compiled_kernels"
 OF_THE_MACHINE = ("engine", "device", "compile")
 """Settings that a checkpoint does not hold: any engine on any machine goes on from it."""
@@ -105,7 +102,8 @@ def run_folder(
         if not is_done:
             if watched.is_first:
                 stack.enter_context(exclusive_lock(folder, str(folder)))
-            kept = _with_engine(settings, section, engine)
+            named = section.model_copy(update={"engine": engine.NAME})
+            kept = settings.model_copy(update={section.section_name: named})
             is_done = watched.from_first(lambda: _begin(result_path, signature, kept, reporter, resume, overwrite))
         context = RunContext[R](folder, result_path, engine, watched, reporter, device)
         if is_done:
@@ -135,11 +133,6 @@ def run_engine(settings: LoopSettings, folder: Path, *, is_bert: bool, overwrite
         stored = getattr(load_pipeline(file), settings.section_name).engine
     key = f"{settings.section_name}.engine"
     return choose_engine(settings.engine, is_bert=is_bert, key=key, stored=None if stored == "auto" else stored)
-
-
-def _with_engine(settings: PipelineSettings, section: LoopSettings, engine: Engine) -> PipelineSettings:
-    named = section.model_copy(update={"engine": engine.NAME})
-    return settings.model_copy(update={section.section_name: named})
 
 
 def processes_of(settings: PipelineSettings, communicator: Communicator, dry_run: bool) -> int:
@@ -189,7 +182,7 @@ def _fetch_resumed(folder: Path) -> None:
     """Fetch what a stopped run resumes from: its newest checkpoint, and the files that grow."""
     if is_mirrored(folder):
         names = names_in(folder)
-        newest = max(fnmatch.filter(names, CHECKPOINTS), default=None)
+        newest = max(fnmatch.filter(names, f"checkpoints/{CHECKPOINT_NAMES}"), default=None)
         fetch(*(folder / name for name in names if "/" not in name or name == newest))
 
 

@@ -187,10 +187,9 @@ class RunPlan:
 
     def table(self) -> list[str]:
         """Every figure per process, per worker and in all, for people."""
-        rows = list(self._figures().items())
         title = f"{'':22}" + "".join(f"{name:>16}" for name in ("per process", "per worker", "all together"))
         lines = [title, f"{'processes':22}" + "".join(f"{count:>16,}" for count in self.shares.values())]
-        for name, one in rows:
+        for name, one in self._figures().items():
             values = (one * count for count in self.shares.values())
             lines.append(f"{name.replace('_', ' '):22}" + "".join(f"{value:>16,.6g}" for value in values))
         settings = self.settings
@@ -210,13 +209,8 @@ class RunPlan:
         """The same for machines."""
         settings = self.settings
         names = (
-            *_CADENCES,
-            "warmup_updates",
-            "learning_rate",
-            "beta_1",
-            "beta_2",
-            "packing_correction",
-            "loss_normalization",
+            *(*_CADENCES, "warmup_updates", "learning_rate", "beta_1", "beta_2"),
+            *("packing_correction", "loss_normalization"),
         )
         return {
             **{name: getattr(settings, name) for name in names},

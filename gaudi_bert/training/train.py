@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -28,16 +28,15 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import ModelSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Model, ModelSpec
+from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.model.sequences import join_sequences, split_packs
-from gaudi_bert.training.evaluator import PretrainingEvaluator
+from gaudi_bert.training.evaluate import PretrainingEvaluator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits
 from gaudi_bert.training.loop import TrainingLoop
-from gaudi_bert.training.mlperf import open_events
+from gaudi_bert.training.mlperf import open_log
 from gaudi_bert.training.objective import PretrainingObjective, denominators_for
 from gaudi_bert.training.results import DryRun
 from gaudi_bert.training.run import (
@@ -52,9 +51,9 @@ from gaudi_bert.training.run import (
 )
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.stored_inputs import copy_tokenizer, local_weights, open_data
-from gaudi_bert.training.weights.sources import load_weights
+from gaudi_bert.training.weights import load_weights
 
-BERT_VOCABULARY = 30522
+_BERT_VOCABULARY = 30522
 _DEFAULT_MODEL = "the default, for first tries: --model bert-base, bert-large or a config.json chooses another"
 _SMALL_MODELS_RATE = ", the default for small models: BERT was published with 1e-4 (--set training.learning_rate=1e-4)"
 
@@ -72,19 +71,10 @@ def train(
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> StageOutput[TrainingResult] | DryRun:
-    """Train a model.
+    """Train a model on packed or unpacked records, in the folder `out`; the same result in every process.
 
-    Args:
-        settings: `model` and `training` are used.
-        data: a packed folder, or unpacked records.
-        evaluation_data: held-out data, packed or not; None for none.
-        out: the folder of the run.
-        resume: continue also where the run in `out` has fewer updates. (A run of the same settings continues in any case.)
-        overwrite: remove the run in `out`, whatever it is, and start again.
-        dry_run: print the plan of the run, write nothing.
-
-    Returns:
-        How the run ended, or what it would be: the same in every process.
+    A run of the same settings that was stopped continues; with `resume`, one of fewer updates does too. With `overwrite`,
+    the run in `out` is removed, whatever it is. With `dry_run`, the plan of the run is printed, and nothing is written.
     """
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
@@ -119,8 +109,9 @@ def train(
                 return StageOutput(context.stored, skipped=True)
             if communicator.is_first:
                 copy_tokenizer(data, folder, settings.prepare.lower_case, config.max_position_embeddings, store)
-            events = open_events(folder / "mlperf.log", settings.mlperf, communicator.is_first)
-            events.describe(plan, source, config)
+            events = open_log(folder / "mlperf.log", settings.mlperf, communicator.is_first)
+            if events is not None:
+                events.describe(plan, source, config)
             spec = ModelSpec(config, PretrainingHead(settings.training.loss))
             model = engine.build(spec, context.device, seed=settings.training.seed, compiled=context.compiled)
             objective = PretrainingObjective(settings.training.loss)
@@ -176,7 +167,7 @@ def model_config(settings: ModelSettings, vocabulary_size: int | None, max_seque
     """The model's configuration: what the settings leave open comes from the data."""
     values = settings.model_dump()
     if values["vocab_size"] is None:
-        values["vocab_size"] = vocabulary_size or BERT_VOCABULARY
+        values["vocab_size"] = vocabulary_size or _BERT_VOCABULARY
     if values["max_position_embeddings"] is None:
         values["max_position_embeddings"] = max_sequence_length
     return BertConfig(**values)
@@ -241,11 +232,20 @@ def _measure_speedup(context: _Context, plan: RunPlan, source: DataSource, model
         return None
     context.communicator.note("measuring the speed-up", slow=True)
     context.reporter.say("train: measuring how much faster packs are than padded rows")
+    batch = next(_open_batches(context, plan, source, config, 0))
+    rows, length = batch["input_ids"].shape
+    singles = [[placed.sequence] for placed in split_packs(batch)][:rows]
+    unpacked = join_sequences(singles, length, source.schema.max_predictions, 1)
     # A card works by itself: only the clock knows how long. On a CPU, the work of other processes is not counted.
     clock = time.process_time if context.device.kind == "cpu" else time.perf_counter
-    batch = next(_open_batches(context, plan, source, config, 0))
-    masked_slots = source.schema.max_predictions
-    speedup = measure_speedup(model, batch, masked_slots, source.packing_factor, clock)
+
+    def seconds(inputs: BatchArrays) -> float:
+        started = clock()
+        model.work(inputs)
+        return clock() - started
+
+    pairs = [(seconds(batch), seconds(unpacked)) for _ in range(_PAIRS + 1)]
+    speedup = Speedup(source.packing_factor, *zip(*pairs[1:], strict=True))  # the first pair builds the graphs
     context.reporter.say(f"train: {speedup.line()}")
     return speedup.realized
 
@@ -269,9 +269,7 @@ def _result(loop: TrainingLoop, realized_speedup: float | None) -> TrainingResul
     )
 
 
-# --- the measured speed-up of packing
-
-# The speed-up that packing really brings, measured in the run itself, before its first update.
+# --- The speed-up that packing really brings, measured in the run itself, before its first update
 #
 # The same model passes forward and backward over a micro-batch of packs, and over as many rows that hold one sequence each.
 # With s_packed and s_unpacked seconds per micro-batch, and f sequences per pack,
@@ -282,7 +280,6 @@ def _result(loop: TrainingLoop, realized_speedup: float | None) -> TrainingResul
 # It is the median over alternating pairs of passes. On a CPU the seconds are those of its cores, which other processes on
 # the machine change little; on a card they are by the clock. f is the limit: a result well above it was disturbed, and is
 # not reported as a speed-up. No variable is changed. It takes two more graphs, so it has to be requested.
-
 
 _PAIRS = 5
 _TOLERANCE = 1.05
@@ -320,21 +317,3 @@ class Speedup:
             f"({self.realized / self.packing_factor:.1%} of it): a micro-batch takes "
             f"{packed:.1f} ms packed, {unpacked:.1f} ms with one sequence per row"
         )
-
-
-def measure_speedup(
-    model: Model, batch: Batch, max_predictions: int, packing_factor: float, clock: Callable[[], float]
-) -> Speedup:
-    """Time both kinds of passes by `clock`, which returns seconds."""
-    rows, length = batch["input_ids"].shape
-    singles = [[placed.sequence] for placed in split_packs(batch)][:rows]
-    batches = (batch, join_sequences(singles, length, max_predictions, 1))
-
-    def seconds(inputs: BatchArrays) -> float:
-        started = clock()
-        model.work(inputs)
-        return clock() - started
-
-    pairs = [[seconds(each) for each in batches] for _ in range(_PAIRS + 1)]
-    packed, unpacked = zip(*pairs[1:], strict=True)  # the first pair builds the graphs
-    return Speedup(packing_factor, packed, unpacked)

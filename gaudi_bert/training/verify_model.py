@@ -2,7 +2,7 @@
 
 The first packs of the data go through the model packed and one sequence to a row; outputs, losses and the
 gradient of every variable must agree to float32 rounding. Then all tokens of one sequence of each pack are
-changed, and no bit of any other sequence's outputs may change. Without a checkpoint, the weights are seeded
+changed, and not one bit of any other sequence's outputs may change. Without a checkpoint, the weights are seeded
 random ones; without data, so are the sequences.
 """
 
@@ -37,19 +37,19 @@ from gaudi_bert.training.stored_inputs import local_weights, open_data
 
 OUTPUT_BOUND = 1e-5
 GRADIENT_BOUND = 1e-5
-ZERO_GRADIENT_BOUND = 1e-9
-PACKS = 8
-RANDOM_LENGTH, RANDOM_VOCABULARY, RANDOM_PACKS = 128, 997, 5
-MOST_JOINED = 8
+_ZERO_GRADIENT_BOUND = 1e-9
+_PACKS = 8
+_RANDOM_LENGTH, _RANDOM_VOCABULARY, _RANDOM_PACKS = 128, 997, 5
+_MOST_JOINED = 8
 # Packs looked at for some that hold several sequences.
-SEARCHED = 256
+_SEARCHED = 256
 
 Batch = dict[str, Int32Array | Float32Array]
 Values = dict[str, Float32Array] | None
-LOSSES: tuple[Loss, ...] = ("token", "sequence")
-Dtype = Literal["float32", "float64"]
+_LOSSES: tuple[Loss, ...] = ("token", "sequence")
+_Dtype = Literal["float32", "float64"]
 # The name of a record in errors, and its features.
-NamedRecord = tuple[str, dict[str, IntArray | Float32Array]]
+_NamedRecord = tuple[str, dict[str, IntArray | Float32Array]]
 _KINDS = {"int64": "int32", "float32": "float32"}
 
 
@@ -58,7 +58,7 @@ def verify_model(
     checkpoint: Path | None,
     data: Path | None,
     reporter: Reporter,
-    packs: int = PACKS,
+    packs: int = _PACKS,
     seed: int = 12345,
     engine: EngineChoice = "auto",
 ) -> VerifyModelResult:
@@ -80,30 +80,20 @@ def verify_model(
     chosen = choose_engine(engine, key="--engine")
     reporter.say(f"verify-model: {chosen.line()}")
     proof = _Proof(load_engine(chosen.name), config, values, seed, batch, reporter)
-    per_token, per_sequence = (_compare(proof, loss) for loss in LOSSES)
+    per_token, per_sequence = (_compare(proof, loss) for loss in _LOSSES)
+    gradient_of = per_token.worst_gradient()
     return VerifyModelResult(
         weights="random" if checkpoint is None else str(checkpoint),
         data="random" if data is None else str(data),
         packs=per_token.packs,
         sequences=per_token.sequences,
-        **per_token.differences,
-        gradient=per_token.gradient,
-        gradient_of=per_token.gradient_of,
-        per_sequence_loss_difference=per_sequence.differences["masked_lm_loss"],
+        **{name: difference for name, (difference, _) in {**per_token.outputs, **per_token.losses}.items()},
+        gradient=per_token.gradient_ratio(gradient_of),
+        gradient_of=gradient_of,
+        per_sequence_loss_difference=per_sequence.losses["masked_lm_loss"][0],
         leaks=0,
         leak_comparisons=_probe(proof),
     )
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """The largest difference of each output and loss, by name, and of the gradients, with the variable's name."""
-
-    packs: int
-    sequences: int
-    differences: dict[str, float]
-    gradient: float
-    gradient_of: str
 
 
 @dataclass(frozen=True)
@@ -117,7 +107,7 @@ class _Proof:
     batch: Batch
     reporter: Reporter
 
-    def model(self, compute_dtype: Dtype) -> Model:
+    def model(self, compute_dtype: _Dtype) -> Model:
         """The model, in float32 or float64."""
         spec = ModelSpec(self.config, PretrainingHead())
         model = self.engine.build(spec, seed=self.seed, compute_dtype=compute_dtype)
@@ -125,48 +115,37 @@ class _Proof:
         return model
 
 
-def _compare(proof: _Proof, loss: Loss) -> _Comparison:
+def _compare(proof: _Proof, loss: Loss) -> _Differences:
     """Outputs, losses and gradients; the gradients that float32 cannot tell apart are settled in float64."""
-    reporter = proof.reporter
+    say = proof.reporter.say
     compared = compare_packed_with_unpacked(proof.model("float32"), proof.batch, loss)
     packed = f"{count_of(compared.sequences, 'sequence')} in {count_of(compared.packs, 'pack')}"
-    reporter.say(f"verify-model: {packed}, masked-LM loss per {loss}")
-    differences = {}
+    say(f"verify-model: {packed}, masked-LM loss per {loss}")
     for name, (difference, largest) in {**compared.outputs, **compared.losses}.items():
         bound = OUTPUT_BOUND * max(1.0, largest)
-        reporter.say(f"verify-model:   {name}: differs by {difference:.1e} at most (allowed {bound:.1e})")
+        say(f"verify-model:   {name}: differs by {difference:.1e} at most (allowed {bound:.1e})")
         if not difference <= bound:
             raise FailedError(f"{name}: packed and unpacked differ by {difference:.1e}, allowed is {bound:.1e}")
-        differences[name] = difference
-    ratios = _gradient_ratios(compared)
-    unclear = [name for name, ratio in ratios.items() if not ratio <= GRADIENT_BOUND]
+    unclear = [name for name in compared.gradients if not compared.gradient_ratio(name) <= GRADIENT_BOUND]
     if unclear:
-        exact = _gradient_ratios(compare_packed_with_unpacked(proof.model("float64"), proof.batch, loss))
+        exact = compare_packed_with_unpacked(proof.model("float64"), proof.batch, loss)
         for name in unclear:
-            reporter.say(
-                f"verify-model:   gradient of {name}: {ratios[name]:.1e} in float32, where it nearly cancels; "
-                f"{exact[name]:.1e} in float64"
+            say(
+                f"verify-model:   gradient of {name}: {compared.gradient_ratio(name):.1e} in float32, where it nearly "
+                f"cancels; {exact.gradient_ratio(name):.1e} in float64"
             )
-            ratios[name] = exact[name]
-    worst = max(ratios, key=lambda name: ratios[name])
-    reporter.say(
-        f"verify-model:   gradients of {len(ratios)} variables: differ by {ratios[worst]:.1e} of their norm at most "
+            compared.gradients[name] = exact.gradients[name]
+    worst = compared.worst_gradient()
+    ratio = compared.gradient_ratio(worst)
+    say(
+        f"verify-model:   gradients of {len(compared.gradients)} variables: differ by {ratio:.1e} of their norm at most "
         f"(allowed {GRADIENT_BOUND:.0e}), {worst}"
     )
-    if not ratios[worst] <= GRADIENT_BOUND:
+    if not ratio <= GRADIENT_BOUND:
         raise FailedError(
-            f"gradient of {worst}: packed and unpacked differ by {ratios[worst]:.1e} of its norm, "
-            f"allowed is {GRADIENT_BOUND:.0e}"
+            f"gradient of {worst}: packed and unpacked differ by {ratio:.1e} of its norm, allowed is {GRADIENT_BOUND:.0e}"
         )
-    return _Comparison(compared.packs, compared.sequences, differences, ratios[worst], worst)
-
-
-def _gradient_ratios(differences: _Differences) -> dict[str, float]:
-    """|difference| / |gradient| of each variable; 0 where both are 0 to within 1e-9 (the key biases)."""
-    return {
-        name: 0.0 if difference <= ZERO_GRADIENT_BOUND and size <= ZERO_GRADIENT_BOUND else difference / max(size, 1e-30)
-        for name, (difference, size) in differences.gradients.items()
-    }
+    return compared
 
 
 def _probe(proof: _Proof) -> int:
@@ -198,8 +177,8 @@ def _read_weights(checkpoint: Path) -> tuple[BertConfig, dict[str, Float32Array]
 
 def _random_config(source: DataSource | None) -> BertConfig:
     """A small BERT, with room for the data."""
-    length = source.schema.max_sequence_length if source is not None else RANDOM_LENGTH
-    vocabulary = source.vocabulary_size if source is not None else RANDOM_VOCABULARY
+    length = source.schema.max_sequence_length if source is not None else _RANDOM_LENGTH
+    vocabulary = source.vocabulary_size if source is not None else _RANDOM_VOCABULARY
     return BertConfig(
         vocab_size=vocabulary if vocabulary is not None else BertConfig.vocab_size,
         hidden_size=64,
@@ -217,13 +196,10 @@ def _random_config(source: DataSource | None) -> BertConfig:
 def _first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
     """The first packs of several sequences in the data, checked; unpacked sequences are joined to packs first.
 
-    Where there are too few of them among the first `SEARCHED`, packs of one sequence make up the number.
-
-    Returns:
-        The packed features, integers int32.
+    Where there are too few of them among the first `_SEARCHED`, packs of one sequence make up the number.
     """
     if source.is_packed:
-        records = sorted(_first_records(source, SEARCHED), key=_holds_one)[:packs]
+        records = sorted(_first_records(source, _SEARCHED), key=_holds_one)[:packs]
     else:
         records = _first_records(source, 3 * packs)
     names, rows = zip(*records, strict=True)
@@ -237,15 +213,15 @@ def _first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
     return _join([placed.sequence for placed in split_packs(batch)], source.schema.max_sequence_length)
 
 
-def _holds_one(record: NamedRecord) -> bool:
+def _holds_one(record: _NamedRecord) -> bool:
     return np.count_nonzero(record[1]["next_sentence_weights"]) < 2
 
 
-def _first_records(source: DataSource, count: int) -> list[NamedRecord]:
+def _first_records(source: DataSource, count: int) -> list[_NamedRecord]:
     stream = (
         (path, n, record) for file, path in enumerate(source.files) for n, record in enumerate(source.records_of(file))
     )
-    records: list[NamedRecord] = []
+    records: list[_NamedRecord] = []
     for path, number, record in itertools.islice(stream, count):
         name = f"{path}: record {number}"
         try:
@@ -261,14 +237,14 @@ def _first_records(source: DataSource, count: int) -> list[NamedRecord]:
 
 def _random_packs(config: BertConfig, seed: int) -> Batch:
     """Packs of random sequences of many lengths, some with padding."""
-    length = min(RANDOM_LENGTH, config.max_position_embeddings)
+    length = min(_RANDOM_LENGTH, config.max_position_embeddings)
     words = iter(random_words(100_000, seed, "verify-model").tolist())
 
     def below(limit: int) -> int:
         return next(words) % limit
 
     sequences: list[Sequence] = []
-    while sum(sequence.length for sequence in sequences) < RANDOM_PACKS * length:
+    while sum(sequence.length for sequence in sequences) < _RANDOM_PACKS * length:
         size = 1 + below(max(1, length // 2))
         positions = sorted({below(size) for _ in range(1 + size // 7)})
         sequences.append(
@@ -288,7 +264,7 @@ def _join(sequences: list[Sequence], length: int) -> Batch:
     packs: list[list[Sequence]] = []
     for sequence in sorted(sequences, key=lambda each: -each.length):
         for pack in packs:
-            if len(pack) < MOST_JOINED and sum(each.length for each in pack) + sequence.length <= length:
+            if len(pack) < _MOST_JOINED and sum(each.length for each in pack) + sequence.length <= length:
                 pack.append(sequence)
                 break
         else:
@@ -297,17 +273,9 @@ def _join(sequences: list[Sequence], length: int) -> Batch:
     return join_sequences(packs, length, slots, max(len(pack) for pack in packs))
 
 
-# --- packed compared with unpacked
-
-# The proof that packing changes nothing, for any weights and any packs.
-#
-# The same sequences go through the model twice: as packs, and one to a row. Outputs, losses and the gradient of
-# every variable must agree to rounding (Krell et al., 2021, section 3.2: "the behavior of the model is the
-# same"). The leak probe is sharper: all tokens of one sequence of each pack are changed, and not one bit of any
-# other sequence's outputs may change. Outputs are those of training, where the last layer is computed for the positions
-# that the heads read, and in addition the hidden states of all tokens.
-#
-# Letters: B packs, L positions, Q masked slots, S depth, V vocabulary, H hidden size.
+# --- Packed compared with unpacked, for any weights and any packs (Krell et al., 2021, section 3.2: "the behavior of the
+# model is the same"). Outputs are those of training, where the last layer is computed for the positions that the heads read,
+# and in addition the hidden states of all tokens.
 
 
 @dataclass(frozen=True)
@@ -322,6 +290,16 @@ class _Differences:
     gradients: dict[str, tuple[float, float]]
     sequences: int
     packs: int
+
+    def gradient_ratio(self, name: str) -> float:
+        """|difference| / |gradient| of a variable; 0 where both are 0 to within 1e-9 (the key biases)."""
+        difference, size = self.gradients[name]
+        both_zero = difference <= _ZERO_GRADIENT_BOUND and size <= _ZERO_GRADIENT_BOUND
+        return 0.0 if both_zero else difference / max(size, 1e-30)
+
+    def worst_gradient(self) -> str:
+        """The variable whose gradient differs most."""
+        return max(self.gradients, key=self.gradient_ratio)
 
 
 @dataclass(frozen=True)

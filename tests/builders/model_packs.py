@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from gaudi_bert.common.arrays import BatchArrays
+import numpy as np
+import pytest
+
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.protocol import Model, ModelSpec, Trial
-from gaudi_bert.engines.tensorflow.bert import BertForPretraining
-from gaudi_bert.engines.tensorflow.model import TensorFlowModel
+from gaudi_bert.engines.choose import is_installed, load_engine
+from gaudi_bert.engines.protocol import ComputeDtype, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import Head, Loss, PretrainingHead
 from gaudi_bert.model.sequences import Sequence
 
 VOCABULARY = 53
+WITHOUT_PYTORCH = pytest.mark.skipif(not is_installed("pytorch"), reason="PYTORCH MISSING: install it to test both engines")
+BY_EACH_ENGINE = pytest.mark.parametrize("engine", ["tensorflow", pytest.param("pytorch", marks=WITHOUT_PYTORCH)])
 
 
 def small_config(**changes) -> BertConfig:
@@ -32,13 +34,23 @@ def small_config(**changes) -> BertConfig:
     return BertConfig(**values)
 
 
-def small_model(seed: int = 1, compute_dtype: str = "float32", compiled: bool = False, **changes) -> BertForPretraining:
+def small_model(
+    seed: int = 1,
+    compute_dtype: ComputeDtype = "float32",
+    compiled: bool = False,
+    engine: EngineName = "tensorflow",
+    **changes,
+) -> Any:
     """A model whose biases and layer norms are not at their start of 0 and 1 either."""
-    model = BertForPretraining(small_config(**changes), seed=seed, compute_dtype=compute_dtype, compiled=compiled)
+    spec = ModelSpec(small_config(**changes), PretrainingHead())
+    model = load_engine(engine).build(spec, seed=seed, compute_dtype=compute_dtype, compiled=compiled)
     noise = np.random.default_rng(seed)
-    for variable in model.variables_by_name.values():
-        if len(variable.shape) == 1:
-            variable.assign_add(noise.normal(0, 0.2, variable.shape).astype(np.float32))
+    moved = {
+        name: value + noise.normal(0, 0.2, value.shape).astype(np.float32)
+        for name, value in model.values().items()
+        if value.ndim == 1
+    }
+    model.load_values(moved)
     return model
 
 
@@ -81,14 +93,3 @@ def pretraining_model(
 
 def model_of(config: BertConfig, head: Head, seed: int | None = 1, engine: EngineName = "tensorflow") -> Model:
     return load_engine(engine).build(ModelSpec(config, head), seed=seed)
-
-
-def as_model(bert: BertForPretraining) -> TensorFlowModel:
-    """The same variables behind the protocol."""
-    model = TensorFlowModel(ModelSpec(bert.config, PretrainingHead()), seed=None)
-    model.bert = bert
-    return model
-
-
-def gradients_of(bert: BertForPretraining, batch: BatchArrays, loss: Loss) -> Trial:
-    return as_model(bert).trial(batch, loss)

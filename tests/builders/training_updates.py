@@ -7,13 +7,11 @@ import numpy as np
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import Model, ModelSpec
+from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.model.sequences import join_sequences
-from gaudi_bert.training.objective import GLOBAL, LossDenominators, PretrainingObjective
-from gaudi_bert.training.step import TrainingStep
+from gaudi_bert.training.objective import GLOBAL, LossDenominators, PretrainingObjective, TrainingStep
 from tests.builders import training_data as data
 
 UPDATES = 5

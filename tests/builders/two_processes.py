@@ -24,7 +24,7 @@ from gaudi_bert.common.errors import GaudiBertError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.engines.tensorflow import model as tensorflow_model
 from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.rows.tokenizer import open_tokenizer
@@ -34,8 +34,8 @@ from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folde
 from gaudi_bert.tasks.objective import TaskEvaluator
 from gaudi_bert.tasks.task_data import TaskData, tokenized_file
 from gaudi_bert.training.evaluate import evaluate
+from gaudi_bert.training.objective import TrainingStep
 from gaudi_bert.training.results import FineTuneInput
-from gaudi_bert.training.step import TrainingStep
 from gaudi_bert.training.train import train
 from tests.builders import training_data
 from tests.builders import training_updates as work
@@ -121,6 +121,14 @@ def fine_tune_and_evaluate(files: Path, out: Path) -> None:
 # --- the two processes
 
 
+# Of processes that horovodrun or mpirun starts on this machine.
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "OMP_NUM_THREADS": "1",
+    "HOROVOD_CYCLE_TIME": "5",  # milliseconds between two looks for sums, each of which costs time of the processor
+}
 CASES = {
     "global-3": {"micro_batches": 3},
     "balanced": {"micro_batches": 2, "kind": "balanced", "optimizer": "lamb", "loss": "sequence"},
@@ -192,7 +200,7 @@ def fall_asleep(data: Path, out: Path, rank: int) -> None:
     def sums_after_a_pause(*arguments):
         sums = right(*arguments)
         with tf.control_dependencies([tf.py_function(pause, [], [])]):
-            return sums._replace(masked_lm_sum=tf.identity(sums.masked_lm_sum))
+            return tf.identity(sums[0]), *sums[1:]
 
     tensorflow_model.pretraining_sums = sums_after_a_pause
     train(settings(stall_seconds=10), data / "train", None, out, reporter=QUIET)

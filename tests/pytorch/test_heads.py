@@ -16,7 +16,6 @@ torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tensorflow", reason="TENSORFLOW MISSING: the heads are compared with those of our trainer")
 
-from gaudi_bert.engines.tensorflow.bert import BertForPretraining  # noqa: E402
 from gaudi_bert.model.config import BertConfig  # noqa: E402
 from gaudi_bert.model.huggingface import hugging_face_name, to_hugging_face  # noqa: E402
 from gaudi_bert.pytorch import (  # noqa: E402
@@ -31,7 +30,7 @@ from gaudi_bert.pytorch import (  # noqa: E402
 )
 from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits  # noqa: E402
 from gaudi_bert.training.input.source import open_source  # noqa: E402
-from tests.builders.model_packs import gradients_of  # noqa: E402
+from tests.builders.model_packs import pretraining_model  # noqa: E402
 
 SEED, PACKS = 9, 12
 CONFIG = BertConfig(
@@ -58,13 +57,13 @@ def packed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ours():
-    return BertForPretraining(CONFIG, seed=3)
+    return pretraining_model(CONFIG, 3)
 
 
 @pytest.fixture(scope="module")
 def theirs(ours):
     model = PackedBertForPreTraining(transformers.BertConfig(**CONFIG.to_json()))
-    values = to_hugging_face({name: variable.numpy() for name, variable in ours.variables_by_name.items()})
+    values = to_hugging_face(ours.values())
     missing, unknown = model.load_state_dict({name: torch.tensor(value) for name, value in values.items()}, strict=False)
     assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     assert not unknown
@@ -89,7 +88,7 @@ def test_loss_and_gradients_are_those_of_our_tensorflow_trainer(packed, ours, th
     tensorflow_batch = next(training_batches(source, value_limits(source, CONFIG), PACKS, order))
     torch_batch = next(iter(batches(packed, PACKS, masked_slots=data.MASKED_SLOTS, depth=data.DEPTH)))
     np.testing.assert_array_equal(tensorflow_batch["input_ids"], torch_batch["input_ids"])  # the readers have one order
-    outputs, losses, expected = gradients_of(ours, tensorflow_batch, "token")
+    outputs, losses, expected = ours.trial(tensorflow_batch, "token")
     actual = theirs(**torch_batch)
     assert abs(float(actual.loss.detach()) - sum(losses.values())) <= 1e-5
     used = tensorflow_batch["masked_lm_weights"] > 0

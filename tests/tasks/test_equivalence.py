@@ -16,7 +16,9 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
-from gaudi_bert.engines.tensorflow.heads import BertForTask, task_sums
+from gaudi_bert.engines.protocol import ModelSpec
+from gaudi_bert.engines.tensorflow.losses import task_sums
+from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
@@ -83,7 +85,7 @@ def make_sequences(task: Task, vocabulary_size: int) -> Sequences:
     return Sequences(np.arange(count), offsets, ids, segments, words=words if tagged else None, target=target)
 
 
-def weighted_model(task: Task, minilm: Path | None) -> tuple[BertForTask, dict[str, np.ndarray]]:
+def weighted_model(task: Task, minilm: Path | None) -> tuple[TensorFlowModel, dict[str, np.ndarray]]:
     """A model with trained weights, or noise of a size that makes outputs differ, and a random head; and its weights."""
     random = np.random.default_rng(3)
     config, known = dataclasses.replace(SMALL, attention="causal" if task.head.is_causal else "bidirectional"), {}
@@ -92,9 +94,9 @@ def weighted_model(task: Task, minilm: Path | None) -> tuple[BertForTask, dict[s
         words = start.variables[WORDS][::EVERY]
         config = dataclasses.replace(start.config, vocab_size=len(words), num_hidden_layers=TRAINED_LAYERS)
         known = {**start.variables, WORDS: words}
-    model = BertForTask(config, task.head, seed=1)
+    model = TensorFlowModel(ModelSpec(config, task.head), seed=1)
     values = {}
-    for name, variable in model.variables_by_name.items():
+    for name, variable in model.variables.items():
         if name in known:
             values[name] = known[name].astype(np.float32)
         else:
@@ -191,11 +193,11 @@ def check(name: str, minilm: Path | None, depths: tuple[int, ...]) -> None:
         placed = lay_out_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs) + 1, LENGTH, depth))
         features = {**placed.features(sequences), **task.target_features(sequences, placed, Draw(5, 0))}
         batch = {key: tf.constant(value) for key, value in features.items()}
-        variables = model.variables_by_name
+        variables = model.variables
         with tf.GradientTape() as tape:
-            logits = model(batch)
-            weighed = task_sums(task.head, logits, batch)
-            loss = weighed.loss / weighed.weight
+            logits = model.forward(batch)
+            loss_sum, weight, _ = task_sums(task.head, logits, batch)
+            loss = loss_sum / weight
         gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         assert abs(float(loss) - theirs.loss) <= 1e-5
         if task.head.keeps_outputs:

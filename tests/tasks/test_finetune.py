@@ -20,7 +20,7 @@ from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
-from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
 from gaudi_bert.training.results import DryRun

@@ -22,7 +22,7 @@ from gaudi_bert.model.heads import VectorHead  # noqa: E402
 from gaudi_bert.rows.types import Sequences  # noqa: E402
 from gaudi_bert.rows.window_plan import plan_window  # noqa: E402
 from gaudi_bert.tasks.models.folders import BertFolder, PackRunner  # noqa: E402
-from gaudi_bert.training.weights.sources import read_weights  # noqa: E402
+from gaudi_bert.training.weights import read_weights  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 from tests.builders.bert_folder import VOCABULARY, write_bert, write_rows  # noqa: E402
 from tests.builders.command_line import Done, refusal, run_command, run_python  # noqa: E402

@@ -1,8 +1,11 @@
-"""Checkpoints: the bits come back, damage is noticed, the one before is used."""
+"""Checkpoints: the bits come back, damage is noticed; a run resumes from the newest whole one; and requests to stop."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -11,8 +14,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.protocol import Communicator, Model, Updates
+from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import (
     Checkpoint,
+    Progress,
     checkpoint_files,
     checkpoint_identity,
     find_checkpoint,
@@ -20,8 +28,14 @@ from gaudi_bert.training.checkpoint import (
     read_checkpoint,
     read_newest,
     remove_old_checkpoints,
+    resume_run,
+    share_state,
     write_checkpoint,
 )
+from gaudi_bert.training.loop import stop_requests
+from gaudi_bert.training.weights import load_weights
+from tests.builders.agree import identical
+from tests.builders.model_packs import pretraining_model
 from tests.builders.properties import examples
 
 
@@ -39,13 +53,7 @@ def make(update: int) -> Checkpoint:
 
 
 def assert_same(one: Checkpoint, other: Checkpoint) -> None:
-    for group in ("variables", "first_moments", "second_moments"):
-        ours, theirs = getattr(one, group), getattr(other, group)
-        assert ours.keys() == theirs.keys()
-        for name in ours:
-            np.testing.assert_array_equal(ours[name], theirs[name])
-            assert (ours[name].dtype, ours[name].shape) == (theirs[name].dtype, theirs[name].shape)
-    assert (one.update, one.progress, one.settings) == (other.update, other.progress, other.settings)
+    identical(vars(one), vars(other))
 
 
 def test_comes_back_to_the_bit_and_is_a_safetensors_file(tmp_path) -> None:
@@ -56,11 +64,8 @@ def test_comes_back_to_the_bit_and_is_a_safetensors_file(tmp_path) -> None:
     tensors = load_file(path)
     np.testing.assert_array_equal(tensors["model/a/b"], checkpoint.variables["a/b"])
     assert len(tensors) == 9
-
-
-def test_the_same_state_is_the_same_bytes(tmp_path) -> None:
-    one = write_checkpoint(tmp_path / "one", make(3)).read_bytes()
-    assert write_checkpoint(tmp_path / "two", make(3)).read_bytes() == one
+    assert write_checkpoint(tmp_path / "again", make(12)).read_bytes() == path.read_bytes()
+    assert len({checkpoint_identity(write_checkpoint(tmp_path, make(update))) for update in (1, 2, 12)}) == 3
 
 
 def test_a_checkpoint_of_an_earlier_edition_is_refused(tmp_path) -> None:
@@ -71,11 +76,6 @@ def test_a_checkpoint_of_an_earlier_edition_is_refused(tmp_path) -> None:
     assert is_checkpoint(path)
     with pytest.raises(InputError, match=r"update-00000012\.safetensors: written by an earlier edition; train again"):
         read_checkpoint(path)
-
-
-def test_another_state_has_another_identity(tmp_path) -> None:
-    found = {checkpoint_identity(write_checkpoint(tmp_path, make(update))) for update in (1, 2, 3)}
-    assert len(found) == 3
 
 
 @settings(examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -100,7 +100,8 @@ def test_any_flipped_bit_and_any_cut_is_noticed(tmp_path, data) -> None:
 
 
 def test_the_newest_whole_one_is_read_and_damage_is_told(tmp_path) -> None:
-    for update in (5, 10, 15):
+    assert read_newest(tmp_path, pytest.fail) is None
+    for update in (10, 15):
         write_checkpoint(tmp_path, make(update))
     newest = tmp_path / "update-00000015.safetensors"
     newest.write_bytes(newest.read_bytes()[:-3])
@@ -108,13 +109,9 @@ def test_the_newest_whole_one_is_read_and_damage_is_told(tmp_path) -> None:
     assert_same(read_newest(tmp_path, warnings.append), make(10))
     assert len(warnings) == 1
     assert "update-00000015.safetensors" in warnings[0]
-
-
-def test_all_damaged_is_an_error_and_none_is_none(tmp_path) -> None:
-    assert read_newest(tmp_path, print) is None
-    write_checkpoint(tmp_path, make(1)).write_bytes(b"nothing of the kind")
-    with pytest.raises(InputError, match="none of its 1 checkpoints can be read"):
-        read_newest(tmp_path, lambda text: None)
+    (tmp_path / "update-00000010.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(InputError, match="none of its 2 checkpoints can be read"):
+        read_newest(tmp_path, warnings.append)
 
 
 def test_only_the_newest_are_kept_and_the_newest_is_found(tmp_path) -> None:
@@ -131,3 +128,121 @@ def test_a_missing_checkpoint_is_one_line(tmp_path) -> None:
         find_checkpoint(tmp_path)
     with pytest.raises(InputError, match="no such checkpoint"):
         read_checkpoint(tmp_path / "update-00000001.safetensors")
+
+
+# --- resuming a run: all is restored, another model is refused
+
+
+def make_run(seed: int, **changes) -> tuple[Model, Updates]:
+    sizes = {"vocab_size": 11, "hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 5}
+    model = pretraining_model(BertConfig(**{**sizes, "max_position_embeddings": 7, **changes}), seed)
+    return model, load_engine("tensorflow").updates(model, TrainingSettings(), Communicator(), 1)
+
+
+def save_run(folder, model: Model, progress: dict | None = None):
+    random = np.random.default_rng(0)
+    values = model.values()
+    first, second = ({name: random.random(value.shape, np.float32) for name, value in values.items()} for _ in range(2))
+    progress = progress or {"packs": 30, "order": 3, "processes": 2, "sequences": 80, "tokens": 900}
+    checkpoint = Checkpoint(5, values, first, second, progress)
+    return write_checkpoint(folder, checkpoint), checkpoint
+
+
+def test_model_moments_and_position_come_back(tmp_path) -> None:
+    _, stored = save_run(tmp_path, make_run(1)[0])
+    model, updates = make_run(2)
+    said: list[str] = []
+    assert resume_run(tmp_path, model, updates, said.append) == Progress(5, 30, 80, 900)
+    for variables, values in [
+        (model.values(), stored.variables),
+        (updates.moments()[0], stored.first_moments),
+        (updates.moments()[1], stored.second_moments),
+    ]:
+        for name, value in values.items():
+            np.testing.assert_array_equal(variables[name], value)
+    assert said == []
+
+
+def test_without_checkpoints_a_run_starts_at_the_beginning(tmp_path) -> None:
+    assert resume_run(tmp_path / "none", *make_run(2), print) == Progress()
+
+
+@pytest.mark.parametrize("position", [{"packs_per_process": 30}, {"packs": 60}, {"packs": 60, "order": 2}])
+def test_a_checkpoint_of_another_order_is_refused(tmp_path, position) -> None:
+    save_run(tmp_path, make_run(1)[0], {**position, "processes": 2, "sequences": 80, "tokens": 900})
+    with pytest.raises(InputError, match=r"written by an earlier edition, .* train again with --overwrite"):
+        resume_run(tmp_path, *make_run(2), print)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"vocab_size": 12}, r"word_embeddings is \[11, 6\] there, \[12, 6\] here"),
+        ({"num_hidden_layers": 2}, r"layer_1/.* is absent there"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path, changes, expected) -> None:
+    path, _ = save_run(tmp_path, make_run(1)[0])
+    model, updates = make_run(2, **changes)
+    before = model.values()
+    with pytest.raises(InputError, match=f"of another model: bert/.*{expected}"):
+        resume_run(tmp_path, model, updates, print)
+    with pytest.raises(InputError, match="of another model"):
+        load_weights(path, model, model.spec.config)
+    for name, value in before.items():
+        np.testing.assert_array_equal(model.values()[name], value)
+
+
+class SecondOfTwo(Communicator):
+    """Process 1 beside a process 0 that has `progress`, and whose every variable is 7."""
+
+    progress = (5, 30, 80, 900)
+
+    def sum_array(self, values):
+        return np.asarray(values) + self.progress
+
+    def broadcast(self, arrays):
+        return {name: np.full_like(array, 7) for name, array in arrays.items()}
+
+
+def test_the_other_processes_are_given_the_state_of_the_first() -> None:
+    model, updates = make_run(2)
+    own = Progress(99, 99, 99, 99)
+    assert share_state(own, model, updates, SecondOfTwo(rank=1, size=2)) == Progress(5, 30, 80, 900)
+    for values in (model.values(), *updates.moments()):
+        assert all((value == 7).all() for value in values.values())
+    assert share_state(own, model, updates, Communicator()) == own
+
+
+# --- requests to stop: the first signal is remembered, a second Ctrl-C interrupts, handlers are put back
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_the_first_signal_is_a_request(number) -> None:
+    before = signal.getsignal(number)
+    with stop_requests() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), number)
+        assert stop.requested
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_interrupt_is_not_waited_for() -> None:
+    with stop_requests() as stop, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_outside_the_main_thread_nothing_is_installed() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[bool] = []
+
+    def work() -> None:
+        with stop_requests() as stop:
+            seen.append(signal.getsignal(signal.SIGTERM) is before and not stop.requested)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [True]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from safetensors.numpy import load_file
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint, write_checkpoint
 from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.train import train
@@ -31,13 +30,6 @@ from tests.builders.reporters import QUIET
 pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
 
 ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {
-    **os.environ,
-    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "OMP_NUM_THREADS": "1",
-    "HOROVOD_CYCLE_TIME": "5",  # milliseconds between two looks for sums, each of which costs time of the processor
-}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +52,9 @@ def results(records, files, tmp_path_factory) -> Path:
     """What two processes left (see `builders/two_processes.py`)."""
     out = tmp_path_factory.mktemp("two")
     command = ["horovodrun", "--gloo", "-np", "2", sys.executable, "-m", "tests.builders.two_processes", records, files, out]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=script.ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False
+    )
     (out / "output").write_text(f"{done.stdout}{done.stderr}\nexit code {done.returncode}")
     assert (out / "rank-0.json").exists(), (out / "output").read_text()
     return out

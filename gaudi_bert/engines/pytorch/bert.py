@@ -24,7 +24,8 @@ from gaudi_bert.model.config import BertConfig, layer_scope
 # outputs do not change by one bit when its neighbours do.
 _FORBIDDEN_SCORE = -10000.0
 
-Parameters = Mapping[str, Tensor]
+_Parameters = Mapping[str, Tensor]
+_DROPOUT_STEPS = 1 << 16
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": lambda inputs: functional.gelu(inputs, approximate="tanh"),
@@ -37,7 +38,7 @@ class Network:
     """What every layer is given: the sizes, the variables, and whether dropout is on, as in a pass of training."""
 
     config: BertConfig
-    parameters: Parameters
+    parameters: _Parameters
     training: bool = False
 
     def drop(self, inputs: Tensor) -> Tensor:
@@ -65,9 +66,6 @@ def widen(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-_DROPOUT_STEPS = 1 << 16
-
-
 def dropout(inputs: Tensor, rate: float) -> Tensor:
     """Zero a share `rate` of `inputs` and scale the rest up, by the random numbers that follow the seed of the pass.
 
@@ -82,7 +80,13 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
     return inputs * stays.to(inputs.dtype).mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - dropped))
 
 
-def wide_product(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+def belongs(numbers_BX: Tensor, depth: int) -> Tensor:
+    """Whether X belongs to each sequence of a pack, by its number there, [B, S, X]."""
+    numbers_S = torch.arange(1, depth + 1, device=numbers_BX.device, dtype=numbers_BX.dtype)
+    return numbers_S[:, None] == numbers_BX[:, None, :]
+
+
+def _wide_product(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     """`inputs @ weights + bias` in at least float32, whatever autocast does elsewhere."""
     with torch.autocast(inputs.device.type, enabled=False):
         return torch.addmm(bias, widen(inputs), weights)
@@ -185,7 +189,7 @@ def _bias(bias_H: Tensor, part: str) -> Tensor:
 def pool(network: Network, first_PH: Tensor) -> Tensor:
     """BERT's pooler, wide [P, H]: a dense layer and tanh on the hidden state of every [CLS]."""
     scope, parameters = "bert/pooler/dense", network.parameters
-    return torch.tanh(wide_product(first_PH, parameters[f"{scope}/kernel"], parameters[f"{scope}/bias"]))
+    return torch.tanh(_wide_product(first_PH, parameters[f"{scope}/kernel"], parameters[f"{scope}/bias"]))
 
 
 def word_scores(network: Network, picked_PH: Tensor) -> Tensor:
@@ -199,4 +203,4 @@ def word_scores(network: Network, picked_PH: Tensor) -> Tensor:
 def next_sentence_scores(network: Network, pooled_PH: Tensor) -> Tensor:
     """Wide scores [P, 2]: 0 = the second text really follows the first, 1 = it is a random one."""
     weights_2H, bias_2 = (network.parameters[f"cls/seq_relationship/output_{name}"] for name in ("weights", "bias"))
-    return wide_product(pooled_PH, weights_2H.t(), bias_2)
+    return _wide_product(pooled_PH, weights_2H.t(), bias_2)

@@ -23,9 +23,8 @@ from torch import distributed as torch_distributed
 from gaudi_bert.common.arrays import FloatArray, WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import Launch, find_launch
-from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.processes import ConnectedProcess
+from gaudi_bert.engines.protocol import Communicator, DeviceKind
+from gaudi_bert.engines.watchdog import ConnectedProcess
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hpu": "hccl"}
 # How long a sum waits for a process: the watchdog ends a run earlier, and names the process.
@@ -83,15 +82,13 @@ def _parts(tensors: Sequence[Tensor], most_bytes: int) -> Iterator[list[Tensor]]
     yield part
 
 
-def connect(settings: LoopSettings, device: str) -> Communicator:
-    """The communicator of all processes of this launch; without a launcher, that of this process alone.
-
-    `device` is the kind that each process computes on: cpu, cuda or hpu.
-    """
+def connect(device: DeviceKind) -> Communicator:
+    """The communicator of all processes of this launch, each on such a device; without a launcher, of this one alone."""
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()
-    local_size, who = _local_size(launch), f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
+    who = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
+    local_size = _first_number(_LOCAL_SIZES, launch.size)  # all of them, where the launcher does not say
     _set_address(launch, local_size, who)
     if device == "hpu":
         _register_hccl(launch)
@@ -120,11 +117,6 @@ _KNOWN_TO_HCCL = (
 )
 _LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS")
 _LOCAL_RANKS = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "MPI_LOCALRANKID")
-
-
-def _local_size(launch: Launch) -> int:
-    """How many processes are on this host: all, where the launcher does not say."""
-    return _first_number(_LOCAL_SIZES, launch.size)
 
 
 def local_rank() -> int:

@@ -22,7 +22,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec
-from gaudi_bert.engines.pytorch.bert import widen
+from gaudi_bert.engines.pytorch.bert import belongs, widen
 from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, vectors_of_sequences
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead, VectorHead
@@ -44,7 +44,7 @@ def build_encoder(
     seed: int | None,
     compute_dtype: ComputeDtype | None = None,
     compiler: str | None = None,
-) -> TorchEncoder:
+) -> _TorchEncoder:
     """An encoder with a head; its initial values are those of `transformers`, drawn from the seed (of 0 where it is None).
 
     Raises:
@@ -56,7 +56,7 @@ def build_encoder(
         raise InputError("a model of transformers is computed in float32 or bfloat16; leave float64 to BERT")
     config = config_of(spec.config, spec.head)
     module = _fresh_module(class_of(config, spec.head), config, 0 if seed is None else seed)
-    model = TorchEncoder(spec, device, compute_dtype, module, feeding_of(config), compiler)
+    model = _TorchEncoder(spec, device, compute_dtype, module, feeding_of(config), compiler)
     model.try_packs()
     model.to_device()
     return model
@@ -74,7 +74,7 @@ def _fresh_module(kind: Any, config: Any, seed: int) -> torch.nn.Module:
         ) from error
 
 
-class TorchEncoder(TorchModel):
+class _TorchEncoder(TorchModel):
     """A module of `transformers` on packs."""
 
     def __init__(
@@ -151,8 +151,7 @@ class TorchEncoder(TorchModel):
         depth = starts_BS.shape[1]
         if self._reads == "first":
             return _gather(hidden_BLH, starts_BS).flatten(0, 1)[:, None], torch.ones_like(starts_BS).reshape(-1, 1)
-        numbers_S = torch.arange(1, depth + 1, device=starts_BS.device, dtype=batch["input_mask"].dtype)
-        tokens_BS = (batch["input_mask"][:, None, :] == numbers_S[:, None]).sum(-1).clamp(min=1)
+        tokens_BS = belongs(batch["input_mask"], depth).sum(-1).clamp(min=1)
         if self._reads == "last":
             last_BSH = _gather(hidden_BLH, starts_BS + tokens_BS - 1)
             return last_BSH.flatten(0, 1)[:, None], torch.ones_like(starts_BS).reshape(-1, 1)

@@ -1,16 +1,25 @@
-"""PyTorch as `engines/protocol.Engine`."""
+"""PyTorch as `engines/protocol.Engine`, and the device that it computes on: a CPU, a GPU, or a Gaudi card.
+
+On Gaudi, with the vendor's software of today, the order of calls is fixed by its documentation:
+`habana_frameworks.torch.core` registers the device; for several processes `habana_frameworks.torch.distributed.hccl`
+registers the backend, and only then are they connected (`distributed.py`); what it reads from the environment is set before
+torch is imported (`gaudi.py`). Each process takes the card of its local rank.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import shutil
 
+import torch
+
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import GaudiSettings, LoopSettings, TrainingSettings
+from gaudi_bert.config.sections import GaudiSettings, LoopSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec
-from gaudi_bert.engines.pytorch import device as devices
+from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, DeviceKind, ModelSpec
 from gaudi_bert.engines.pytorch import distributed
+from gaudi_bert.engines.pytorch.gaudi import environment_notes, has_gaudi
 from gaudi_bert.engines.pytorch.graph import report_on_step as report_on_step
 from gaudi_bert.engines.pytorch.model import TorchBert, TorchModel
 from gaudi_bert.engines.pytorch.updates import TorchUpdates
@@ -18,15 +27,15 @@ from gaudi_bert.model.config import BertConfig
 
 NAME: EngineName = "pytorch"
 
+# What torch.compile compiles with.
+_COMPILERS: dict[DeviceKind, str] = {"cpu": "inductor", "cuda": "inductor", "hpu": "hpu_backend"}
+
+updates = TorchUpdates
+
 
 def connect(settings: LoopSettings) -> Communicator:
     """The communicator of all processes of this launch; without a launcher, that of this process alone."""
-    return distributed.connect(settings, devices.kind_of(settings))
-
-
-def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
-    """Open the device of `settings`; after `connect`, and before any model is built."""
-    return devices.open_device(settings, gaudi, threads)
+    return distributed.connect(_kind_of(settings))
 
 
 def build(
@@ -41,7 +50,7 @@ def build(
     kind = device.kind if device is not None else "cpu"
     if compiled and kind == "cpu" and shutil.which("g++") is None:
         raise InputError("training.compile = true: torch.compile needs g++ on a CPU; install it, or set it to false")
-    compiler = devices.COMPILERS[kind] if compiled else None
+    compiler = _COMPILERS[kind] if compiled else None
     if not isinstance(spec.config, BertConfig):
         from gaudi_bert.engines.pytorch.encoder_model import build_encoder  # loads transformers
 
@@ -49,8 +58,82 @@ def build(
     return TorchBert(spec, device, seed=seed, compute_dtype=compute_dtype, compiler=compiler)
 
 
-def updates(
-    model: TorchModel, settings: TrainingSettings, communicator: Communicator, accumulation_steps: int
-) -> TorchUpdates:
-    """Updates of a model by the optimizer of `settings`, whose moments start at zero."""
-    return TorchUpdates(model, settings, communicator, accumulation_steps)
+# --- the device
+
+_GAUDI = "use the image of docker/train-gaudi-pytorch.Dockerfile, or install the vendor's PyTorch of the driver's release"
+
+
+class _MissingError(Exception):
+    """The software, the driver or the card is missing; the message names it and the remedy."""
+
+
+def _kind_of(settings: LoopSettings) -> DeviceKind:
+    """The kind of device of a run; "auto" takes a Gaudi card, else a GPU, else the CPU. Registers Gaudi where it is used."""
+    section, kind = settings.section_name, settings.device
+    if kind in ("auto", "hpu"):
+        try:
+            _load_gaudi()
+            return "hpu"
+        except _MissingError as error:
+            if kind == "hpu":
+                raise InputError(f"{section}.device = hpu: {error}; or set {section}.device = cpu") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            f"{section}.device = cuda: PyTorch sees no GPU here; check nvidia-smi and that PyTorch was built for CUDA, "
+            f"or set {section}.device = cpu"
+        )
+    return "cuda" if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()) else "cpu"
+
+
+def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
+    """Open the device of `settings`, after the processes are connected; `threads` are those of a CPU's operations."""
+    kind = _kind_of(settings)
+    compiles = settings.compile if settings.compile is not None else kind == "hpu"
+    if kind == "cpu":
+        if threads is not None:
+            torch.set_num_threads(threads)
+        _keep_freed_memory()
+        description = f"CPU, {torch.get_num_threads()} threads"
+        return Device("cpu", "cpu", settings.precision, description, compiles)
+    if kind == "cuda":
+        card = distributed.local_rank()
+        torch.cuda.set_device(card)
+        description = f"GPU {card}, {torch.cuda.get_device_name(card)}"
+        return Device("cuda", f"cuda:{card}", settings.precision, description, compiles)
+    notes = environment_notes()
+    if gaudi is not None and gaudi.model_fields_set:
+        names = ", ".join(f"gaudi.{name}" for name in sorted(gaudi.model_fields_set))
+        notes += (f"note: {names}: for TensorFlow only; set the vendor's PT_HPU_ variables in the environment instead",)
+    return Device("hpu", "hpu", settings.precision, "Gaudi card, PyTorch", compiles, notes)
+
+
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep what this process frees, up to its peak.
+
+    Every update allocates the same large tensors again. By default they return to the kernel in between, which clears each
+    page when it is touched next: a fifth of the time of an update. Other C libraries stay as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def _load_gaudi() -> None:
+    """Register the device `hpu`; raises `_MissingError` where it cannot be used."""
+    if not has_gaudi():
+        raise _MissingError(f"the package habana_frameworks is not installed; {_GAUDI}")
+    try:
+        importlib.import_module("habana_frameworks.torch.core")
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise _MissingError(f"habana_frameworks.torch.core cannot be loaded ({reason}); {_GAUDI}") from error
+    module = getattr(torch, "hpu", None)
+    if module is None or not module.is_available():
+        raise _MissingError(
+            "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process holds the card"
+        )

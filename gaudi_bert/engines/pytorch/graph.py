@@ -1,9 +1,8 @@
 """The training step of a pipeline as a graph, traced for given sizes without memory and without running anything.
 
 Forward and backward pass are traced on tensors that have shapes and no numbers. Gaudi compiles a graph once for one set of
-shapes: what depends on values, or goes to the host, is found here, before there is a card. Costs are counted as for
-TensorFlow: products exactly; memory by running the operations in their order, an output lives from its operation to the last
-that reads it, views share memory, parameters are counted apart. Fusion makes the true figure smaller, fragmentation larger.
+shapes: what depends on values, or goes to the host, is found here, before there is a card. Matrix products are counted
+exactly, memory as `engines/graph_report.py` describes.
 """
 
 from __future__ import annotations
@@ -12,23 +11,20 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.graph_report import GraphProblem, GraphReport, memory_model
+from gaudi_bert.engines.graph_report import GraphProblem, GraphReport, PassMemory, TensorLives
 from gaudi_bert.engines.pytorch.bert import Network
 from gaudi_bert.engines.pytorch.losses import pretraining_sums
 from gaudi_bert.engines.pytorch.model import pretraining_outputs
-from gaudi_bert.model.config import BertConfig, parameter_count, parameter_specs
-from gaudi_bert.model.features import PACKED_FEATURES, BatchSizes
+from gaudi_bert.model.config import BertConfig, parameter_specs
+from gaudi_bert.model.features import BatchSizes, packed_shapes
 
 # Memory is measured at these numbers of packs, and is of the form c + d * B between them and beyond.
 _FEW_PACKS, _MANY_PACKS = 4, 6
-_TYPES = {"int32": torch.int32, "float32": torch.float32}
 _DATA_DEPENDENT = ("nonzero", "unique", "masked_select", "_local_scalar_dense", "item", "repeat_interleave", "bincount")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _VIEWS = (
@@ -46,17 +42,15 @@ def report_on_step(
 ) -> GraphReport:
     """Trace the step, check that it is fit for Gaudi, and say what it costs."""
     few, many = (trace_pass(config, settings, sizes._replace(packs=packs)) for packs in (_FEW_PACKS, _MANY_PACKS))
-    memory = memory_model(live_bytes(few), live_bytes(many), _FEW_PACKS, _MANY_PACKS)
-    per_pack = (activation_bytes(many) - activation_bytes(few)) // (_MANY_PACKS - _FEW_PACKS)
     flops_per_pack = (matrix_flops(many) - matrix_flops(few)) // (_MANY_PACKS - _FEW_PACKS)
     return GraphReport.of(
         check_graph(few),
+        config,
         operations=sum(node.op == "call_function" for node in few.graph.nodes),
-        parameters=parameter_count(config),
         flops_per_micro_batch=matrix_flops(few) + flops_per_pack * (sizes.packs - _FEW_PACKS),
         accumulation_steps=accumulation_steps,
-        activation_bytes=activation_bytes(few) + per_pack * (sizes.packs - _FEW_PACKS),
-        memory=memory,
+        few=_pass_memory(few, _FEW_PACKS),
+        many=_pass_memory(many, _MANY_PACKS),
         packs=sizes.packs,
         communication_MB=communication_MB,
     )
@@ -64,7 +58,6 @@ def report_on_step(
 
 def trace_pass(config: BertConfig, settings: TrainingSettings, sizes: BatchSizes) -> torch.fx.GraphModule:
     """The graph of one forward and backward pass, as `updates.py` runs it; it ends in the sums and the gradients."""
-    letters = {"B": sizes.packs, "L": sizes.positions, "Q": sizes.masked_slots, "S": sizes.depth}
     autocasts = settings.precision == "bfloat16"
 
     def forward_and_backward(parameters: dict[str, Any], batch: dict[str, Any]) -> Any:
@@ -79,8 +72,7 @@ def trace_pass(config: BertConfig, settings: TrainingSettings, sizes: BatchSizes
     with FakeTensorMode():
         parameters = {name: torch.empty(spec.shape) for name, spec in parameter_specs(config).items()}
         batch = {
-            name: torch.empty([letters[letter] for letter in shape], dtype=_TYPES[kind])
-            for name, (shape, kind) in PACKED_FEATURES.items()
+            name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (shape, kind) in packed_shapes(sizes).items()
         }
         graph: torch.fx.GraphModule = make_fx(forward_and_backward)(parameters, batch)
     return graph
@@ -116,47 +108,29 @@ def matrix_flops(graph: torch.fx.GraphModule) -> int:
     return total
 
 
-def live_bytes(graph: torch.fx.GraphModule) -> IntArray:
-    """Bytes of all tensors that are alive while each operation runs, int64 [operations]; inputs are not counted."""
-    births, deaths, moments = _lives(graph)
-    changes = np.zeros(moments + 1, np.int64)
-    for node, moment in births.items():
-        size = _bytes(node)
-        changes[moment] += size
-        changes[deaths[node] + 1] -= size
-    alive: IntArray = np.cumsum(changes[:-1])
-    return alive
-
-
-def activation_bytes(graph: torch.fx.GraphModule) -> int:
-    """Bytes that the forward pass keeps for the backward pass."""
-    births, deaths, _ = _lives(graph)
-    output = next(node for node in graph.graph.nodes if node.op == "output")
-    end = births[output.args[0][0]]
-    return sum(_bytes(node) for node, moment in births.items() if moment < end < deaths[node])
-
-
-def _lives(graph: torch.fx.GraphModule) -> tuple[dict[torch.fx.Node, int], dict[torch.fx.Node, int], int]:
-    """When each tensor that has memory of its own is made and last read, and the number of operations."""
+def _pass_memory(graph: torch.fx.GraphModule, packs: int) -> PassMemory:
+    """The memory of a pass; parameters and inputs are not counted."""
+    lives = TensorLives[torch.fx.Node]()
     owners: dict[torch.fx.Node, torch.fx.Node | None] = {}
-    births: dict[torch.fx.Node, int] = {}
-    deaths: dict[torch.fx.Node, int] = {}
-    moment = -1
+    moment, moments = -1, {}
     for node in graph.graph.nodes:
         if node.op == "placeholder":
             owners[node] = None
             continue
         moment += node.op == "call_function"
+        moments[node] = moment
         for read in node.all_input_nodes:
             owner = owners.get(read)
             if owner is not None:
-                deaths[owner] = max(moment, 0)
+                lives.read(owner, max(moment, 0))
         if node.op == "call_function":
             is_view = _kind(node) in _VIEWS and node.all_input_nodes
             owners[node] = owners.get(node.all_input_nodes[0]) if is_view else node
             if not is_view:
-                births[node] = deaths[node] = moment
-    return births, deaths, moment + 1
+                lives.create(node, moment, _bytes(node))
+    output = next(node for node in graph.graph.nodes if node.op == "output")
+    end = moments[output.args[0][0]]
+    return PassMemory(packs, lives.alive(moment + 1), lives.retained(created_before=end, read_after=end))
 
 
 def _kind(node: torch.fx.Node) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gaudi_bert.engines.pytorch.bert import belongs
 from gaudi_bert.model.heads import Loss, TaskHead
 
 # Lowers the scores of tokens of other sequences: their probability is exactly 0.
@@ -38,8 +39,7 @@ def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.d
         used_BQ = (numbers_BQ > 0).to(dtype)
         return used_BQ, used_BQ.sum()
     depth = batch["next_sentence_positions"].shape[1]
-    numbers_S = torch.arange(1, depth + 1, device=numbers_BQ.device, dtype=numbers_BQ.dtype)
-    belongs_BSQ = (numbers_S[:, None] == numbers_BQ[:, None, :]).to(dtype)
+    belongs_BSQ = belongs(numbers_BQ, depth).to(dtype)
     slots_BS1 = belongs_BSQ.sum(-1, keepdim=True)
     return (belongs_BSQ / slots_BS1.clamp(min=1.0)).sum(1), slots_BS1.clamp(max=1.0).sum()
 
@@ -78,8 +78,7 @@ def task_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> Te
 def _span_losses(logits_BL2: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Half the sum of both likelihoods, and whether both are right, [B, S]; a sequence's answer is among its own tokens."""
     packs, depth = batch["target_weights"].shape
-    numbers_S = torch.arange(1, depth + 1, device=logits_BL2.device, dtype=batch["input_mask"].dtype)
-    own_BSL = (batch["input_mask"][:, None, :] == numbers_S[None, :, None]).to(logits_BL2.dtype)
+    own_BSL = belongs(batch["input_mask"], depth).to(logits_BL2.dtype)
     own_BS2L = logits_BL2.transpose(1, 2)[:, None] + ((1.0 - own_BSL) * _FORBIDDEN)[:, :, None, :]
     losses_P, right_P = _likelihoods(own_BS2L, batch["targets"])
     return losses_P.reshape(packs, depth, 2).mean(-1), right_P.reshape(packs, depth, 2).amin(-1)

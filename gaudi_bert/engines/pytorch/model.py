@@ -16,12 +16,12 @@ from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial
-from gaudi_bert.engines.pytorch.bert import Network, encode_packs, next_sentence_scores, pool, widen, word_scores
+from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial, check_weights
+from gaudi_bert.engines.pytorch.bert import Network, belongs, encode_packs, next_sentence_scores, pool, widen, word_scores
 from gaudi_bert.engines.pytorch.losses import pretraining_sums, task_sums
-from gaudi_bert.model.config import BertConfig, initial_value, is_decayed, misfit
-from gaudi_bert.model.features import MOST_LOGITS, check_batch
-from gaudi_bert.model.heads import Head, Loss, PretrainingHead, TaskHead, VectorHead, variables_of
+from gaudi_bert.model.config import BertConfig, initial_value, is_decayed
+from gaudi_bert.model.features import check_batch, check_logits
+from gaudi_bert.model.heads import Loss, PretrainingHead, VectorHead, variables_of
 
 Tensors = Mapping[str, Tensor]
 _WORK_SEED = np.array([1, 2], np.int32)
@@ -61,9 +61,7 @@ class TorchModel(ABC):
 
     def load_values(self, values: WeightArrays) -> None:
         """Set variables by name; those that `values` does not name keep what they hold."""
-        problem = misfit(self.shapes(), values, may_lack="")
-        if problem is not None:
-            raise InputError(f"model: {problem}; load the weights of a model of the same config")
+        check_weights(self, values)
         with torch.no_grad():
             for name, value in values.items():
                 self.parameters_by_name[name].copy_(torch.from_numpy(np.array(value, np.float32)))
@@ -98,7 +96,7 @@ class TorchModel(ABC):
     def loss(self, batch: Tensors, dropout_seed: Int32Array, factors_2: Tensor) -> tuple[Tensor, Tensor]:
         """The loss that is minimised, its sums multiplied by `factors`; and the K sums. Dropout is drawn from its seed."""
         self._count_graph(batch)
-        seed_device(self.device, dropout_seed)
+        _seed_device(self.device, dropout_seed)
         with self.autocast():
             outputs = self.forward(batch, True)
         sums = self.sums(outputs, batch)
@@ -148,8 +146,7 @@ class TorchBert(TorchModel):
         super().__init__(spec, device, compute_dtype)
         if not isinstance(spec.config, BertConfig):
             raise InputError(f"a model of type {spec.config.model_type} is not a BERT")
-        self.config: BertConfig = spec.config
-        self._head: Head = spec.head
+        self.config = spec.config
         for name, variable in variables_of(self.config, spec.head).items():
             value = torch.from_numpy(initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
@@ -167,20 +164,22 @@ class TorchBert(TorchModel):
 
     def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
         """Outputs, losses and gradients of a model of pretraining."""
-        if not isinstance(self._head, PretrainingHead):
+        if not isinstance(self.spec.head, PretrainingHead):
             return super().trial(batch, loss)
-        tensors, names = self.tensors(batch), list(self.parameters_by_name)
-        sizes = check_batch(batch, self.config)
-        network = Network(self.config, self._parameters())
+        tensors, sizes, network = (
+            self.tensors(batch),
+            check_batch(batch, self.config),
+            Network(self.config, self._parameters()),
+        )
         with torch.no_grad(), self.autocast():
             hidden_TH = encode_packs(network, tensors)
             pooled_PH = pool(network, _read(network, tensors)[0])
         with self.autocast():
-            words_BQV, sentences_BS2 = self._heads(network.parameters, tensors, False)
+            words_BQV, sentences_BS2 = pretraining_outputs(network, tensors)
         sums = pretraining_sums(words_BQV, sentences_BS2, tensors, loss)
         masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
-        leaves = list(self.parameters_by_name.values())
-        gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, leaves, allow_unused=True)
+        leaves = self.parameters_by_name
+        gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, list(leaves.values()), allow_unused=True)
         return Trial(
             {
                 "hidden_states": to_numpy(widen(hidden_TH)).reshape(sizes.packs, sizes.positions, -1),
@@ -191,7 +190,7 @@ class TorchBert(TorchModel):
             {"masked_lm_loss": masked_lm_loss.item(), "next_sentence_loss": next_sentence_loss.item()},
             {
                 name: np.zeros(leaf.shape, np.float32) if gradient is None else to_numpy(gradient)
-                for name, leaf, gradient in zip(names, leaves, gradients, strict=True)
+                for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
             },
         )
 
@@ -202,31 +201,21 @@ class TorchBert(TorchModel):
 
     def _heads(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
         """From features to what the head gives; one graph for a set of shapes."""
-        network, head = Network(self.config, parameters, training), self._head
-        packs, length = batch["input_ids"].shape
+        network, head = Network(self.config, parameters, training), self.spec.head
         if isinstance(head, PretrainingHead):
             return pretraining_outputs(network, batch)
-        positions_BP = None if head.read_positions is None else batch[head.read_positions]
-        hidden_RH = encode_packs(network, batch, positions_BP)
+        hidden_RH = encode_packs(network, batch, None if head.read_positions is None else batch[head.read_positions])
         if isinstance(head, VectorHead):
             return vectors_of_sequences(head, widen(hidden_RH), batch)
+        packs, length = batch["input_ids"].shape
         if not head.keeps_outputs:
-            if packs * length * self.config.vocab_size > MOST_LOGITS:
-                raise InputError(
-                    f"batch: {packs} packs of {length} have more than {MOST_LOGITS:,} logits of {self.config.vocab_size} "
-                    "words; make finetune.micro_batch_packs smaller"
-                )
+            check_logits(packs, length, self.config.vocab_size)
             return word_scores(network, hidden_RH)
-        shape = (packs, -1 if head.is_of_text else length, head.width)
-        return self._task_scores(network, head, hidden_RH).reshape(shape)
-
-    def _task_scores(self, network: Network, head: TaskHead, hidden_RH: Tensor) -> Tensor:
-        """Wide scores [P, C] of the dense layer, with the dropout that BERT's heads but for question answering have."""
         inputs_PH = pool(network, hidden_RH) if head.is_of_text else widen(hidden_RH)
-        if head.kind != "question-answering":
+        if head.kind != "question-answering":  # as BERT's heads have it
             inputs_PH = network.drop(inputs_PH)
         with torch.autocast(self.device.type, enabled=False):
-            return network.dense(inputs_PH, head.scope)
+            return network.dense(inputs_PH, head.scope).reshape(packs, -1 if head.is_of_text else length, head.width)
 
 
 def pretraining_outputs(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
@@ -252,8 +241,7 @@ def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Tensors) ->
         vectors_BSH = hidden_RH.reshape(packs, depth, -1)
     else:
         hidden_BLH = hidden_RH.reshape(*batch["input_ids"].shape, -1)
-        numbers_S = torch.arange(1, depth + 1, device=hidden_RH.device, dtype=batch["input_mask"].dtype)
-        belongs_BSL = batch["input_mask"][:, None, :] == numbers_S[None, :, None]
+        belongs_BSL = belongs(batch["input_mask"], depth)
         if head.pooling == "mean":
             share_BSL = belongs_BSL.to(hidden_RH.dtype)
             vectors_BSH = torch.matmul(share_BSL, hidden_BLH) / share_BSL.sum(-1, keepdim=True).clamp(min=1.0)
@@ -271,7 +259,7 @@ def to_numpy(tensor: Tensor) -> Float32Array:
     return array
 
 
-def seed_device(device: torch.device, seed_2: Int32Array) -> None:
+def _seed_device(device: torch.device, seed_2: Int32Array) -> None:
     """Make the random numbers that follow, on the host and on the device, a function of `seed_2`, int32 [2]."""
     number = int(np.ascontiguousarray(seed_2).view(np.uint64)[0] & np.uint64((1 << 63) - 1))
     torch.manual_seed(number)

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, UpdateScalars
 from gaudi_bert.engines.pytorch.distributed import TorchCommunicator
 from gaudi_bert.engines.pytorch.model import TorchModel, to_numpy
 
 
-class TorchSums:
+class _TorchSums:
     """Numbers that the device may not have finished."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -46,7 +45,7 @@ class TorchUpdates:
         factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
-    ) -> TorchSums:
+    ) -> _TorchSums:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         model, communicator = self._model, self._communicator
         factors = torch.tensor(factors_M2, dtype=torch.float32, device=model.device)
@@ -71,19 +70,18 @@ class TorchUpdates:
             self._optimizer.apply(gradients, scalars, factor, update)
             for parameter in model.parameters_by_name.values():
                 parameter.grad = None
-            return TorchSums(torch.cat([sums, norm.reshape(1)]))
+            return _TorchSums(torch.cat([sums, norm.reshape(1)]))
 
     def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
         """A copy of the first and second moments, by variable."""
         first, second = (
-            {name: to_numpy(moment).copy() for name, moment in moments.items()}
-            for moments in (self._optimizer.first_moments, self._optimizer.second_moments)
+            {name: to_numpy(moment).copy() for name, moment in moments.items()} for moments in self._optimizer.moments
         )
         return first, second
 
     def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:
         """Set all moments."""
-        for moments, values in ((self._optimizer.first_moments, first), (self._optimizer.second_moments, second)):
+        for moments, values in zip(self._optimizer.moments, (first, second), strict=True):
             for name, moment in moments.items():
                 moment.copy_(torch.tensor(values[name]))
 
@@ -93,13 +91,10 @@ class TorchUpdates:
         return self._model.graphs_built
 
 
-# --- AdamW, LAMB and clipping
-
-# AdamW and LAMB in PyTorch, by the rules that `engines/tensorflow/updates.py` states, and clipping.
+# --- AdamW and LAMB, by the rules that `engines/tensorflow/updates.py` states, and clipping
 #
 # On CPUs and GPUs AdamW is PyTorch's fused operation, one pass over memory for each variable; elsewhere, and for LAMB, it is
 # written out in operations that any device has.
-
 
 _FUSED_DEVICES = ("cpu", "cuda")
 
@@ -114,14 +109,15 @@ def clip_factor(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, 
 
 
 class Optimizer:
-    """AdamW or LAMB over named variables; moments are known by the names of the variables."""
+    """AdamW or LAMB over named variables; `moments`, the first and the second, are known by their names."""
 
     def __init__(
         self, variables: Mapping[str, torch.nn.Parameter], settings: TrainingSettings, is_decayed: Callable[[str], bool]
     ) -> None:
         self._variables, self._settings = dict(variables), settings
-        self.first_moments = {name: torch.zeros_like(variable) for name, variable in self._variables.items()}
-        self.second_moments = {name: torch.zeros_like(variable) for name, variable in self._variables.items()}
+        self.moments: tuple[dict[str, Tensor], ...] = tuple(
+            {name: torch.zeros_like(variable) for name, variable in self._variables.items()} for _ in range(2)
+        )
         self._decayed = {name for name in self._variables if is_decayed(name)}
 
     def apply(self, gradients: Mapping[str, Tensor], scalars: UpdateScalars, factor: Tensor, update: int) -> None:
@@ -158,8 +154,7 @@ class Optimizer:
         torch._fused_adamw_(
             variables,
             gradients,
-            [self.first_moments[name] for name in names],
-            [self.second_moments[name] for name in names],
+            *([moments[name] for name in names] for moments in self.moments),
             [],
             steps,
             lr=scalars.learning_rate,
@@ -183,7 +178,7 @@ class Optimizer:
 
     def _direction(self, name: str, gradient: Tensor, scalars: UpdateScalars) -> Tensor:
         """Advances the moments, and gives the direction, in memory of its own."""
-        settings, first, second = self._settings, self.first_moments[name], self.second_moments[name]
+        settings, (first, second) = self._settings, (moments[name] for moments in self.moments)
         first.mul_(settings.beta_1).add_(gradient, alpha=1.0 - settings.beta_1)
         second.mul_(settings.beta_2).addcmul_(gradient, gradient, value=1.0 - settings.beta_2)
         denominator = (second * scalars.second_correction).sqrt_().add_(settings.epsilon)

@@ -1,98 +1,110 @@
-"""BERT for packed sequences: its variables, the encoder that every model has, and the two heads of pretraining.
+"""BERT for packed sequences in TensorFlow: embeddings, self-attention, encoder, pooler, and the scores of pretraining.
 
-Letters: B packs, L positions, T = B * L tokens, P positions of a pack that are read, H hidden size, Q masked slots,
-S depth, V vocabulary.
+Positions restart in every sequence of a pack, so they are looked up by the feature `positions` rather than added as a slice
+(Krell et al., 2021, section 3.2.1). Self-attention keeps the sequences of a pack apart (3.2.2): its mask is block-diagonal,
+computed on the device from `input_mask`, at any depth, by comparing the numbers of sequences; padding has the number 0 and
+so attends to padding, which keeps its rows finite. Nothing reads them. "Causal" allows in addition only positions up to the
+own one; as positions of a sequence are consecutive, that is causal within each sequence.
+
+Heads are computed only where they are read (3.2.3). Where only some positions of a pack are read, as pretraining reads
+masked tokens and [CLS], the last layer is computed for these alone: its keys and values come from all tokens, its queries
+and all that follows from those that are read. The result is the same; of a pack of 512 tokens, about 80 of which are read,
+it takes less than a third of the layer's operations.
+
+Letters: B packs, L positions, T = B * L tokens, P positions of a pack that are read (L, or fewer), R = B * P, H hidden size,
+N heads, D head size (H = N * D), O = H for each of query, key and value that a product makes, Q masked slots, S depth,
+V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from gaudi_bert.common.arrays import WeightArrays
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.engines.tensorflow.attention import attention_bias, self_attention
-from gaudi_bert.engines.tensorflow.dropout import ForwardPass
+from gaudi_bert.engines.tensorflow.dropout import ForwardPass, keep_mask, keep_scale
 from gaudi_bert.engines.tensorflow.operations import (
     activation,
     dense,
     dropout,
     gather_rows,
+    kernel,
     layer_norm,
     pick_tokens,
     residual_layer_norm,
     widen,
+    without_gradient,
 )
-from gaudi_bert.model.config import BertConfig, ParameterSpec, initial_value, layer_scope, misfit, parameter_specs
+from gaudi_bert.model.config import BertConfig, layer_scope
 from gaudi_bert.model.features import check_batch
 
-# --- Embeddings: token, segment and position (Devlin et al., 2019, section 3; packed positions: Krell et al., 2021, 3.2.1)
-#
-# Positions restart in every sequence of a pack, so they are looked up by the feature `positions` rather than added as a
-# slice.
+# The largest score of a row is an allowed one, so a forbidden share is exp(less than -9,000) = exactly 0 in float32, for
+# every row: a sequence's outputs do not change by one bit when its neighbours do.
+_FORBIDDEN_SCORE = -10000.0
 
+# Every dropout of the model has a number.
 _EMBEDDINGS_DROPOUT_SITE = 0
-
-
-def _embed(
-    batch: Mapping[str, tf.Tensor],
-    parameters: Mapping[str, tf.Tensor],
-    config: BertConfig,
-    compute_dtype: tf.DType,
-    forward_pass: ForwardPass,
-) -> tf.Tensor:
-    """The input of the encoder, [T, H] in `compute_dtype`."""
-    scope = "bert/embeddings"
-    words_TH = gather_rows(parameters[f"{scope}/word_embeddings"], tf.reshape(batch["input_ids"], [-1]))
-    positions_TH = gather_rows(parameters[f"{scope}/position_embeddings"], tf.reshape(batch["positions"], [-1]))
-    # Two rows are picked faster, and their gradient summed faster, by a product with 0 and 1 than by a gather.
-    types_YH = parameters[f"{scope}/token_type_embeddings"]
-    segments_TY = tf.one_hot(tf.reshape(batch["segment_ids"], [-1]), config.type_vocab_size, dtype=types_YH.dtype)
-    total_TH = words_TH + positions_TH + tf.matmul(segments_TY, types_YH)
-    normal_TH = layer_norm(
-        total_TH,
-        parameters[f"{scope}/LayerNorm/gamma"],
-        parameters[f"{scope}/LayerNorm/beta"],
-        config.layer_norm_eps,
-        forward_pass.compiled,
-    )
-    rate = config.hidden_dropout_prob
-    drawn = forward_pass.draw(normal_TH.shape, rate, _EMBEDDINGS_DROPOUT_SITE)
-    return tf.cast(dropout(normal_TH, drawn, rate, forward_pass.compiled), compute_dtype)
-
-
-# --- The Transformer encoder with layer norm after each residual sum (Vaswani et al., 2017; Devlin et al., 2019)
-#
-# Where only some positions of a pack are read, as pretraining reads masked tokens and [CLS], the last layer is computed for
-# these alone: its keys and values come from all tokens, its queries and all that follows from those that are read. The
-# result is the same; of a pack of 512 tokens, about 80 of which are read, it takes less than a third of the layer's
-# operations.
-
 _DROPOUT_SITES_PER_LAYER = 3
 
+Batch = Mapping[str, tf.Tensor]
 
-def encode(
-    hidden_TH: tf.Tensor,
-    bias_B1LL: tf.Tensor,
-    parameters: Mapping[str, tf.Tensor],
-    config: BertConfig,
-    forward_pass: ForwardPass,
-    positions_BP: tf.Tensor | None = None,
-) -> tf.Tensor:
-    """The output of the last layer: [B * P, H], or [T, H] where all positions are read.
 
-    `positions_BP`, int32, are the positions of each pack that are read; None for all.
+@dataclass(frozen=True)
+class Network:
+    """What every layer is given: the sizes, the variables, the type of the matrix products, and how the pass is run."""
+
+    config: BertConfig
+    parameters: Mapping[str, tf.Tensor]
+    compute_dtype: tf.DType
+    forward_pass: ForwardPass
+
+    def kernel_and_bias(self, scope: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """The variables of a dense layer."""
+        return self.parameters[f"{scope}/kernel"], self.parameters[f"{scope}/bias"]
+
+    def gamma_and_beta(self, scope: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """The variables of a layer norm."""
+        return self.parameters[f"{scope}/LayerNorm/gamma"], self.parameters[f"{scope}/LayerNorm/beta"]
+
+    def drop(self, inputs: tf.Tensor, site: int) -> tf.Tensor:
+        """Dropout of hidden states."""
+        rate = self.config.hidden_dropout_prob
+        return dropout(inputs, self.forward_pass.draw(inputs.shape, rate, site), rate, self.forward_pass.compiled)
+
+
+def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None = None) -> tf.Tensor:
+    """Hidden states, [B * P, H], or of every token [B * L, H] where `positions_BP` is None.
+
+    `batch` holds `input_ids`, `input_mask`, `segment_ids` and `positions`, int32 [B, L].
     """
+    config, length = network.config, batch["input_ids"].shape[1]
+    wide_dtype = tf.float64 if network.compute_dtype == tf.float64 else tf.float32
+    bias_B1LL = attention_bias(batch["input_mask"], config.attention == "causal", wide_dtype)
+    hidden_TH = _embed(network, batch)
+    reads_few = positions_BP is not None and positions_BP.shape[1] < length
     for layer in range(config.num_hidden_layers):
         query_RH, bias_B1PL = hidden_TH, bias_B1LL
-        if positions_BP is not None and layer == config.num_hidden_layers - 1:
+        if reads_few and layer == config.num_hidden_layers - 1:
             query_RH, bias_B1PL = _at_positions(hidden_TH, bias_B1LL, positions_BP)
-        scope, first_site = layer_scope(layer), 1 + _DROPOUT_SITES_PER_LAYER * layer
-        hidden_TH = _encoder_layer(query_RH, hidden_TH, bias_B1PL, parameters, scope, config, forward_pass, first_site)
+        hidden_TH = _encoder_layer(network, layer, query_RH, hidden_TH, bias_B1PL)
+    if positions_BP is not None and not reads_few:
+        return pick_tokens(hidden_TH, positions_BP, length)
     return hidden_TH
+
+
+def attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    """What is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not.
+
+    `input_mask_BL` is the number of the sequence at each position, int32, 0 for padding.
+    """
+    same_BLL = tf.cast(tf.equal(input_mask_BL[:, :, tf.newaxis], input_mask_BL[:, tf.newaxis, :]), dtype)
+    if causal:
+        order_L = tf.range(input_mask_BL.shape[1], dtype=tf.int32)
+        same_BLL *= tf.cast(order_L[:, tf.newaxis] >= order_L[tf.newaxis, :], dtype)
+    return ((1.0 - same_BLL) * _FORBIDDEN_SCORE)[:, tf.newaxis]
 
 
 def _at_positions(hidden_TH: tf.Tensor, bias_B1LL: tf.Tensor, positions_BP: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -102,72 +114,170 @@ def _at_positions(hidden_TH: tf.Tensor, bias_B1LL: tf.Tensor, positions_BP: tf.T
     return pick_tokens(hidden_TH, positions_BP, length), tf.reshape(bias_RL, [packs, 1, positions_BP.shape[1], length])
 
 
+def _embed(network: Network, batch: Batch) -> tf.Tensor:
+    """The input of the encoder (Devlin et al., 2019, section 3), [T, H] in the type of the matrix products."""
+    scope, parameters, config = "bert/embeddings", network.parameters, network.config
+    words_TH = gather_rows(parameters[f"{scope}/word_embeddings"], tf.reshape(batch["input_ids"], [-1]))
+    positions_TH = gather_rows(parameters[f"{scope}/position_embeddings"], tf.reshape(batch["positions"], [-1]))
+    # Two rows are picked faster, and their gradient summed faster, by a product with 0 and 1 than by a gather.
+    types_YH = parameters[f"{scope}/token_type_embeddings"]
+    segments_TY = tf.one_hot(tf.reshape(batch["segment_ids"], [-1]), config.type_vocab_size, dtype=types_YH.dtype)
+    total_TH = words_TH + positions_TH + tf.matmul(segments_TY, types_YH)
+    compiled = network.forward_pass.compiled
+    normal_TH = layer_norm(total_TH, *network.gamma_and_beta(scope), config.layer_norm_eps, compiled)
+    return tf.cast(network.drop(normal_TH, _EMBEDDINGS_DROPOUT_SITE), network.compute_dtype)
+
+
 def _encoder_layer(
-    query_RH: tf.Tensor,
-    hidden_TH: tf.Tensor,
-    bias_B1PL: tf.Tensor,
-    parameters: Mapping[str, tf.Tensor],
-    scope: str,
-    config: BertConfig,
-    forward_pass: ForwardPass,
-    first_site: int,
+    network: Network, layer: int, query_RH: tf.Tensor, hidden_TH: tf.Tensor, bias_B1PL: tf.Tensor
 ) -> tf.Tensor:
+    """A layer with layer norm after each residual sum (Vaswani et al., 2017; Devlin et al., 2019), for the rows of R."""
+    config, forward_pass = network.config, network.forward_pass
+    scope, first_site = layer_scope(layer), 1 + _DROPOUT_SITES_PER_LAYER * layer
+
     def project(inputs: tf.Tensor, name: str) -> tf.Tensor:
-        kernel_IO, bias_O = parameters[f"{scope}/{name}/kernel"], parameters[f"{scope}/{name}/bias"]
-        return dense(inputs, kernel_IO, bias_O, forward_pass.compiled)
+        return dense(inputs, *network.kernel_and_bias(f"{scope}/{name}/dense"), forward_pass.compiled)
 
     def add_and_normalise(new_RH: tf.Tensor, old_RH: tf.Tensor, name: str, site: int) -> tf.Tensor:
-        gamma_H, beta_H = parameters[f"{scope}/{name}/LayerNorm/gamma"], parameters[f"{scope}/{name}/LayerNorm/beta"]
         rate = config.hidden_dropout_prob
         drawn = forward_pass.draw(new_RH.shape, rate, site)
-        return residual_layer_norm(
-            new_RH, old_RH, gamma_H, beta_H, drawn, rate, config.layer_norm_eps, forward_pass.compiled
-        )
+        variables = network.gamma_and_beta(f"{scope}/{name}")
+        return residual_layer_norm(new_RH, old_RH, *variables, drawn, rate, config.layer_norm_eps, forward_pass.compiled)
 
-    context_RH = self_attention(
-        query_RH, hidden_TH, bias_B1PL, parameters, f"{scope}/attention/self", config, forward_pass, first_site
-    )
-    attended_RH = add_and_normalise(
-        project(context_RH, "attention/output/dense"), query_RH, "attention/output", first_site + 1
-    )
-    activate = activation(config.hidden_act, forward_pass.compiled)
-    intermediate = activate(project(attended_RH, "intermediate/dense"))
-    return add_and_normalise(project(intermediate, "output/dense"), attended_RH, "output", first_site + 2)
+    context_RH = _self_attention(network, f"{scope}/attention/self", first_site, query_RH, hidden_TH, bias_B1PL)
+    output_RH = project(context_RH, "attention/output")
+    attended_RH = add_and_normalise(output_RH, query_RH, "attention/output", first_site + 1)
+    inner_RI = activation(config.hidden_act, forward_pass.compiled)(project(attended_RH, "intermediate"))
+    return add_and_normalise(project(inner_RI, "output"), attended_RH, "output", first_site + 2)
 
 
-# --- The pooler and the two heads of pretraining, each computed only where it is read (Krell et al., 2021, section 3.2.3)
-#
-# The masked-LM head sees the Q masked slots of a pack, not its L positions; the pooler sees the [CLS] of every sequence.
+def _self_attention(
+    network: Network, scope: str, dropout_site: int, query_RH: tf.Tensor, hidden_TH: tf.Tensor, bias_B1PL: tf.Tensor
+) -> tf.Tensor:
+    """The context of every query, [R, H], before the output projection."""
+    config, forward_pass, (packs, _, queries, length) = network.config, network.forward_pass, bias_B1PL.shape
+    heads, size = config.num_attention_heads, config.head_size
+
+    def project(inputs: tf.Tensor, positions: int, *parts: str) -> list[tf.Tensor]:
+        """Of each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
+        fused = dense(inputs, *_fused_projection(network, scope, parts), forward_pass.compiled)
+        return tf.unstack(tf.transpose(tf.reshape(fused, [packs, positions, len(parts), heads, size]), [2, 0, 3, 1, 4]))
+
+    if query_RH is hidden_TH:
+        query_BNPD, key_BNLD, value_BNLD = project(hidden_TH, length, "query", "key", "value")
+    else:
+        (query_BNPD,) = project(query_RH, queries, "query")
+        key_BNLD, value_BNLD = project(hidden_TH, length, "key", "value")
+    rate = config.attention_probs_dropout_prob
+    drawn = forward_pass.draw(tf.TensorShape([packs, heads, queries, length]), rate, dropout_site)
+    context_BNPD = attend(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, drawn, rate, forward_pass.compiled)
+    return tf.reshape(tf.transpose(context_BNPD, [0, 2, 1, 3]), [packs * queries, heads * size])
 
 
-def pool(first_PH: tf.Tensor, parameters: Mapping[str, tf.Tensor]) -> tf.Tensor:
+def _fused_projection(network: Network, scope: str, parts: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Kernel [H, O] and bias [O] of some of query, key and value side by side.
+
+    The queries' part carries the division by the square root of the head size, which saves a pass over the scores. The keys'
+    bias adds the same number to all scores of a row, to which softmax is blind: its true gradient is zero, and zero it is
+    given, not the rounding noise that an adaptive optimizer would take for a direction.
+    """
+    scale = 1.0 / math.sqrt(network.config.head_size)
+    kernels, biases = [], []
+    for part in parts:
+        kernel_HH, bias_H = network.kernel_and_bias(f"{scope}/{part}")
+        if part == "query":
+            kernel_HH, bias_H = kernel_HH * scale, bias_H * scale
+        elif part == "key":
+            bias_H = without_gradient(bias_H)
+        kernels.append(kernel_HH)
+        biases.append(bias_H)
+    return tf.concat(kernels, axis=1), tf.concat(biases, axis=0)
+
+
+def attend(
+    query_BNPD: tf.Tensor,
+    key_BNLD: tf.Tensor,
+    value_BNLD: tf.Tensor,
+    bias_B1PL: tf.Tensor,
+    drawn: tf.Tensor | None,
+    rate: float,
+    compiled: bool,
+) -> tf.Tensor:
+    """softmax(query key^T + bias) value, with dropout of the shares: [B, N, P, D].
+
+    The backward pass is written out to go over [B, N, P, L] as seldom as possible: the dropout's scale is applied to the
+    context, which is smaller by L / D, and what is elementwise is one kernel. `query_BNPD` is divided by the square root of
+    D already; `drawn` is from `ForwardPass.draw`.
+    """
+    scale = keep_scale(drawn, rate)
+
+    @tf.custom_gradient
+    def core(query_BNPD: tf.Tensor, key_BNLD: tf.Tensor, value_BNLD: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        dtype = query_BNPD.dtype
+        scores_BNPL = widen(tf.matmul(query_BNPD, key_BNLD, transpose_b=True)) + bias_B1PL
+        shares_BNPL = tf.cast(tf.nn.softmax(scores_BNPL), dtype)
+        used_BNPL = shares_BNPL if drawn is None else kernel(_drop_shares, compiled)(shares_BNPL, drawn, rate)
+        context_BNPD = tf.matmul(used_BNPL, value_BNLD) * scale
+
+        def backward(gradient_BNPD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            scaled_BNPD = gradient_BNPD * scale
+            value_gradient_BNLD = tf.matmul(used_BNPL, scaled_BNPD, transpose_a=True)
+            used_gradient_BNPL = tf.matmul(scaled_BNPD, value_BNLD, transpose_b=True)
+            scores_gradient_BNPL = kernel(_scores_gradient, compiled)(used_gradient_BNPL, shares_BNPL, drawn, rate)
+            query_gradient_BNPD = tf.matmul(scores_gradient_BNPL, key_BNLD)
+            key_gradient_BNLD = tf.matmul(scores_gradient_BNPL, query_BNPD, transpose_a=True)
+            return query_gradient_BNPD, key_gradient_BNLD, value_gradient_BNLD
+
+        return context_BNPD, backward
+
+    return core(query_BNPD, key_BNLD, value_BNLD)
+
+
+def _drop_shares(shares_BNPL: tf.Tensor, drawn: tf.Tensor, rate: float) -> tf.Tensor:
+    return shares_BNPL * keep_mask(drawn, shares_BNPL.shape, rate, shares_BNPL.dtype)
+
+
+def _scores_gradient(
+    used_gradient_BNPL: tf.Tensor, shares_BNPL: tf.Tensor, drawn: tf.Tensor | None, rate: float
+) -> tf.Tensor:
+    """Softmax's gradient, behind dropout's. Where one share is 1 it is exactly 0, as it should be.
+
+    (The sums over rows could be had cheaper, from the context and its gradient; but only to within rounding.)
+    """
+    if drawn is not None:
+        used_gradient_BNPL = _drop_shares(used_gradient_BNPL, drawn, rate)
+    weighted_BNPL = widen(shares_BNPL) * widen(used_gradient_BNPL)
+    sums_BNP1 = tf.reduce_sum(weighted_BNPL, axis=-1, keepdims=True)
+    return tf.cast(weighted_BNPL - widen(shares_BNPL) * sums_BNP1, shares_BNPL.dtype)
+
+
+# --- what reads the encoder's outputs
+
+
+def pool(network: Network, first_PH: tf.Tensor) -> tf.Tensor:
     """BERT's pooler, [P, H]: a dense layer and tanh on the hidden state of every [CLS]."""
-    scope = "bert/pooler/dense"
-    return tf.tanh(dense(first_PH, parameters[f"{scope}/kernel"], parameters[f"{scope}/bias"]))
+    return tf.tanh(dense(first_PH, *network.kernel_and_bias("bert/pooler/dense")))
 
 
-def _next_sentence_logits(pooled_PH: tf.Tensor, parameters: Mapping[str, tf.Tensor]) -> tf.Tensor:
+def word_scores(network: Network, picked_PH: tf.Tensor) -> tf.Tensor:
+    """Wide scores [P, V] of every word at the masked slots; the output matrix is the word embeddings."""
+    scope, config, compiled = "cls/predictions/transform", network.config, network.forward_pass.compiled
+    changed_PH = dense(picked_PH, *network.kernel_and_bias(f"{scope}/dense"))
+    changed_PH = activation(config.hidden_act, compiled)(changed_PH)
+    changed_PH = layer_norm(changed_PH, *network.gamma_and_beta(scope), config.layer_norm_eps, compiled)
+    words_VH = tf.cast(network.parameters["bert/embeddings/word_embeddings"], changed_PH.dtype)
+    logits_PV = widen(tf.matmul(changed_PH, words_VH, transpose_b=True))
+    return tf.nn.bias_add(logits_PV, tf.cast(network.parameters["cls/predictions/output_bias"], logits_PV.dtype))
+
+
+def _next_sentence_scores(network: Network, pooled_PH: tf.Tensor) -> tf.Tensor:
     """Wide scores [P, 2]: 0 = the second text really follows the first, 1 = it is a random one."""
     pooled_PH = widen(pooled_PH)
-    weights_2H = tf.cast(parameters["cls/seq_relationship/output_weights"], pooled_PH.dtype)
+    weights_2H = tf.cast(network.parameters["cls/seq_relationship/output_weights"], pooled_PH.dtype)
     # Gaudi's conversion to bfloat16 goes by names; those of gradients contain the name of what they are of.
     with tf.name_scope("KEEP_FP32_PRECISION"):
         logits_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
-    return tf.nn.bias_add(logits_P2, tf.cast(parameters["cls/seq_relationship/output_bias"], logits_P2.dtype))
-
-
-def masked_lm_logits(
-    picked_PH: tf.Tensor, parameters: Mapping[str, tf.Tensor], config: BertConfig, compiled: bool
-) -> tf.Tensor:
-    """Wide scores [P, V] of every word at the masked slots; the output matrix is the word embeddings."""
-    scope = "cls/predictions/transform"
-    changed_PH = dense(picked_PH, parameters[f"{scope}/dense/kernel"], parameters[f"{scope}/dense/bias"])
-    changed_PH = activation(config.hidden_act, compiled)(changed_PH)
-    gamma_H, beta_H = parameters[f"{scope}/LayerNorm/gamma"], parameters[f"{scope}/LayerNorm/beta"]
-    changed_PH = layer_norm(changed_PH, gamma_H, beta_H, config.layer_norm_eps, compiled)
-    words_VH = tf.cast(parameters["bert/embeddings/word_embeddings"], changed_PH.dtype)
-    logits_PV = widen(tf.matmul(changed_PH, words_VH, transpose_b=True))
-    return tf.nn.bias_add(logits_PV, tf.cast(parameters["cls/predictions/output_bias"], logits_PV.dtype))
+    return tf.nn.bias_add(logits_P2, tf.cast(network.parameters["cls/seq_relationship/output_bias"], logits_P2.dtype))
 
 
 class PretrainingOutputs(NamedTuple):
@@ -178,123 +288,34 @@ class PretrainingOutputs(NamedTuple):
     next_sentence_logits_BS2: tf.Tensor
 
 
-class PackedBert(tf.Module):
-    """The variables of a BERT, whatever its heads; those that compute with them are its subclasses.
-
-    Args:
-        specs: the variables by name.
-        seed: of the initial weights (`model.config.initial_value`); None where all of them are loaded at once.
-        compute_dtype: type of the matrix products. With bfloat16, variables, layer norm, softmax and
-            logits stay float32; float64 is for proofs.
-        compiled: compile chains of elementwise operations by XLA: a tenth faster on a CPU, once a few seconds
-            of compiling are over. Dropout then draws other masks. On Gaudi leave it off: its graph compiler
-            fuses by itself.
-    """
-
-    def __init__(
-        self,
-        config: BertConfig,
-        specs: Mapping[str, ParameterSpec],
-        *,
-        seed: int | None,
-        compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32",
-        compiled: bool = False,
-    ) -> None:
-        super().__init__(name="bert")
-        self.config = config
-        self.compute_dtype = tf.as_dtype(compute_dtype)
-        self.compiled = compiled
-        self.variables_by_name: dict[str, tf.Variable] = {
-            name: tf.Variable(initial_value(name, spec, config.initializer_range, seed), name=name, dtype=tf.float32)
-            for name, spec in specs.items()
-        }
-
-    def parameters(self) -> dict[str, tf.Tensor]:
-        """The variables by name, as a forward pass reads them."""
-        parameters = {name: tf.convert_to_tensor(variable) for name, variable in self.variables_by_name.items()}
-        if self.compute_dtype == tf.float64:
-            parameters = {name: tf.cast(value, tf.float64) for name, value in parameters.items()}
-        return parameters
-
-    def load_values(self, values: WeightArrays) -> None:
-        """Set variables by name; those that `values` does not name keep what they hold."""
-        problem = misfit({n: tuple(v.shape) for n, v in self.variables_by_name.items()}, values, may_lack="")
-        if problem is not None:
-            raise InputError(f"model: {problem}; load the weights of a model of the same config")
-        for name, value in values.items():
-            self.variables_by_name[name].assign(np.asarray(value, dtype=np.float32))
+def pretraining_outputs(network: Network, batch: Batch) -> PretrainingOutputs:
+    """Both heads of pretraining; the last layer is computed where one of them reads it. `batch`: `PACKED_FEATURES`."""
+    sizes = check_batch(batch, network.config)
+    positions_BP = tf.concat([batch["next_sentence_positions"], batch["masked_lm_positions"]], axis=1)
+    read = encode_packs(network, batch, positions_BP)
+    read_BPH = tf.reshape(read, [sizes.packs, sizes.depth + sizes.masked_slots, network.config.hidden_size])
+    return _both_heads(network, *tf.split(read_BPH, [sizes.depth, sizes.masked_slots], axis=1))
 
 
-def encode_packs(
-    batch: Mapping[str, tf.Tensor],
-    parameters: Mapping[str, tf.Tensor],
-    config: BertConfig,
-    compute_dtype: tf.DType,
-    forward_pass: ForwardPass,
-    positions_BP: tf.Tensor | None = None,
-) -> tf.Tensor:
-    """Hidden states, [B * P, H] or of every token [B * L, H]: embeddings and encoder, each sequence of a pack by itself.
-
-    `batch` holds `input_ids`, `input_mask`, `segment_ids` and `positions`, int32 [B, L]; `positions_BP` as in `encode`.
-    """
-    wide_dtype = tf.float64 if compute_dtype == tf.float64 else tf.float32
-    bias_B1LL = attention_bias(batch["input_mask"], config.attention == "causal", wide_dtype)
-    embedded_TH = _embed(batch, parameters, config, compute_dtype, forward_pass)
-    length = batch["input_ids"].shape[1]
-    if positions_BP is not None and positions_BP.shape[1] >= length:
-        hidden_TH = encode(embedded_TH, bias_B1LL, parameters, config, forward_pass)
-        return pick_tokens(hidden_TH, positions_BP, length)
-    return encode(embedded_TH, bias_B1LL, parameters, config, forward_pass, positions_BP)
+def outputs_of_every_token(network: Network, batch: Batch) -> tuple[tf.Tensor, PretrainingOutputs]:
+    """The hidden state of every token too, wide, [B, L, H]."""
+    sizes, hidden = check_batch(batch, network.config), network.config.hidden_size
+    hidden_TH = encode_packs(network, batch)
+    first_BSH, masked_BQH = (
+        tf.reshape(pick_tokens(hidden_TH, batch[name], sizes.positions), [*batch[name].shape, hidden])
+        for name in ("next_sentence_positions", "masked_lm_positions")
+    )
+    hidden_BLH = tf.reshape(widen(hidden_TH), [sizes.packs, sizes.positions, hidden])
+    return hidden_BLH, _both_heads(network, first_BSH, masked_BQH)
 
 
-class BertForPretraining(PackedBert):
-    """BERT with its masked-LM and next-sentence heads, for packs of any depth; arguments as `PackedBert`."""
-
-    def __init__(
-        self,
-        config: BertConfig,
-        *,
-        seed: int | None,
-        compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32",
-        compiled: bool = False,
-    ) -> None:
-        super().__init__(config, parameter_specs(config), seed=seed, compute_dtype=compute_dtype, compiled=compiled)
-
-    def __call__(self, batch: Mapping[str, tf.Tensor], *, dropout_seed: tf.Tensor | None = None) -> PretrainingOutputs:
-        """Run the model on a batch of packs; the last layer is computed where a head reads it.
-
-        Args:
-            batch: the `PACKED_FEATURES` (unpacked features through `as_packed`), shapes static.
-            dropout_seed: int32 [2], another one for every pass of a training run; None for no dropout.
-        """
-        sizes, parameters = check_batch(batch, self.config), self.parameters()
-        positions_BP = tf.concat([batch["next_sentence_positions"], batch["masked_lm_positions"]], axis=1)
-        forward_pass = ForwardPass(dropout_seed, self.compiled)
-        read = encode_packs(batch, parameters, self.config, self.compute_dtype, forward_pass, positions_BP)
-        read_BPH = tf.reshape(read, [sizes.packs, sizes.depth + sizes.masked_slots, self.config.hidden_size])
-        first_BSH, masked_BQH = tf.split(read_BPH, [sizes.depth, sizes.masked_slots], axis=1)
-        return self._heads(first_BSH, masked_BQH, parameters)
-
-    def with_hidden_states(self, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, PretrainingOutputs]:
-        """The hidden state of every token too, wide, [B, L, H]; no dropout."""
-        sizes, parameters = check_batch(batch, self.config), self.parameters()
-        hidden_TH = encode_packs(batch, parameters, self.config, self.compute_dtype, ForwardPass(None, self.compiled))
-        first_BSH, masked_BQH = (
-            tf.reshape(pick_tokens(hidden_TH, batch[name], sizes.positions), [*batch[name].shape, self.config.hidden_size])
-            for name in ("next_sentence_positions", "masked_lm_positions")
-        )
-        hidden_BLH = tf.reshape(widen(hidden_TH), [sizes.packs, sizes.positions, self.config.hidden_size])
-        return hidden_BLH, self._heads(first_BSH, masked_BQH, parameters)
-
-    def _heads(self, first_BSH: tf.Tensor, masked_BQH: tf.Tensor, parameters: Mapping[str, tf.Tensor]) -> PretrainingOutputs:
-        """Both heads, on the hidden states of every [CLS] and of every masked slot."""
-        packs, depth, hidden = first_BSH.shape
-        slots, words = masked_BQH.shape[1], self.config.vocab_size
-        pooled_PH = pool(tf.reshape(first_BSH, [packs * depth, hidden]), parameters)
-        masked_PH = tf.reshape(masked_BQH, [packs * slots, hidden])
-        logits_PV = masked_lm_logits(masked_PH, parameters, self.config, self.compiled)
-        return PretrainingOutputs(
-            pooled_output_BSH=tf.reshape(widen(pooled_PH), [packs, depth, hidden]),
-            masked_lm_logits_BQV=tf.reshape(logits_PV, [packs, slots, words]),
-            next_sentence_logits_BS2=tf.reshape(_next_sentence_logits(pooled_PH, parameters), [packs, depth, 2]),
-        )
+def _both_heads(network: Network, first_BSH: tf.Tensor, masked_BQH: tf.Tensor) -> PretrainingOutputs:
+    """On the hidden states of every [CLS] and of every masked slot."""
+    (packs, depth, hidden), slots = first_BSH.shape, masked_BQH.shape[1]
+    pooled_PH = pool(network, tf.reshape(first_BSH, [packs * depth, hidden]))
+    words_PV = word_scores(network, tf.reshape(masked_BQH, [packs * slots, hidden]))
+    return PretrainingOutputs(
+        pooled_output_BSH=tf.reshape(widen(pooled_PH), [packs, depth, hidden]),
+        masked_lm_logits_BQV=tf.reshape(words_PV, [packs, slots, network.config.vocab_size]),
+        next_sentence_logits_BS2=tf.reshape(_next_sentence_scores(network, pooled_PH), [packs, depth, 2]),
+    )

@@ -1,24 +1,34 @@
-"""TensorFlow as `engines/protocol.Engine`."""
+"""TensorFlow as `engines/protocol.Engine`, and the device that a graph is built for.
+
+On Gaudi the order of calls is fixed by its documentation: first the processes are connected (`connect`), then
+`habana_frameworks.tensorflow.load_habana_module()` registers the device, and only then may a graph or a variable be created.
+Each process sees one card, always as `/device:HPU:0`, which the runtime prefers for all that it can run. bfloat16 is
+switched by the runtime on Gaudi, never together with a compute type of our own, and by the model's on a CPU.
+"""
 
 from __future__ import annotations
 
-from gaudi_bert.config.sections import LoopSettings, TrainingSettings
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import ComputeDtype, Device, EngineName, ModelSpec
-from gaudi_bert.engines.tensorflow import device as devices
-from gaudi_bert.engines.tensorflow import horovod
+import importlib
+import os
+from pathlib import Path
+from typing import Annotated
+
+import tensorflow as tf
+from pydantic import Field
+
+from gaudi_bert.artefacts.base import Artefact
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.sections import GaudiSettings, LoopSettings
+from gaudi_bert.config.values import EngineName, Precision
+from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec
 from gaudi_bert.engines.tensorflow.graph import report_on_step as report_on_step
+from gaudi_bert.engines.tensorflow.horovod import connect as connect
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.updates import TensorFlowUpdates
 
 NAME: EngineName = "tensorflow"
 
-open_device = devices.open_device
-
-
-def connect(settings: LoopSettings) -> Communicator:
-    """The communicator of all processes of this launch, by Horovod; without a launcher, that of this process alone."""
-    return horovod.connect(settings)
+updates = TensorFlowUpdates
 
 
 def build(
@@ -35,8 +45,114 @@ def build(
     return TensorFlowModel(spec, name, seed=seed, compute_dtype=dtype, compiled=compiled)
 
 
-def updates(
-    model: TensorFlowModel, settings: TrainingSettings, communicator: Communicator, accumulation_steps: int
-) -> TensorFlowUpdates:
-    """Updates of a model by the optimizer of `settings`, whose moments start at zero."""
-    return TensorFlowUpdates(model, settings, communicator, accumulation_steps)
+def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
+    """Open the device of `settings`; call it after `connect` and before any variable is created.
+
+    "auto" takes a Gaudi card if its software and a card are there, else the CPU; `threads` are those of one operation.
+    """
+    section, kind = settings.section_name, settings.device
+    if kind == "cuda":
+        raise InputError(f"{section}.device = cuda: TensorFlow runs on a CPU or on Gaudi here; set {section}.engine=pytorch")
+    if kind != "cpu":
+        try:
+            notes = _load_gaudi(gaudi if gaudi is not None else GaudiSettings(), settings.precision)
+            # Gaudi's own compiler fuses chains of elementwise operations, and its software converts to bfloat16.
+            return Device("hpu", "/device:HPU:0", "float32", "Gaudi card HPU:0", compiles=False, notes=tuple(notes))
+        except _GaudiMissingError as error:
+            if kind == "hpu":
+                raise InputError(f"{section}.device = hpu: {error}; or set {section}.device = cpu") from error
+    if threads is not None:
+        _set_threads(threads, section)
+    used = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1
+    return Device("cpu", "/device:CPU:0", settings.precision, f"CPU, {used} threads", compiles=settings.compile is not False)
+
+
+def _set_threads(threads: int, section: str) -> None:
+    if tf.config.threading.get_intra_op_parallelism_threads() == threads:
+        return
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+    except RuntimeError as error:
+        raise InputError(
+            f"{section}.threads = {threads}: TensorFlow is already running with other threads in this process; "
+            "start a new process"
+        ) from error
+
+
+# --- The Gaudi runtime: its variables, and loading its module
+#
+# The module reads its variables while it is loaded, so they are set between its import and `load_habana_module()`. What is
+# already set belongs to the user (or the image, or the launcher) and stays.
+#
+# The runtime does bfloat16: it rewrites the float32 graph by the lists in `bfloat16.json`. Operations of the
+# allowlist are converted; those of the strict conditional list, which only move numbers, where all their inputs are; the
+# conditional list is empty, and whatever is not listed stays float32: sums, softmax, layer norm, losses and the
+# optimizer. The small product of the next-sentence head is excluded by its name.
+
+BFLOAT16_LIST = Path(__file__).with_name("bfloat16.json")
+_Exception = Annotated[list[str], Field(min_length=2, max_length=2)]
+"""An expression for names, and a type of operation."""
+
+
+class _OperationList(Artefact):
+    """A list for bfloat16, of types of operations; the runtime does not report one that it cannot read."""
+
+    remedy = "write it as bfloat16.json of this package is written"
+
+    allowlist: list[str]
+    conditional_list: list[str]
+    strict_conditional_list: list[str]
+    non_convertible_exceptions: list[_Exception]
+    convertible_exceptions: list[_Exception]
+
+
+class _GaudiMissingError(Exception):
+    """The software, the driver or the card is missing; the message names it and the remedy."""
+
+
+def _load_gaudi(settings: GaudiSettings, precision: Precision) -> list[str]:
+    """Set the runtime's variables and register the device; a note for each that the environment has with another value.
+
+    Raises `_GaudiMissingError` where none can be used.
+    """
+    try:
+        habana = importlib.import_module("habana_frameworks.tensorflow")
+    except ImportError as error:
+        raise _GaudiMissingError(
+            "the package habana_frameworks is not installed; use the Gaudi training image, "
+            "or install habana-tensorflow 1.14.0.493 with TensorFlow 2.15 on Python 3.10"
+        ) from error
+    notes = []
+    for name, value in runtime_variables(settings, precision).items():
+        present = os.environ.setdefault(name, value)
+        if present != value:
+            notes.append(f"note: {name}={present} is set in the environment and stays (the settings say {value})")
+    try:
+        habana.load_habana_module()
+    except (RuntimeError, OSError, tf.errors.OpError) as error:
+        reason = " ".join(str(error).split())
+        raise _GaudiMissingError(
+            f"load_habana_module() failed ({reason}); check the driver with hl-smi, and that this process may see a card"
+        ) from error
+    if not tf.config.list_physical_devices("HPU"):
+        raise _GaudiMissingError(
+            "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process holds the card"
+        )
+    return notes
+
+
+def runtime_variables(settings: GaudiSettings, precision: Precision) -> dict[str, str]:
+    """The environment variables that `settings` ask for."""
+    values: dict[str, str | int | None] = {
+        "TF_RECIPE_CACHE_PATH": settings.recipe_cache,
+        "HABANA_INITIAL_WORKSPACE_SIZE_MB": settings.initial_workspace_MB,
+        "TF_PRELIMINARY_CLUSTER_SIZE": settings.cluster_size,
+        "TF_HCCL_MEMORY_ALLOWANCE_MB": settings.hccl_memory_MB,
+        "TF_CPU_RUNTIME_FALLBACK": None if settings.cpu_fallback else "forbid",
+    }
+    if precision == "bfloat16":
+        path = Path(settings.bfloat16_list) if settings.bfloat16_list is not None else BFLOAT16_LIST
+        _OperationList.read(path)
+        values["TF_BF16_CONVERSION"] = str(path.resolve())
+    return {name: str(value) for name, value in values.items() if value is not None}

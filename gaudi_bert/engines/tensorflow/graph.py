@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-import numpy as np
 import tensorflow as tf
 
-from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.graph_report import GraphProblem, GraphReport, MemoryModel, memory_model
-from gaudi_bert.engines.protocol import ModelSpec
+from gaudi_bert.engines.graph_report import GraphProblem, GraphReport, PassMemory, TensorLives
+from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.updates import SUMS_NAME, TensorFlowUpdates
-from gaudi_bert.model.config import BertConfig, parameter_count
-from gaudi_bert.model.features import PACKED_FEATURES, BatchSizes
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.features import BatchSizes, packed_shapes
 from gaudi_bert.model.heads import PretrainingHead
 
 # Memory is measured at these numbers of packs. TensorFlow makes one operation of zeros with less than 1000 elements, and two
@@ -38,35 +35,28 @@ def report_on_step(
     """Trace the step, check it, and say what it costs."""
     step, batch = abstract_step(config, settings, sizes, accumulation_steps, "float32")
     graphs = step.trace(batch)
-    flops = max(matrix_flops(graph) for graph in graphs.values())
-    memory, activations = _memory(config, settings, sizes)
+    few, many = (_memory(config, settings, sizes._replace(packs=packs)) for packs in (FEW_PACKS, MANY_PACKS))
     return GraphReport.of(
         check_graphs(graphs),
+        config,
         operations=sum(len(graph.get_operations()) for graph in graphs.values()),
-        parameters=parameter_count(config),
-        flops_per_micro_batch=flops,
+        flops_per_micro_batch=max(matrix_flops(graph) for graph in graphs.values()),
         accumulation_steps=accumulation_steps,
-        activation_bytes=activations,
-        memory=memory,
+        few=few,
+        many=many,
         packs=sizes.packs,
         communication_MB=communication_MB,
     )
 
 
-def _memory(config: BertConfig, settings: TrainingSettings, sizes: BatchSizes) -> tuple[MemoryModel, int]:
-    """The memory of a pass over any number of packs, and what it keeps for its backward pass at `sizes`.
+def _memory(config: BertConfig, settings: TrainingSettings, sizes: BatchSizes) -> PassMemory:
+    """The memory of the pass of a micro-batch.
 
     With bfloat16, Gaudi's conversion is stood in for by the model's own, which rounds about the same tensors.
     """
-    alive, activations = [], []
-    for packs in (FEW_PACKS, MANY_PACKS):
-        step, batch = abstract_step(config, settings, sizes._replace(packs=packs), 2, settings.precision)
-        graph = step.trace_pass(batch)
-        alive.append(live_bytes(graph))
-        activations.append(activation_bytes(graph, graph.get_operation_by_name(SUMS_NAME)))
-    per_pack = (activations[1] - activations[0]) // (MANY_PACKS - FEW_PACKS)
-    memory = memory_model(alive[0], alive[1], FEW_PACKS, MANY_PACKS)
-    return memory, activations[0] + per_pack * (sizes.packs - FEW_PACKS)
+    step, batch = abstract_step(config, settings, sizes, 2, settings.precision)
+    graph = step.trace_pass(batch)
+    return pass_memory(graph, graph.get_operation_by_name(SUMS_NAME), sizes.packs)
 
 
 def abstract_step(
@@ -77,10 +67,7 @@ def abstract_step(
     compute_dtype: Literal["float32", "bfloat16"],
 ) -> tuple[TensorFlowUpdates, dict[str, tf.TensorSpec]]:
     """A step over variables without memory, and the batch to trace it with."""
-    letters = {"B": sizes.packs, "L": sizes.positions, "Q": sizes.masked_slots, "S": sizes.depth}
-    batch = {
-        name: tf.TensorSpec([letters[letter] for letter in shape], dtype) for name, (shape, dtype) in PACKED_FEATURES.items()
-    }
+    batch = {name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in packed_shapes(sizes).items()}
     with tf.Graph().as_default():
         spec = ModelSpec(config, PretrainingHead(settings.loss))
         model = TensorFlowModel(spec, seed=0, compute_dtype=compute_dtype)
@@ -88,15 +75,8 @@ def abstract_step(
     return step, batch
 
 
-# --- Costs: matrix products, and the device memory of one forward and backward pass
-#
-# Products are counted exactly, 2 * m * k * n each; everything else of BERT is small compared with them. Memory is simulated:
-# the operations are run in the order in which they were traced (forward, then backward), an output lives from its
-# operation to the last one that reads it, reshapes and the like share the memory of what they show, and variables are
-# counted apart. Fusion on the device makes the true figure smaller, fragmentation makes it larger: it is an estimate.
-#
-# With B packs every tensor has c + d * B bytes, so two traces, at two values of B, give the memory at every moment for
-# every B, and the largest B that fits a card is found without tracing again.
+# --- Costs: matrix products, counted exactly, 2 * m * k * n each (everything else of BERT is small compared with them), and
+# memory
 
 # Outputs that are the memory of the first input under another shape or name.
 _VIEWS = {"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient"}
@@ -116,47 +96,22 @@ def _product_flops(operation: tf.Operation) -> int:
     return 2 * operation.outputs[0].shape.num_elements() * inner
 
 
-def activation_bytes(graph: tf.Graph, sums: tf.Operation) -> int:
-    """Bytes that the forward pass keeps for the backward pass.
-
-    `graph` is one forward and backward pass in the order of tracing; the forward pass ends in `sums`.
-    """
-    owners = _owners(graph)
-    operations = graph.get_operations()
-    end = operations.index(sums) + 1
-    sizes = {tensor.name: _bytes(tensor) for operation in operations[:end] for tensor in operation.outputs}
-    read_later: dict[str, int] = {}
-    for operation in operations[end:]:
-        for tensor in operation.inputs:
-            owner = owners[tensor.name]
-            if owner in sizes:
-                read_later[owner] = sizes[owner]
-    return sum(read_later.values())
-
-
-def live_bytes(graph: tf.Graph) -> IntArray:
-    """Bytes of all tensors that are alive while each operation runs, int64 [operations], in the order of tracing.
+def pass_memory(graph: tf.Graph, sums: tf.Operation, packs: int) -> PassMemory:
+    """The memory of one forward and backward pass in the order of tracing; the forward pass ends in `sums`.
 
     Inputs, constants and variables are not counted.
     """
-    operations = graph.get_operations()
-    owners = _owners(graph)
-    births: dict[str, tuple[int, int]] = {}
-    deaths: dict[str, int] = {}
+    operations, owners = graph.get_operations(), _owners(graph)
+    lives = TensorLives[str]()
     for moment, operation in enumerate(operations):
         for tensor in operation.inputs:
-            owner = owners[tensor.name]
-            if owner:
-                deaths[owner] = moment
+            if owners[tensor.name]:
+                lives.read(owners[tensor.name], moment)
         for tensor in operation.outputs:
             if owners[tensor.name] == tensor.name:
-                births[tensor.name] = (moment, _bytes(tensor))
-                deaths[tensor.name] = moment
-    changes = np.zeros(len(operations) + 1, np.int64)
-    for name, (moment, size) in births.items():
-        changes[moment] += size
-        changes[deaths[name] + 1] -= size
-    return np.cumsum(changes[:-1])
+                lives.create(tensor.name, moment, _bytes(tensor))
+    end = operations.index(sums)
+    return PassMemory(packs, lives.alive(len(operations)), lives.retained(created_before=end + 1, read_after=end))
 
 
 def _owners(graph: tf.Graph) -> dict[str, str]:
@@ -189,40 +144,17 @@ def _bytes(tensor: tf.Tensor) -> int:
 
 # The size of the output depends on values, whatever the inputs. Others, e.g. Range or Tile, are found by their shape.
 _DATA_DEPENDENT = {
-    "Where",
-    "Unique",
-    "UniqueV2",
-    "UniqueWithCounts",
-    "UniqueWithCountsV2",
-    "ListDiff",
-    "DynamicPartition",
-    "NonMaxSuppression",
-    "NonMaxSuppressionV2",
-    "NonMaxSuppressionV3",
-    "NonMaxSuppressionV4",
-    "NonMaxSuppressionV5",
+    *("Where", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "ListDiff", "DynamicPartition"),
+    *("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", "NonMaxSuppressionV4", "NonMaxSuppressionV5"),
     "NonMaxSuppressionWithOverlaps",
 }
 _DATA_DEPENDENT_PREFIXES = ("Ragged", "Sparse", "DenseToDenseSet", "DenseToSparseSet", "SetSize")
 # Dense in, dense out: only the labels, the zeros, or the rows that are picked give them their name.
 _NOT_DATA_DEPENDENT = {"SparseSoftmaxCrossEntropyWithLogits", "SparseMatMul", "SparseSegmentSumGrad", "SparseToDense"}
 _HOST_CALLS = {
-    "PyFunc",
-    "PyFuncStateless",
-    "EagerPyFunc",
-    "NumericVerify",
-    "Print",
-    "PrintV2",
-    "Assert",
-    "CheckNumerics",
-    "CheckNumericsV2",
-    "Timestamp",
-    "WriteSummary",
-    "HistogramSummary",
-    "ScalarSummary",
-    "MergeSummary",
-    "XlaHostCompute",
-    "_XlaHostComputeMlir",
+    *("PyFunc", "PyFuncStateless", "EagerPyFunc", "NumericVerify", "Print", "PrintV2", "Assert", "CheckNumerics"),
+    *("CheckNumericsV2", "Timestamp", "WriteSummary", "HistogramSummary", "ScalarSummary", "MergeSummary"),
+    *("XlaHostCompute", "_XlaHostComputeMlir"),
 }
 DOUBLE = {tf.float64, tf.complex64, tf.complex128}
 LONG = {tf.int64, tf.uint64}
@@ -243,8 +175,7 @@ def check_graphs(graphs: Mapping[str, tf.Graph]) -> list[GraphProblem]:
 def operations_of(graph: tf.Graph, name: str = "graph") -> Iterator[tuple[str, tf.Operation]]:
     """Every operation of `graph` and, once each, of all functions that it calls (calls, branches, loop bodies).
 
-    Yields:
-        The path (`name`, and the functions on the way), and the operation.
+    Before the operation its path: `name`, and the functions on the way.
     """
     seen: set[str] = set()
     waiting = [(name, graph)]

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import FloatArray, WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.launch import Launch, find_launch
+from gaudi_bert.common.launch import find_launch
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.processes import ConnectedProcess
+from gaudi_bert.engines.protocol import Communicator
+from gaudi_bert.engines.watchdog import ConnectedProcess
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,8 @@ class HorovodCommunicator(ConnectedProcess):
 def connect(settings: LoopSettings) -> Communicator:
     """The communicator of all processes of this launch; without a launcher, that of this process alone."""
     launch = find_launch()
-    return Communicator() if launch is None or launch.size == 1 else _connect_by_horovod(launch, settings)
-
-
-def _connect_by_horovod(launch: Launch, settings: LoopSettings) -> HorovodCommunicator:
-    """`hvd.init()`."""
+    if launch is None or launch.size == 1:
+        return Communicator()
     who = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(settings.fusion_bytes))
     try:

@@ -1,26 +1,52 @@
-"""A BERT on a device, as `engines/protocol.Model`: arrays in and out, one graph for each set of shapes."""
+"""A BERT with any head on a device, as `engines/protocol.Model`: arrays in and out, one graph for each set of shapes.
+
+A head treats each sequence of a pack as if it stood alone: what it computes for a sequence depends on that sequence only.
+
+Letters: B packs, L positions, S depth, P = B * S sequences (or B * L tokens), H hidden size, C values of a head, K sums of a
+head.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.engines.protocol import ComputeDtype, ModelSpec, Trial
-from gaudi_bert.engines.tensorflow.bert import BertForPretraining
-from gaudi_bert.engines.tensorflow.heads import BertForTask, BertForVectors, task_sums
-from gaudi_bert.engines.tensorflow.losses import pretraining_sums
-from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.heads import Loss, PretrainingHead, TaskHead, VectorHead
+from gaudi_bert.engines.protocol import ComputeDtype, ModelSpec, Trial, check_weights
+from gaudi_bert.engines.tensorflow.bert import (
+    Network,
+    encode_packs,
+    outputs_of_every_token,
+    pool,
+    pretraining_outputs,
+    word_scores,
+)
+from gaudi_bert.engines.tensorflow.dropout import ForwardPass
+from gaudi_bert.engines.tensorflow.losses import pretraining_sums, task_sums
+from gaudi_bert.engines.tensorflow.operations import as_graph, dense, widen
+from gaudi_bert.model.config import BertConfig, initial_value
+from gaudi_bert.model.features import check_logits
+from gaudi_bert.model.heads import Loss, Pooling, PretrainingHead, TaskHead, VectorHead, variables_of
 
-_Function = Callable[..., Any]
+# Larger than the number of any dropout in an encoder.
+_HEAD_DROPOUT_SITE = 1 << 20
+# Below any hidden state; a sequence that is absent has nothing else.
+_LOWEST = -3.0e38
+
+Batch = Mapping[str, tf.Tensor]
 
 
 class TensorFlowModel:
-    """A BERT and its head on a device."""
+    """A BERT and its head on a device.
+
+    With a `compute_dtype` of bfloat16, variables, layer norm, softmax and logits stay float32; float64 is for proofs.
+    `compiled` compiles chains of elementwise operations by XLA: a tenth faster on a CPU, once a few seconds of compiling are
+    over. Dropout then draws other masks. On Gaudi leave it off: its graph compiler fuses by itself.
+    """
 
     def __init__(
         self,
@@ -31,17 +57,20 @@ class TensorFlowModel:
         compute_dtype: ComputeDtype = "float32",
         compiled: bool = False,
     ) -> None:
-        self.spec, self._device = spec, device
-        self.bert = _bert_of(spec, seed, compute_dtype, compiled)
-        self.compiled = compiled
-        self._outputs = _as_graph(lambda batch: self.bert(batch))
-        self._evaluate = _as_graph(self._trace_evaluation)
-        self._work = _as_graph(self._trace_work)
+        config = spec.config
+        if not isinstance(config, BertConfig):
+            raise InputError(f"a model of type {config.model_type}: TensorFlow runs BERT only; set the engine to pytorch")
+        self.spec, self.config, self.compiled, self._device = spec, config, compiled, device
+        self.compute_dtype = tf.as_dtype(compute_dtype)
+        self.variables: dict[str, tf.Variable] = {
+            name: tf.Variable(initial_value(name, variable, config.initializer_range, seed), name=name, dtype=tf.float32)
+            for name, variable in variables_of(config, spec.head).items()
+        }
+        self._outputs = as_graph(self.forward)
+        self._evaluate = as_graph(self._trace_evaluation)
+        self._work = as_graph(self._trace_work)
 
-    @property
-    def variables(self) -> dict[str, tf.Variable]:
-        """The variables by name."""
-        return self.bert.variables_by_name
+    # --- the protocol
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The variables' shapes by name."""
@@ -53,7 +82,9 @@ class TensorFlowModel:
 
     def load_values(self, values: WeightArrays) -> None:
         """Set variables by name; those that `values` does not name keep what they hold."""
-        self.bert.load_values(values)
+        check_weights(self, values)
+        for name, value in values.items():
+            self.variables[name].assign(np.asarray(value, dtype=np.float32))
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
         """What the head gives, without dropout."""
@@ -67,16 +98,14 @@ class TensorFlowModel:
 
     def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
         """Outputs, losses and gradients of a model of pretraining."""
-        bert = self.bert
-        if not isinstance(bert, BertForPretraining):
+        if not isinstance(self.spec.head, PretrainingHead):
             raise InputError("a model with the head of a task: it is tried with the heads of pretraining only")
         tensors = self._tensors(batch)
-        hidden_BLH, _ = bert.with_hidden_states(tensors)
+        hidden_BLH, _ = outputs_of_every_token(self.network(), tensors)
         with tf.GradientTape() as tape:
-            outputs = bert(tensors)
+            outputs = self.forward(tensors)
             sums = pretraining_sums(outputs, tensors, loss)
-            masked_lm_loss = sums.masked_lm_sum / sums.masked_lm_weight
-            next_sentence_loss = sums.next_sentence_sum / sums.next_sentence_weight
+            masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
             total = masked_lm_loss + next_sentence_loss
         gradients = tape.gradient(total, list(self.variables.values()))
         named = {name.rpartition("_")[0]: output.numpy() for name, output in outputs._asdict().items()}
@@ -90,38 +119,53 @@ class TensorFlowModel:
         """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
         return float(self._work(self._tensors(batch)))
 
-    @property
-    def has_dropout(self) -> bool:
-        """Whether a pass of training draws masks."""
-        config = self.bert.config
-        return max(config.hidden_dropout_prob, config.attention_probs_dropout_prob) > 0
+    # --- what is traced: from features, whose shapes are static, to outputs, sums and the loss
+
+    def network(self, dropout_seed: tf.Tensor | None = None) -> Network:
+        """The variables as a pass reads them.
+
+        `dropout_seed` is int32 [2], another one for every pass of a training run; None for no dropout.
+        """
+        parameters = {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
+        if self.compute_dtype == tf.float64:
+            parameters = {name: tf.cast(value, tf.float64) for name, value in parameters.items()}
+        return Network(self.config, parameters, self.compute_dtype, ForwardPass(dropout_seed, self.compiled))
+
+    def forward(self, batch: Batch, dropout_seed: tf.Tensor | None = None) -> Any:
+        """What the head gives, wide; of pretraining `PretrainingOutputs`, of language modelling [P, words]."""
+        network, head = self.network(dropout_seed), self.spec.head
+        if isinstance(head, PretrainingHead):
+            return pretraining_outputs(network, batch)
+        return _vectors(network, head, batch) if isinstance(head, VectorHead) else _task_outputs(network, head, batch)
+
+    def sums(self, outputs: Any, batch: Batch) -> Sequence[tf.Tensor]:
+        """The K sums of the head, scalars."""
+        head = self.spec.head
+        if isinstance(head, PretrainingHead):
+            return pretraining_sums(outputs, batch, head.loss)
+        return task_sums(head, outputs, batch) if isinstance(head, TaskHead) else ()
 
     def loss(
-        self, batch: Mapping[str, tf.Tensor], dropout_seed: tf.Tensor | None, factors: tf.Tensor
+        self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         """The loss that is minimised, its sums multiplied by `factors` [2]; and the K sums."""
-        head, outputs = self.spec.head, self.bert(batch, dropout_seed=dropout_seed)
-        if isinstance(head, PretrainingHead):
-            sums = pretraining_sums(outputs, batch, head.loss)
-            return sums.masked_lm_sum * factors[0] + sums.next_sentence_sum * factors[1], sums
-        if not isinstance(head, TaskHead):
+        if isinstance(self.spec.head, VectorHead):
             raise InputError("a model of vectors has no loss; give it the head of a task")
-        task = task_sums(head, outputs, batch)
-        return task.loss * factors[0], task
+        sums = self.sums(self.forward(batch, dropout_seed), batch)
+        if isinstance(self.spec.head, PretrainingHead):
+            return sums[0] * factors[0] + sums[2] * factors[1], sums
+        return sums[0] * factors[0], sums
 
     def _tensors(self, batch: BatchArrays) -> dict[str, tf.Tensor]:
         with tf.device(self._device):
             return {name: tf.constant(values) for name, values in batch.items()}
 
-    def _trace_evaluation(self, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        head, outputs = self.spec.head, self.bert(batch)
-        if isinstance(head, PretrainingHead):
-            return tf.zeros([]), tf.stack(pretraining_sums(outputs, batch, head.loss))
-        if isinstance(head, VectorHead):
-            return outputs, tf.zeros([0])
-        return (outputs if head.keeps_outputs else tf.zeros([])), tf.stack(task_sums(head, outputs, batch))
+    def _trace_evaluation(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+        outputs = self.forward(batch)
+        sums = self.sums(outputs, batch)
+        return outputs if self.spec.head.keeps_outputs else tf.zeros([]), tf.stack(sums) if sums else tf.zeros([0])
 
-    def _trace_work(self, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    def _trace_work(self, batch: Batch) -> tf.Tensor:
         variables = list(self.variables.values())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
@@ -130,17 +174,50 @@ class TensorFlowModel:
         return tf.reduce_sum(tf.stack([tf.reduce_sum(tf.convert_to_tensor(gradient)) for gradient in gradients]))
 
 
-def _bert_of(spec: ModelSpec, seed: int | None, compute_dtype: ComputeDtype, compiled: bool) -> Any:
-    config, head = spec.config, spec.head
-    if not isinstance(config, BertConfig):
-        raise InputError(f"a model of type {config.model_type}: TensorFlow runs BERT only; set the engine to pytorch")
-    if isinstance(head, PretrainingHead):
-        return BertForPretraining(config, seed=seed, compute_dtype=compute_dtype, compiled=compiled)
-    if isinstance(head, TaskHead):
-        return BertForTask(config, head, seed=seed, compute_dtype=compute_dtype, compiled=compiled)
-    return BertForVectors(config, head, seed=seed, compute_dtype=compute_dtype)
+# --- heads of tasks, and one vector for each text
 
 
-def _as_graph(function: _Function) -> tf.types.experimental.PolymorphicFunction:
-    """`function` as a graph. No Python control flow on tensors has to be rewritten, which saves time while tracing."""
-    return tf.function(function, autograph=False, reduce_retracing=False)
+def _task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.Tensor:
+    """The outputs of a task's head, wide; of language modelling the scores of all words, [P, words]."""
+    packs, length = batch["input_ids"].shape
+    if not head.keeps_outputs:
+        check_logits(packs, length, network.config.vocab_size)
+    hidden_PH = encode_packs(network, batch, None if head.read_positions is None else batch[head.read_positions])
+    if not head.keeps_outputs:
+        return word_scores(network, hidden_PH)
+    shape = [packs, length, head.width]
+    if head.is_of_text:
+        hidden_PH, shape = pool(network, hidden_PH), [*batch["sequence_positions"].shape, head.width]
+    if head.kind != "question-answering":  # as BERT's heads have it
+        hidden_PH = network.drop(hidden_PH, _HEAD_DROPOUT_SITE)
+    with tf.name_scope("KEEP_FP32_PRECISION"):
+        return tf.reshape(dense(widen(hidden_PH), *network.kernel_and_bias(head.scope)), shape)
+
+
+def _vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
+    """Vectors of the sequences of a batch, float32 [B, S, H]; those of absent ones mean nothing."""
+    hidden = encode_packs(network, batch, None if head.read_positions is None else batch[head.read_positions])
+    (packs, depth), size = batch["sequence_positions"].shape, network.config.hidden_size
+    if head.pooling == "cls":
+        vectors_BSH = tf.reshape(widen(hidden), [packs, depth, size])
+    else:
+        hidden_BLH = tf.reshape(widen(hidden), [*batch["input_ids"].shape, size])
+        vectors_BSH = _pooled(hidden_BLH, batch["input_mask"], depth, head.pooling)
+    return tf.math.l2_normalize(vectors_BSH, axis=-1, epsilon=1e-24) if head.normalize else vectors_BSH
+
+
+def _pooled(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, pooling: Pooling) -> tf.Tensor:
+    """Mean or maximum over the tokens of each sequence ([CLS] and [SEP] too, as in sentence-transformers), [B, S, H].
+
+    The mean is a product with 0 and 1; the maximum goes over flat tokens by the number of their sequence.
+    """
+    packs, length, hidden = hidden_BLH.shape
+    if pooling == "mean":
+        belongs_BSL = tf.one_hot(input_mask_BL - 1, depth, axis=1, dtype=hidden_BLH.dtype)
+        tokens_BS1 = tf.reduce_sum(belongs_BSL, axis=2, keepdims=True)
+        return tf.matmul(belongs_BSL, hidden_BLH) / tf.maximum(tokens_BS1, 1.0)
+    first_B1 = tf.range(0, packs * (depth + 1), depth + 1, dtype=tf.int32)[:, tf.newaxis]
+    segments_T = tf.reshape(input_mask_BL + first_B1, [-1])
+    flat_TH = tf.reshape(hidden_BLH, [packs * length, hidden])
+    most = tf.math.unsorted_segment_max(flat_TH, segments_T, packs * (depth + 1))
+    return tf.maximum(tf.reshape(most, [packs, depth + 1, hidden])[:, 1:], _LOWEST)

@@ -2,8 +2,7 @@
 
 Where TensorFlow's own gradient would make many passes over a large tensor, or a sparse result of unknown
 size, the gradient is written out here. No operation has a shape that depends on data, none is `where`,
-`boolean_mask` or `unique`, and integers are
-int32: Gaudi compiles the graph once for one set of shapes.
+`boolean_mask` or `unique`, and integers are int32: Gaudi compiles the graph once for one set of shapes.
 
 What goes over the elements of a tensor several times is a kernel: a function of tensors and fixed numbers. On
 a CPU, `compiled` kernels (XLA) make one pass of it; Gaudi's graph compiler does the like by itself, so there
@@ -27,11 +26,15 @@ from gaudi_bert.engines.tensorflow.dropout import keep_mask, keep_scale
 
 Kernel = Callable[..., Any]
 
+# Numbers so far apart share a set of the first cache: 64 sets of 64 bytes on every x86 processor of today.
 _CACHE_SETS_BYTES = 4096
-"""Numbers so far apart share a set of the first cache: 64 sets of 64 bytes on every x86 processor of today."""
-
+# Rows are longer by so much, so that each begins in the next set.
 _CACHE_LINE_BYTES = 64
-"""Rows are longer by so much, so that each begins in the next set."""
+
+
+def as_graph(function: Kernel) -> tf.types.experimental.PolymorphicFunction:
+    """`function` as a graph. No Python control flow on tensors has to be rewritten, which saves time while tracing."""
+    return tf.function(function, autograph=False, reduce_retracing=False)
 
 
 @functools.cache

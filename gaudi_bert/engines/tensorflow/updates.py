@@ -12,18 +12,17 @@ Letters: M micro-batches, K sums of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, UpdateScalars
 from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
-from gaudi_bert.engines.tensorflow.operations import kernel
+from gaudi_bert.engines.tensorflow.operations import as_graph, kernel
 from gaudi_bert.model.config import is_decayed
 
 # The operation of a graph in which its forward pass ends: the sums of the head.
@@ -34,25 +33,21 @@ class TensorFlowUpdates:
     """Runs updates of one model with one optimizer, each of `accumulation_steps` micro-batches on this process."""
 
     def __init__(
-        self,
-        model: TensorFlowModel,
-        settings: TrainingSettings,
-        communicator: Communicator,
-        accumulation_steps: int,
+        self, model: TensorFlowModel, settings: TrainingSettings, communicator: Communicator, accumulation_steps: int
     ) -> None:
         self._model, self._settings, self._communicator = model, settings, communicator
         self._optimizer = Optimizer(model.variables, settings, compiled=model.compiled)
         self._is_single_graph = accumulation_steps == 1 and communicator.size == 1
         self._variables = list(model.variables.values())
-        self._has_dropout = model.has_dropout
+        self._has_dropout = max(model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob) > 0
         self._accumulated: list[tf.Variable] = []
         if not self._is_single_graph:
             self._accumulated = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self._variables]
         self._passes: list[tf.Graph] = []
-        self._single_update = _as_graph(self._trace_update)
-        self._first = _as_graph(self._trace_first)
-        self._next = _as_graph(self._trace_next)
-        self._finish = _as_graph(self._trace_finish)
+        self._single_update = as_graph(self._trace_update)
+        self._first = as_graph(self._trace_first)
+        self._next = as_graph(self._trace_next)
+        self._finish = as_graph(self._trace_finish)
 
     def run(
         self,
@@ -71,7 +66,7 @@ class TensorFlowUpdates:
             )
             for number, batch in enumerate(micro_batches)
         ]
-        tensors = UpdateTensors(*(tf.constant(value, tf.float32) for value in scalars))
+        tensors = UpdateScalars(*(tf.constant(value, tf.float32) for value in scalars))
         if self._is_single_graph:
             return self._single_update(*inputs[0], tensors)
         sums = self._first(*inputs[0])
@@ -85,27 +80,23 @@ class TensorFlowUpdates:
 
     def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
         """A copy of the first and second moments, by variable."""
-        first, second = (
-            {name: moment.numpy() for name, moment in moments.items()}
-            for moments in (self._optimizer.first_moments, self._optimizer.second_moments)
-        )
+        first, second = ({name: moment.numpy() for name, moment in moments.items()} for moments in self._optimizer.moments)
         return first, second
 
     def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:
         """Set all moments."""
-        for moments, values in ((self._optimizer.first_moments, first), (self._optimizer.second_moments, second)):
+        for moments, values in zip(self._optimizer.moments, (first, second), strict=True):
             for name, moment in moments.items():
                 moment.assign(values[name])
 
     def trace(self, batch: Mapping[str, tf.TensorSpec]) -> dict[str, tf.Graph]:
-        """Build the graphs that `run` would use for such batches, and run nothing.
+        """The graphs that `run` would use for such batches; nothing is run.
 
-        Returns:
-            `update` alone, where one micro-batch of one process makes an update; else `first`, `next` and `finish`.
+        `update` alone, where one micro-batch of one process is an update; else `first`, `next` and `finish`.
         """
         scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([self._model.spec.head.sums], tf.float32)
         passed = _pass_specs(batch)
-        scalars = UpdateTensors(scalar, scalar, scalar)
+        scalars = UpdateScalars(scalar, scalar, scalar)
         if self._is_single_graph:
             return {"update": self._single_update.get_concrete_function(*passed, scalars).graph}
         return {
@@ -140,7 +131,7 @@ class TensorFlowUpdates:
         gradients = tape.gradient(loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums_K
 
-    def _update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateTensors) -> tf.Tensor:
+    def _update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         """Sum over processes, clip, move the variables."""
         if isinstance(self._communicator, HorovodCommunicator):
             gradients = self._communicator.sum_tensors(gradients)
@@ -149,7 +140,7 @@ class TensorFlowUpdates:
         return tf.concat([sums, [norm]], axis=0)
 
     def _trace_update(
-        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, scalars: UpdateTensors
+        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, scalars: UpdateScalars
     ) -> tf.Tensor:
         gradients, sums = self._gradients(batch, seed, factors)
         return self._update(gradients, sums, scalars)
@@ -168,7 +159,7 @@ class TensorFlowUpdates:
             accumulated.assign_add(gradient)
         return sums_before + sums
 
-    def _trace_finish(self, sums: tf.Tensor, scalars: UpdateTensors) -> tf.Tensor:
+    def _trace_finish(self, sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         return self._update([tf.convert_to_tensor(accumulated) for accumulated in self._accumulated], sums, scalars)
 
 
@@ -177,14 +168,7 @@ def _pass_specs(batch: Mapping[str, tf.TensorSpec]) -> tuple[dict[str, tf.Tensor
     return dict(batch), tf.TensorSpec([2], tf.int32), tf.TensorSpec([2], tf.float32)
 
 
-def _as_graph(function: Callable[..., tf.Tensor]) -> tf.types.experimental.PolymorphicFunction:
-    """`function` as a graph. No Python control flow on tensors has to be rewritten, which saves time while tracing."""
-    return tf.function(function, autograph=False, reduce_retracing=False)
-
-
-# --- AdamW, LAMB and clipping
-
-# AdamW and LAMB on plain variables, in plain TensorFlow operations with static shapes.
+# --- AdamW, LAMB and clipping: on plain variables, in plain TensorFlow operations with static shapes
 #
 # Both keep, for every variable w with gradient g, the moments
 #
@@ -206,14 +190,6 @@ def _as_graph(function: Callable[..., tf.Tensor]) -> tf.types.experimental.Polym
 
 # Variables of fewer numbers lie in the processor's caches: they are not worth a compilation.
 LEAST_COMPILED = 2**16
-
-
-class UpdateTensors(NamedTuple):
-    """What changes from update to update, float32 scalars."""
-
-    learning_rate: tf.Tensor
-    first_correction: tf.Tensor
-    second_correction: tf.Tensor
 
 
 class _State(NamedTuple):
@@ -247,47 +223,46 @@ class Optimizer:
     """AdamW or LAMB over named variables.
 
     `compiled` makes one pass over memory for each large variable, by XLA (for CPUs). `apply` takes gradients in the order of
-    `variables`; moments are known by the names of the variables.
+    `variables`; `moments`, the first and the second, are known by the names of the variables.
     """
 
     def __init__(self, variables: Mapping[str, tf.Variable], settings: TrainingSettings, *, compiled: bool = False) -> None:
-        self.variables = dict(variables)
-        self.settings = settings
-        self._compiled = compiled
-        self.first_moments = {name: self._zeros(variable) for name, variable in self.variables.items()}
-        self.second_moments = {name: self._zeros(variable) for name, variable in self.variables.items()}
+        self._variables, self._settings, self._compiled = dict(variables), settings, compiled
+        self.moments: tuple[dict[str, tf.Variable], ...] = tuple(
+            {
+                name: tf.Variable(tf.zeros(variable.shape, tf.float32), trainable=False)
+                for name, variable in self._variables.items()
+            }
+            for _ in range(2)
+        )
 
-    def apply(self, gradients: Sequence[tf.Tensor], scalars: UpdateTensors, factor: tf.Tensor) -> None:
+    def apply(self, gradients: Sequence[tf.Tensor], scalars: UpdateScalars, factor: tf.Tensor) -> None:
         """Move every variable by its gradient times `factor`; `gradients` in the order of `variables`."""
-        for (name, variable), gradient in zip(self.variables.items(), gradients, strict=True):
-            is_adapted = self.settings.layer_adaptation == "all" or is_decayed(name)
-            move = _lamb if self.settings.optimizer == "lamb" and is_adapted else _adamw
-            state = _State(variable, self.first_moments[name], self.second_moments[name])
+        for (name, variable), gradient in zip(self._variables.items(), gradients, strict=True):
+            is_adapted = self._settings.layer_adaptation == "all" or is_decayed(name)
+            move = _lamb if self._settings.optimizer == "lamb" and is_adapted else _adamw
+            state = _State(variable, *(moments[name] for moments in self.moments))
             is_compiled = self._compiled and variable.shape.num_elements() >= LEAST_COMPILED
             kernel(move, is_compiled)(state, gradient, factor, scalars, self._constants(name))
 
     def _constants(self, name: str) -> _Constants:
-        decay = self.settings.weight_decay if is_decayed(name) else 0.0
-        return _Constants(self.settings.beta_1, self.settings.beta_2, self.settings.epsilon, decay)
-
-    @staticmethod
-    def _zeros(variable: tf.Variable) -> tf.Variable:
-        return tf.Variable(tf.zeros(variable.shape, tf.float32), trainable=False)
+        decay = self._settings.weight_decay if is_decayed(name) else 0.0
+        return _Constants(self._settings.beta_1, self._settings.beta_2, self._settings.epsilon, decay)
 
 
-def _adamw(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateTensors, constants: _Constants) -> None:
+def _adamw(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateScalars, constants: _Constants) -> None:
     """Move a variable and its moments by its gradient times `factor`."""
     direction = _direction(state, gradient * factor, scalars, constants)
     state.variable.assign_sub(scalars.learning_rate * direction)
 
 
-def _lamb(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateTensors, constants: _Constants) -> None:
+def _lamb(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateScalars, constants: _Constants) -> None:
     """The same with the trust ratio."""
     direction = _direction(state, gradient * factor, scalars, constants)
     state.variable.assign_sub(scalars.learning_rate * _trust_ratio(state.variable.value(), direction) * direction)
 
 
-def _direction(state: _State, gradient: tf.Tensor, scalars: UpdateTensors, constants: _Constants) -> tf.Tensor:
+def _direction(state: _State, gradient: tf.Tensor, scalars: UpdateScalars, constants: _Constants) -> tf.Tensor:
     """Advances the moments, and gives u."""
     first = constants.beta_1 * state.first_moment + (1.0 - constants.beta_1) * gradient
     second = constants.beta_2 * state.second_moment + (1.0 - constants.beta_2) * tf.square(gradient)

@@ -2,7 +2,7 @@
 
 - `huggingface`: `config.json` and `model.safetensors` in the layout of `BertForPreTraining`.
 - `google`: a TF1 checkpoint `bert_model.ckpt` and `bert_config.json`, with the names of google-research/bert.
-- `savedmodel`: a TensorFlow SavedModel for serving (see `engines/tensorflow/saved_model.py`).
+- `savedmodel`: a TensorFlow SavedModel for serving (see `engines/tensorflow/stored_models.py`).
 
 With the vocabulary, where it is known, as `vocab.txt`. The folder has a hidden name until it is complete.
 """
@@ -28,10 +28,10 @@ from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.window_plan import deepest
 from gaudi_bert.tasks.models.task_models import check_finished, open_task_model, read_task_folder, start_weights
+from gaudi_bert.training.model_files import TaskConfig
 from gaudi_bert.training.results import ExportResult
 from gaudi_bert.training.stored_inputs import local_weights
-from gaudi_bert.training.weights.model_files import TaskConfig
-from gaudi_bert.training.weights.sources import Weights, read_weights
+from gaudi_bert.training.weights import Weights, read_weights
 
 Format = Literal["huggingface", "google", "savedmodel"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -88,7 +88,7 @@ def _export(weights: Weights, out: Path, kind: str, vocabulary: Path | None, row
         elif kind == "google":
             _write_google(folder, weights, config)
         else:
-            from gaudi_bert.engines.tensorflow.saved_model import write_saved_model  # loads TensorFlow
+            from gaudi_bert.engines.tensorflow.stored_models import write_saved_model  # loads TensorFlow
 
             write_saved_model(folder, config, weights.variables, sizes)
         if words is not None:
@@ -110,7 +110,7 @@ def _files_in(out: Path) -> tuple[str, ...]:
 
 def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> ExportResult:
     """A fine-tuned model with its head, and its tokenizer among the assets."""
-    from gaudi_bert.engines.tensorflow.saved_model import write_task_saved_model  # loads TensorFlow
+    from gaudi_bert.engines.tensorflow.stored_models import write_task_saved_model  # loads TensorFlow
 
     task_folder = read_task_folder(checkpoint)
     tokenizer = open_tokenizer(checkpoint)
@@ -160,7 +160,7 @@ def _write_hugging_face(folder: Path, weights: Weights, config: BertConfig, voca
 
 
 def _write_google(folder: Path, weights: Weights, config: BertConfig) -> None:
-    from gaudi_bert.engines.tensorflow.google_checkpoint import write_google_checkpoint  # loads TensorFlow
+    from gaudi_bert.engines.tensorflow.stored_models import write_google_checkpoint  # loads TensorFlow
 
     write_google_checkpoint(folder / "bert_model.ckpt", weights.variables)
     values = {name: value for name, value in config.to_json().items() if name != "attention"}

@@ -34,8 +34,8 @@ from gaudi_bert.tasks.models.task_models import (
     start_weights,
     weights_checksum,
 )
-from gaudi_bert.training.weights.model_files import tokenizer_length
-from gaudi_bert.training.weights.sources import read_weights
+from gaudi_bert.training.model_files import tokenizer_length
+from gaudi_bert.training.weights import read_weights
 
 _TOKENS_OF_A_BATCH = 1024
 _Per = Literal["sequence", "token"]

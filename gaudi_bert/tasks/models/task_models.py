@@ -31,8 +31,8 @@ from gaudi_bert.rows.types import TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import Task, task_named
 from gaudi_bert.tasks.task_data import file_identity
 from gaudi_bert.training.checkpoint import newest_settings
-from gaudi_bert.training.weights.model_files import TaskConfig, tokenizer_length
-from gaudi_bert.training.weights.sources import Weights, read_weights
+from gaudi_bert.training.model_files import TaskConfig, tokenizer_length
+from gaudi_bert.training.weights import Weights, read_weights
 
 KEY = "gaudi_bert"
 # What transformers means where config.json names no labels: it leaves out the names of two classes that were not named.

@@ -31,7 +31,7 @@ from gaudi_bert.training.input.source import DataSource
 
 Batch = dict[str, Int32Array | Float32Array]
 Item = TypeVar("Item")
-ValueLimits = Mapping[str, int]
+_ValueLimits = Mapping[str, int]
 
 _BATCHES_AHEAD = 4
 
@@ -51,12 +51,8 @@ class TrainingOrder:
     packs_done: int = 0
 
 
-class PackReader(Protocol):
-    """Packs in the one global order.
-
-    Attributes:
-        packs: of an epoch.
-    """
+class _PackReader(Protocol):
+    """Packs in the one global order; `packs` are those of an epoch."""
 
     packs: int
 
@@ -67,7 +63,7 @@ class PackReader(Protocol):
         """Close all files."""
 
 
-def training_batches(source: DataSource, limits: ValueLimits, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
+def training_batches(source: DataSource, limits: _ValueLimits, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
     """Batches of packed features without end, each int32 or float32 [batch_packs, ...]."""
     check_rank(order.rank, order.size)
     reader = _StreamedReader(source, limits, order)
@@ -76,7 +72,7 @@ def training_batches(source: DataSource, limits: ValueLimits, batch_packs: int, 
     return batches_in_order(reader, batch_packs, order)
 
 
-def batches_in_order(reader: PackReader, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
+def batches_in_order(reader: _PackReader, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
     """The batches of one process, without end."""
 
     def batches() -> Iterator[Batch]:
@@ -106,7 +102,7 @@ class _NumberedFiles(Protocol):
 
 
 def evaluation_batches(
-    source: DataSource, limits: ValueLimits, batch_packs: int, rank: int = 0, size: int = 1, take_packs: int | None = None
+    source: DataSource, limits: _ValueLimits, batch_packs: int, rank: int = 0, size: int = 1, take_packs: int | None = None
 ) -> Iterator[Batch]:
     """Every record of a source once; its values are checked."""
     files = source.open_files()
@@ -147,7 +143,7 @@ def each_pack_once(
 class _StreamedReader:
     """Records in the one global order."""
 
-    def __init__(self, source: DataSource, limits: ValueLimits, order: TrainingOrder) -> None:
+    def __init__(self, source: DataSource, limits: _ValueLimits, order: TrainingOrder) -> None:
         self._source, self._limits, self._files = source, limits, source.open_files()
         of_epochs = GlobalOrder(
             self._files.sizes, order.seed, order.shuffle_packs, source.streams, source.sets, source.regions
@@ -164,7 +160,7 @@ class _StreamedReader:
         self._reader.close()
 
 
-def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: IntArray, limits: ValueLimits) -> Batch:
+def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: IntArray, limits: _ValueLimits) -> Batch:
     """Records as packs, their values checked."""
     batch: dict[str, AnyArray] = files.read(shards, records)
     if not source.is_packed:
@@ -206,7 +202,7 @@ def value_limits(source: DataSource, config: BertConfig) -> dict[str, int]:
     }
 
 
-def check_values(batch: BatchArrays, limits: ValueLimits, name_of: Callable[[int], str]) -> None:
+def check_values(batch: BatchArrays, limits: _ValueLimits, name_of: Callable[[int], str]) -> None:
     """Check one packed batch, whose rows `name_of` names in errors."""
     for name, largest in limits.items():
         values = batch[name]

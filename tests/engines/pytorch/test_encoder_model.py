@@ -16,14 +16,13 @@ import transformers
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.communicator import Communicator
-from gaudi_bert.engines.protocol import ModelSpec
+from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead, VectorHead
-from gaudi_bert.training.objective import LossDenominators
-from gaudi_bert.training.step import TrainingStep
+from gaudi_bert.training.objective import LossDenominators, TrainingStep
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG
+from tests.builders.task_batches import HEADS, TEXTS, batch_of, packs_of
 from tests.builders.torch_models import MODELS, VOCABULARY
 
 pytestmark = pytest.mark.slow
@@ -37,28 +36,18 @@ CONFIGS: dict[str, Any] = {
     ),
     "albert": lambda: transformers.AlbertConfig(vocab_size=VOCABULARY, embedding_size=16, **SMALL),
 }
-TEXTS = TaskHead("classification", 3)
-HEADS = [
-    TaskHead("multi-label", 3),
-    TaskHead("regression", 1),
-    TaskHead("token-classification", 4),
-    TaskHead("question-answering", 2),
-    TaskHead("masked-language-modelling"),
-    TaskHead("causal-language-modelling"),
-]
-CASES = [(name, TEXTS) for name in CONFIGS] + [("roberta", head) for head in HEADS]
-CASES += [("modernbert", HEADS[4]), ("distilbert", HEADS[4]), ("gpt2", HEADS[5]), ("modernbert", HEADS[2])]
+WORDS, NEXT_WORD = HEADS[-2:]
+CASES = [(name, TEXTS) for name in CONFIGS] + [("roberta", head) for head in HEADS[1:]]
+CASES += [("modernbert", WORDS), ("distilbert", WORDS), ("gpt2", NEXT_WORD), ("modernbert", HEADS[3])]
 if LONG:
     causal_only, no_causal = ("gpt2",), ("distilbert", "modernbert", "modernbert-mean", "albert")
     CASES = [
         (name, head)
         for name in CONFIGS
-        for head in [TEXTS, *HEADS]
-        if not (name in causal_only and head == HEADS[4]) and not (name in no_causal and head == HEADS[5])
+        for head in HEADS
+        if not (name in causal_only and head == WORDS) and not (name in no_causal and head == NEXT_WORD)
     ]
 NAMES = [f"{name}-{head.kind}" for name, head in CASES]
-LENGTHS = [[11, 5, 13], [17, 9], [31]]
-LENGTH = 40
 
 
 def spec_of(name: str, head: Any) -> ModelSpec:
@@ -68,57 +57,6 @@ def spec_of(name: str, head: Any) -> ModelSpec:
 
 def build(name: str, head: Any, seed: int | None = 3, **more: Any) -> Any:
     return load_engine("pytorch").build(spec_of(name, head), seed=seed, **more)
-
-
-def packs_of(head: TaskHead, changed: bool = False) -> list[list[dict[str, np.ndarray]]]:
-    """Sequences, pack by pack, each with its targets; `changed`: other tokens in the first sequence of each pack."""
-    random, other = np.random.default_rng(5), np.random.default_rng(6)
-    packs = []
-    for lengths in LENGTHS:
-        pack = []
-        for number, length in enumerate(lengths):
-            ids = random.integers(5, VOCABULARY, length)
-            if changed and number == 0:
-                ids = other.integers(5, VOCABULARY, length)
-            of_text = random.integers(0, 2, 3) if head.kind == "multi-label" else random.integers(0, 3)
-            spans = np.sort(random.integers(0, length, 2))
-            of_tokens = random.integers(0, head.width or VOCABULARY, length)
-            pack.append({"ids": ids, "text": of_text, "span": spans, "tokens": of_tokens})
-        packs.append(pack)
-    return packs
-
-
-def batch_of(packs: list[list[dict[str, np.ndarray]]], head: TaskHead) -> dict[str, np.ndarray]:
-    """The features of packs; every second token of a sequence is masked, or has a tag."""
-    depth, slots = max(map(len, packs)), 20
-    rows = {
-        name: np.zeros((len(packs), LENGTH), np.int32) for name in ("input_ids", "input_mask", "segment_ids", "positions")
-    }
-    starts, real = np.zeros((len(packs), depth), np.int32), np.zeros((len(packs), depth), np.float32)
-    along, along_weights = np.zeros((len(packs), LENGTH), np.int32), np.zeros((len(packs), LENGTH), np.float32)
-    masked, words, used = (np.zeros((len(packs), slots), kind) for kind in (np.int32, np.int32, np.float32))
-    texts = np.zeros((len(packs), depth, 3) if head.kind == "multi-label" else (len(packs), depth), np.float32)
-    spans = np.zeros((len(packs), depth, 2), np.int32)
-    for p, pack in enumerate(packs):
-        start = slot = 0
-        for s, each in enumerate(pack):
-            end = start + len(each["ids"])
-            rows["input_ids"][p, start:end], rows["input_mask"][p, start:end] = each["ids"], s + 1
-            rows["positions"][p, start:end] = np.arange(end - start)
-            starts[p, s], real[p, s], texts[p, s], spans[p, s] = start, 1, each["text"], each["span"] + start
-            along[p, start:end], along_weights[p, start:end:2] = each["tokens"], 1
-            places = np.arange(start, end, 2)
-            masked[p, slot : slot + len(places)], used[p, slot : slot + len(places)] = places, 1
-            words[p, slot : slot + len(places)] = each["tokens"][::2]
-            start, slot = end, slot + len(places)
-    batch = {**rows, "sequence_positions": starts}
-    if head.kind == "masked-language-modelling":
-        return {**batch, "masked_positions": masked, "targets": words, "target_weights": used}
-    if head.kind in ("token-classification", "causal-language-modelling"):
-        return {**batch, "targets": along, "target_weights": along_weights}
-    if head.kind == "question-answering":
-        return {**batch, "targets": spans, "target_weights": real}
-    return {**batch, "targets": texts.astype(np.int32) if head.kind == "classification" else texts, "target_weights": real}
 
 
 def gradients_of(model: Any, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -135,7 +73,7 @@ def gradients_of(model: Any, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, 
 
 @pytest.mark.parametrize(("name", "head"), CASES, ids=NAMES)
 def test_packed_equals_unpacked_and_its_class_and_nothing_leaks(name: str, head: TaskHead) -> None:
-    model, packs = build(name, head), packs_of(head)
+    model, packs = build(name, head), packs_of(head, VOCABULARY)
     packed, singles = batch_of(packs, head), batch_of([[each] for pack in packs for each in pack], head)
     (sums, gradients), (sums_alone, gradients_alone) = gradients_of(model, packed), gradients_of(model, singles)
     agree(sums, sums_alone, 1e-5)
@@ -159,7 +97,7 @@ def test_packed_equals_unpacked_and_its_class_and_nothing_leaks(name: str, head:
             else:
                 agree(outputs[p, s] if head.is_of_text else outputs[p, here], wanted[0].numpy(), 1e-5, scale=1.0)
 
-    moved = model.outputs(batch_of(packs_of(head, changed=True), head))
+    moved = model.outputs(batch_of(packs_of(head, VOCABULARY, changed=True), head))
     for p, pack in enumerate(packs):
         for s in range(1, len(pack)):
             here = slice(starts[p, s], starts[p, s] + len(pack[s]["ids"]))
@@ -175,7 +113,7 @@ def test_packed_equals_unpacked_and_its_class_and_nothing_leaks(name: str, head:
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 def test_vectors(pooling: Any) -> None:
     model = build("roberta", VectorHead(pooling, normalize=True))
-    packs = packs_of(TEXTS)
+    packs = packs_of(TEXTS, VOCABULARY)
     vectors = model.outputs(batch_of(packs, TEXTS))
     for p, pack in enumerate(packs):
         for s, each in enumerate(pack):
@@ -186,13 +124,13 @@ def test_vectors(pooling: Any) -> None:
 
 
 def test_values_are_a_function_of_the_seed_and_variables_are_those_of_transformers() -> None:
-    one, again, other = (build("roberta", HEADS[4], seed).values() for seed in (3, 3, 4))
+    one, again, other = (build("roberta", WORDS, seed).values() for seed in (3, 3, 4))
     identical(again, one)
     assert not np.array_equal(other["lm_head.dense.weight"], one["lm_head.dense.weight"])
     words = "roberta.embeddings.word_embeddings.weight"
     assert words in one
     assert "lm_head.decoder.weight" not in one  # tied: once
-    model = build("roberta", HEADS[4], None)
+    model = build("roberta", WORDS, None)
     model.load_values(one)
     identical(model.values(), one)
     assert model.is_decayed(words)
@@ -202,7 +140,7 @@ def test_values_are_a_function_of_the_seed_and_variables_are_those_of_transforme
 
 
 def test_updates_repeat_and_learn() -> None:
-    settings, batch = TrainingSettings(optimizer="adamw", seed=3), batch_of(packs_of(TEXTS), TEXTS)
+    settings, batch = TrainingSettings(optimizer="adamw", seed=3), batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
 
     class Objective:
         sums, sequence_feature = 3, "target_weights"
@@ -223,7 +161,7 @@ def test_updates_repeat_and_learn() -> None:
 
 def test_bfloat16_is_near_float32() -> None:
     device = load_engine("pytorch").open_device(TrainingSettings(device="cpu", precision="bfloat16"))
-    batch = batch_of(packs_of(TEXTS), TEXTS)
+    batch = batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
     narrow = load_engine("pytorch").build(spec_of("roberta", TEXTS), device, seed=3).outputs(batch)
     real = batch["target_weights"] > 0
     agree(narrow[real], build("roberta", TEXTS).outputs(batch)[real], 0.05)
@@ -234,7 +172,7 @@ def test_bfloat16_is_near_float32() -> None:
     [
         ({"model_type": "nothing"}, TEXTS, "model_type 'nothing': transformers does not know it"),
         ({"model_type": "deberta-v2", **SMALL, "vocab_size": 99}, TEXTS, "model type 'deberta-v2': no mask is right for it"),
-        (None, HEADS[4], "model type 'gpt2': transformers has no class for masked-language-modelling"),
+        (None, WORDS, "model type 'gpt2': transformers has no class for masked-language-modelling"),
         ({"model_type": "roberta", "hidden_size": 30, "num_attention_heads": 4}, TEXTS, "model type 'roberta'"),
     ],
 )

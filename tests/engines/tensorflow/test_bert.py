@@ -1,4 +1,6 @@
-"""The model as a whole: names, start, inputs that do not fit, dropout and types."""
+"""TensorFlow's BERT: what it refuses, the last layer, dropout, bfloat16; losses by hand; and operations with a backward
+pass of their own, against automatic gradients in float64.
+"""
 
 from __future__ import annotations
 
@@ -7,141 +9,45 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.engines.tensorflow.bert import BertForPretraining
+from gaudi_bert.engines.tensorflow.bert import PretrainingOutputs, attend, attention_bias, outputs_of_every_token
+from gaudi_bert.engines.tensorflow.dropout import ForwardPass, keep_mask, keep_scale
 from gaudi_bert.engines.tensorflow.graph import matrix_flops
-from gaudi_bert.engines.tensorflow.losses import pretraining_sums
-from gaudi_bert.model.config import BertConfig, parameter_count, parameter_specs
-from gaudi_bert.model.features import as_packed, check_batch
+from gaudi_bert.engines.tensorflow.losses import cross_entropy, pretraining_sums
+from gaudi_bert.engines.tensorflow.operations import (
+    activation,
+    dense,
+    dropout,
+    gather_rows,
+    layer_norm,
+    residual_layer_norm,
+    without_gradient,
+)
 from gaudi_bert.model.sequences import join_sequences, split_packs
 from tests.builders.agree import agree, identical
-from tests.builders.model_packs import gradients_of, random_packs, small_config, small_model
-
-LENGTHS = [[11, 5, 13], [17, 9]]
+from tests.builders.model_packs import random_packs, small_model
 
 
 def small_batch(masked_slots: int = 17, depth: int = 3) -> dict[str, tf.Tensor]:
-    return {
-        name: tf.constant(value) for name, value in join_sequences(random_packs(1, LENGTHS), 31, masked_slots, depth).items()
-    }
+    batch = join_sequences(random_packs(1, [[11, 5, 13], [17, 9]]), 31, masked_slots, depth)
+    return {name: tf.constant(value) for name, value in batch.items()}
 
 
-def test_variables_have_googles_names_and_shapes():
-    model = BertForPretraining(small_config(), seed=1)
-    shapes = {name: tuple(variable.shape) for name, variable in model.variables_by_name.items()}
-    assert shapes["bert/encoder/layer_1/attention/self/query/kernel"] == (21, 21)
-    assert shapes["bert/encoder/layer_0/intermediate/dense/kernel"] == (21, 35)
-    assert shapes["bert/embeddings/LayerNorm/gamma"] == (21,)
-    assert shapes["cls/predictions/output_bias"] == (53,)
-    assert shapes["cls/seq_relationship/output_weights"] == (2, 21)
-    assert all(variable.name == f"{name}:0" for name, variable in model.variables_by_name.items())
-    assert len(model.trainable_variables) == len(shapes) == 5 + 16 * 2 + 2 + 5 + 2
-    assert parameter_count(small_config()) == sum(int(np.prod(shape)) for shape in shapes.values())
-
-
-def test_bert_base_has_its_110_million_parameters():
-    assert parameter_count(BertConfig()) == 110_106_428
-
-
-def test_start_depends_on_seed_and_name_alone():
-    two, three = (BertForPretraining(small_config(num_hidden_layers=n), seed=7).variables_by_name for n in (2, 3))
-    other = BertForPretraining(small_config(), seed=8).variables_by_name
-    for name, variable in two.items():
-        np.testing.assert_array_equal(variable, three[name])
-        if parameter_specs(small_config())[name].start == "normal":
-            assert not np.array_equal(variable, other[name])
-    kernels = [two[f"bert/encoder/layer_{n}/attention/self/query/kernel"].numpy() for n in (0, 1)]
-    assert not np.array_equal(*kernels)
-
-
-def test_start_is_truncated_normal():
-    config = small_config(hidden_size=120, initializer_range=0.02)
-    values = BertForPretraining(config, seed=1).variables_by_name["bert/pooler/dense/kernel"].numpy()
-    assert np.abs(values).max() <= 0.04
-    assert abs(values.std() - 0.0176) < 0.0005
-    assert abs(values.mean()) < 0.0005
-
-
-def test_unpacked_batch_is_packs_of_depth_one():
-    sequences = [[sequence] for pack in random_packs(3, [[7, 11, 2]]) for sequence in pack]
-    expected = join_sequences(sequences, 13, 5, 1)
-    names = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
-    unpacked = {name: expected[name] for name in (*names, "next_sentence_labels")}
-    packed = as_packed({**unpacked, "next_sentence_labels": unpacked["next_sentence_labels"].reshape(-1)})
-    assert packed.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(packed[name], value)
-        assert packed[name].dtype == value.dtype
-    assert as_packed(packed) == packed
-
-
-def test_row_of_padding_counts_as_no_sequence():
-    batch = join_sequences([[], *random_packs(3, [[7]])], 13, 5, 1)
-    packed = as_packed({name: batch[name] for name in batch if name not in ("positions", "next_sentence_weights")})
-    np.testing.assert_array_equal(packed["next_sentence_weights"], [[0], [1]])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"positions": None}, "positions is missing"),
-        ({"input_ids": tf.zeros([2, 31], tf.int64)}, "input_ids is int64, it must be int32"),
-        ({"segment_ids": tf.zeros([2, 30], tf.int32)}, "segment_ids has the shape .* but L is 31"),
-        ({"masked_lm_ids": tf.zeros([34], tf.int32)}, r"must be \[B, Q\]"),
-    ],
-)
-def test_batches_that_do_not_fit_are_refused(change, message):
-    batch = {name: value for name, value in {**small_batch(), **change}.items() if value is not None}
-    with pytest.raises(InputError, match=message):
-        check_batch(batch, small_config())
-
-
-def test_unknown_batch_size_is_refused():
+def test_variables_are_named_and_outputs_have_the_sizes_of_the_batch():
     model = small_model()
-    specs = {name: tf.TensorSpec([None, *value.shape[1:]], value.dtype) for name, value in small_batch().items()}
-    with pytest.raises(InputError, match="every size known"):
-        tf.function(model, autograph=False).get_concrete_function(specs)
-
-
-def test_too_long_packs_are_refused():
-    with pytest.raises(InputError, match="max_position_embeddings is 30"):
-        small_model(max_position_embeddings=30)(small_batch())
-
-
-def test_sizes_come_from_the_batch():
-    sizes = check_batch(small_batch(masked_slots=19, depth=7), small_config())
-    assert sizes == (2, 31, 19, 7)
-    outputs = small_model()(small_batch(masked_slots=19, depth=7))
-    shapes = [tuple(part.shape) for part in outputs]
+    assert all(variable.name == f"{name}:0" for name, variable in model.variables.items())
+    shapes = [tuple(part.shape) for part in model.forward(small_batch(masked_slots=19, depth=7))]
     assert shapes == [(2, 7, 21), (2, 19, 53), (2, 7, 2)]
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"num_attention_heads": 5}, "not a multiple"),
-        ({"hidden_dropout_prob": 1.0}, "less than 1"),
-        ({"hidden_act": "swish"}, "gelu, gelu_new, relu"),
-        ({"vocab_size": 0}, "from 1 to 16,777,216"),
-    ],
-)
-def test_wrong_configs_are_refused(values, message):
-    with pytest.raises(InputError, match=message):
-        small_config(**values)
-
-
-def test_config_reads_hugging_faces_json():
-    config = BertConfig.from_json({"model_type": "bert", "hidden_size": 24, "num_attention_heads": 3, "use_cache": True})
-    assert (config.hidden_size, config.intermediate_size) == (24, 3072)
-    assert BertConfig.from_json(config.to_json()) == config
-    with pytest.raises(InputError, match="only bert"):
-        BertConfig.from_json({"model_type": "roberta"})
-
-
-def test_unknown_weights_are_refused():
+def test_batches_of_unknown_size_and_unknown_weights_are_refused():
+    model = small_model()
+    specs = {name: tf.TensorSpec([None, *value.shape[1:]], value.dtype) for name, value in small_batch().items()}
+    with pytest.raises(InputError, match="every size known"):
+        tf.function(model.forward, autograph=False).get_concrete_function(specs)
     with pytest.raises(InputError, match=r"bert/extra is \[3\] there, absent here"):
-        small_model().load_values({"bert/extra": np.zeros(3)})
+        model.load_values({"bert/extra": np.zeros(3)})
     with pytest.raises(InputError, match=r"output_bias is \[3\] there, \[53\] here"):
-        small_model().load_values({"cls/predictions/output_bias": np.zeros(3)})
+        model.load_values({"cls/predictions/output_bias": np.zeros(3)})
 
 
 @pytest.mark.parametrize(
@@ -151,13 +57,12 @@ def test_unknown_weights_are_refused():
 def test_last_layer_is_computed_where_it_is_read(attention, masked_slots, is_cheaper):
     """Of 31 places, 3 are read for sequences: with 28 masked slots as many are read as there are."""
     model, batch = small_model(attention=attention, compute_dtype="float64"), small_batch(masked_slots)
-    variables = list(model.variables_by_name.values())
     losses, gradients, flops = [], [], []
-    for run in (model, lambda batch: model.with_hidden_states(batch)[1]):
+    for run in (model.forward, lambda batch: outputs_of_every_token(model.network(), batch)[1]):
         with tf.GradientTape() as tape:
-            sums = pretraining_sums(run(batch), batch)
-            losses.append(sums.masked_lm_sum + sums.next_sentence_sum)
-        gradients.append(tape.gradient(losses[-1], variables))
+            sums = pretraining_sums(run(batch), batch, "token")
+            losses.append(sums[0] + sums[2])
+        gradients.append(tape.gradient(losses[-1], list(model.variables.values())))
         flops.append(matrix_flops(tf.function(run, autograph=False).get_concrete_function(batch).graph))
     agree(losses[0], losses[1], 1e-13)
     for read, whole in zip(*gradients, strict=True):
@@ -168,17 +73,17 @@ def test_last_layer_is_computed_where_it_is_read(attention, masked_slots, is_che
 @pytest.mark.parametrize("compiled", [False, True])
 def test_dropout_repeats_itself_and_changes_with_the_seed(compiled):
     model, batch = small_model(compiled=compiled), small_batch()
-    run = tf.function(lambda seed: model(batch, dropout_seed=seed).masked_lm_logits_BQV, autograph=False)
+    run = tf.function(lambda seed: model.forward(batch, seed).masked_lm_logits_BQV, autograph=False)
     first, again, other = (run(tf.constant(seed, tf.int32)).numpy() for seed in ([1, 2], [1, 2], [1, 3]))
     identical(again, first)
     assert np.abs(first - other).max() > 0.1
-    assert np.abs(first - model(batch).masked_lm_logits_BQV.numpy()).max() > 0.1
+    assert np.abs(first - model.forward(batch).masked_lm_logits_BQV.numpy()).max() > 0.1
 
 
 def test_bfloat16_is_near_float32():
-    batch = join_sequences(random_packs(1, LENGTHS), 31, 17, 3)
-    wide, losses, gradients = gradients_of(small_model(), batch, "token")
-    narrow, narrow_losses, narrow_gradients = gradients_of(small_model(compute_dtype="bfloat16"), batch, "token")
+    batch = {name: value.numpy() for name, value in small_batch().items()}
+    wide, losses, gradients = small_model().trial(batch, "token")
+    narrow, narrow_losses, narrow_gradients = small_model(compute_dtype="bfloat16").trial(batch, "token")
     assert all(part.dtype == np.float32 for part in narrow.values())
     for placed in split_packs(batch):
         for name, where in (("hidden_states", placed.positions), ("masked_lm_logits", placed.masked_slots)):
@@ -189,3 +94,229 @@ def test_bfloat16_is_near_float32():
     for name, gradient in gradients.items():
         assert narrow_gradients[name].dtype == np.float32
         assert np.linalg.norm(narrow_gradients[name] - gradient) <= 0.1 * np.linalg.norm(gradient), name
+
+
+# --- Losses and accuracies by hand, of one pack of two sequences: masked slots 0 and 2 belong to the first, slot 1 to the
+# second, slot 3 is unused. Two words.
+
+BATCH = {
+    "masked_lm_ids": tf.constant([[0, 1, 0, 0]], tf.int32),
+    "masked_lm_weights": tf.constant([[1.0, 2.0, 1.0, 0.0]]),
+    "next_sentence_positions": tf.constant([[0, 5, 0]], tf.int32),
+    "next_sentence_labels": tf.constant([[1, 0, 0]], tf.int32),
+    "next_sentence_weights": tf.constant([[1.0, 1.0, 0.0]]),
+}
+TOKENS = -np.log([0.5, 0.75, 0.25])
+
+
+def sums_of(loss: str, word_shares=(0.5, 0.25, 0.25, 0.1), sentences=((0.2, 0.8), (0.4, 0.6), (0.5, 0.5)), **changes):
+    words = tf.math.log([[[share, 1 - share] for share in word_shares]])
+    outputs = PretrainingOutputs(tf.zeros([1, 1, 1]), words, tf.math.log([[list(shares) for shares in sentences]]))
+    return [float(value) for value in pretraining_sums(outputs, {**BATCH, **changes}, loss)]
+
+
+@pytest.mark.parametrize(
+    ("loss", "masked", "weight"), [("token", TOKENS.sum(), 3), ("sequence", (TOKENS[0] + TOKENS[2]) / 2 + TOKENS[1], 2)]
+)
+def test_sums_by_hand(loss, masked, weight):
+    masked_sum, masked_weight, sentence_sum, sentence_weight, _, masked_count, *sentences = sums_of(loss)
+    agree(masked_sum, masked, 1e-6)
+    agree(sentence_sum, -np.log(0.8) - np.log(0.4), 1e-6)
+    assert (masked_weight, masked_count, sentence_weight) == (weight, weight, 2)
+    assert sentences == [1, 2]
+
+
+@pytest.mark.parametrize(("loss", "correct", "count"), [("token", 2, 3), ("sequence", 1.5, 2)])
+def test_accuracy_follows_the_loss(loss, correct, count):
+    assert sums_of(loss, (0.9, 0.1, 0.2, 0.9), ((0.2, 0.8),) * 3)[4:6] == [correct, count]
+
+
+def test_a_sequence_without_masked_positions_counts_for_next_sentence_alone_and_no_other_loss_is_known():
+    sums = sums_of("sequence", masked_lm_weights=tf.constant([[1.0, 0.0, 1.0, 0.0]]))
+    assert (sums[1], sums[3]) == (1, 2)
+    with pytest.raises(InputError, match="token or sequence"):
+        sums_of("pack")
+
+
+# --- operations, and the statistics of dropout
+
+
+RANDOM = np.random.default_rng(5)
+
+
+def normal(*shape) -> tf.Tensor:
+    return tf.constant(RANDOM.normal(size=shape))
+
+
+def check_same(ours, theirs, *inputs) -> None:
+    """Values and gradients of two functions, under a random weighting of the outputs."""
+    results = []
+    for function in (ours, theirs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = function(*inputs)
+            weights = tf.constant(np.random.default_rng(1).normal(size=outputs.shape))
+            total = tf.reduce_sum(outputs * weights)
+        results.append((outputs, [tf.convert_to_tensor(g) for g in tape.gradient(total, inputs)]))
+    (our_outputs, our_gradients), (their_outputs, their_gradients) = results
+    agree(our_outputs, their_outputs, 1e-11)
+    for one, other in zip(our_gradients, their_gradients, strict=True):
+        agree(one, other, 1e-9)
+
+
+def plain_layer_norm(x, gamma, beta):
+    mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
+    return (x - mean) / tf.sqrt(variance + 1e-12) * gamma + beta
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gelu_is_exact(compiled):
+    check_same(activation("gelu", compiled), lambda x: 0.5 * x * tf.math.erfc(-x / np.sqrt(2.0)), normal(7, 11) * 3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_layer_norm(compiled):
+    inputs = normal(7, 13), normal(13), normal(13)
+    check_same(lambda x, gamma, beta: layer_norm(x, gamma, beta, 1e-12, compiled), plain_layer_norm, *inputs)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+def test_residual_layer_norm(compiled, rate):
+    inputs = normal(7, 13), normal(7, 13), normal(13), normal(13)
+    drawn = ForwardPass(tf.constant([1, 2]), compiled).draw(inputs[0].shape, rate, 3)
+    factors = 1.0 if drawn is None else keep_mask(drawn, inputs[0].shape, rate, tf.float64) * keep_scale(drawn, rate)
+    check_same(
+        lambda new, old, gamma, beta: residual_layer_norm(new, old, gamma, beta, drawn, rate, 1e-12, compiled),
+        lambda new, old, gamma, beta: plain_layer_norm(new * factors + old, gamma, beta),
+        *inputs,
+    )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(5, 7), (5, 512), (1024, 3), (512, 512)])  # 4 KiB are 512 of float64
+def test_dense(inputs, outputs, compiled):
+    check_same(
+        lambda x, kernel, bias: dense(x, kernel, bias, compiled),
+        lambda x, kernel, bias: x @ kernel + bias,
+        *(normal(11, inputs), normal(inputs, outputs), normal(outputs)),
+    )
+
+
+def test_gather_rows_is_dense_and_sums_repeated_rows():
+    indices = tf.constant([3, 0, 3, 3, 1], tf.int32)
+    check_same(lambda table: gather_rows(table, indices), lambda table: tf.gather(table, indices), normal(5, 3))
+    table = normal(5, 3)
+    with tf.GradientTape() as tape:
+        tape.watch(table)
+        rows = gather_rows(table, indices)
+    gradient = tape.gradient(rows, table)
+    assert isinstance(gradient, tf.Tensor)
+    np.testing.assert_array_equal(gradient[:, 0], [1, 1, 0, 3, 0])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_core(causal, rate, compiled):
+    mask = tf.constant([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 2, 3]], tf.int32)
+    bias = attention_bias(mask, causal, tf.float64)
+    shape = tf.TensorShape([2, 3, 7, 7])
+    drawn = ForwardPass(tf.constant([1, 2]), compiled).draw(shape, rate, 3)
+    factors = 1.0 if drawn is None else keep_mask(drawn, shape, rate, tf.float64) * keep_scale(drawn, rate)
+
+    def plain(query, key, value):
+        shares = tf.nn.softmax(tf.einsum("bnid,bnjd->bnij", query, key) + bias)
+        return tf.einsum("bnij,bnjd->bnid", shares * factors, value)
+
+    check_same(
+        lambda query, key, value: attend(query, key, value, bias, drawn, rate, compiled),
+        plain,
+        normal(2, 3, 7, 5),
+        normal(2, 3, 7, 5),
+        normal(2, 3, 7, 5),
+    )
+
+
+def test_attention_bias_at_depth_four():
+    mask = np.array([[1, 1, 2, 3, 4, 4, 0]], np.int32)
+    bias = attention_bias(tf.constant(mask), causal=False).numpy()[0, 0]
+    np.testing.assert_array_equal(bias == 0, mask[0][:, np.newaxis] == mask[0][np.newaxis, :])
+    assert set(np.unique(bias)) == {-10000.0, 0.0}
+    causal = attention_bias(tf.constant(mask), causal=True).numpy()[0, 0]
+    np.testing.assert_array_equal(causal == 0, np.tril(bias == 0))
+
+
+def test_cross_entropy():
+    labels = tf.constant([4, 0, 2, 2, 1], tf.int32)
+    logits = normal(5, 6) * 3
+    check_same(
+        lambda x: cross_entropy(x, labels)[0],
+        lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=x),
+        logits,
+    )
+    np.testing.assert_array_equal(cross_entropy(logits, labels)[1], np.argmax(logits, axis=1))
+
+
+def test_cross_entropy_of_a_hopeless_label_is_finite():
+    losses, _ = cross_entropy(tf.constant([[0.0, 1000.0, -1000.0]]), tf.constant([2], tf.int32))
+    assert losses.numpy()[0] == 2000.0
+
+
+def test_without_gradient_gives_zeros():
+    variable = tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(without_gradient(variable) * 3.0)
+    np.testing.assert_array_equal(tape.gradient(total, variable), [0, 0])
+
+
+def dropped(inputs: tf.Tensor, rate: float, seed: list[int], site: int, compiled: bool) -> np.ndarray:
+    drawn = ForwardPass(tf.constant(seed, tf.int32), compiled).draw(inputs.shape, rate, site)
+    return dropout(inputs, drawn, rate, compiled).numpy()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.013])
+def test_dropout_drops_the_asked_share_and_keeps_the_mean(rate, compiled):
+    ones = tf.ones([101, 1013])
+    values = dropped(ones, rate, [3, 4], 5, compiled)
+    assert abs(np.mean(values == 0) - rate) < 4 * np.sqrt(rate * (1 - rate) / ones.shape.num_elements()) + 1 / 65536
+    assert abs(values.mean() - 1) < 0.01
+    assert len(np.unique(values)) == 2
+    rows, columns = (values == 0).mean(axis=1), (values == 0).mean(axis=0)
+    assert np.abs(rows - rate).max() < 6 * np.sqrt(rate * (1 - rate) / 1013)
+    assert np.abs(columns - rate).max() < 6 * np.sqrt(rate * (1 - rate) / 101)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("shift", [1, 2, 1013, 50_000, 65_536, 100_000])
+def test_dropped_places_are_independent(shift, compiled):
+    """Of neighbours, of places a power of two apart, and of the two places that share a random word (plain)."""
+    gone = dropped(tf.ones([200_000]), 0.3, [3, 4], 1, compiled) == 0
+    assert abs(np.mean(gone[shift:] & gone[:-shift]) - 0.09) < 0.006
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_passes_and_sites_are_independent(compiled):
+    """Also where seeds are as near as counters, and where one seed's places might be another's, moved."""
+    drawn = [
+        dropped(tf.ones([100_000]), 0.3, seed, site, compiled) == 0
+        for seed, site in [([1, 2], 3), ([1, 2], 4), ([1, 3], 3), ([2, 2], 3), ([-(2**31), 2**31 - 1], 9)]
+    ]
+    for first, one in enumerate(drawn):
+        for other in drawn[first + 1 :]:
+            for moved in (0, 1, 2):
+                assert abs(np.mean(one & np.roll(other, moved)) - 0.09) < 0.006
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_dropout_repeats_itself(compiled):
+    first, again = (dropped(tf.ones([31, 7]), 0.5, [1, 2], 3, compiled).tobytes() for _ in range(2))
+    assert first == again
+
+
+def test_no_dropout_without_seed_or_rate():
+    ones = tf.ones([3, 5])
+    assert ForwardPass(None).draw(ones.shape, 0.5, 0) is None
+    assert ForwardPass(tf.constant([1, 2])).draw(ones.shape, 0.0, 0) is None
+    assert dropout(ones, None, 0.5, False) is ones

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import GaudiSettings, TrainingSettings
-from gaudi_bert.engines.tensorflow.device import BFLOAT16_LIST, open_device, runtime_variables
+from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST, open_device, runtime_variables
 
 VARIABLES = (
     "TF_BF16_CONVERSION",
@@ -123,13 +123,13 @@ def test_a_list_of_ones_own_is_checked_before_the_runtime_passes_over_it(tmp_pat
     content = json.loads(BFLOAT16_LIST.read_text())
     path.write_text(json.dumps(content))
     assert runtime_variables(settings, "bfloat16")["TF_BF16_CONVERSION"] == str(path)
-    for key, value, said in [
+    for key, value, message in [
         ("allow_list", [], "unknown key `allow_list`; write it as bfloat16.json"),
         ("allowlist", [["MatMul"]], r"`allowlist\.0` = \['MatMul'\]"),
         ("convertible_exceptions", ["MatMul"], r"`convertible_exceptions\.0` = 'MatMul'"),
     ]:
         path.write_text(json.dumps({**content, key: value}))
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             runtime_variables(settings, "bfloat16")
 
 

@@ -12,14 +12,13 @@ import tensorflow as tf
 
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.graph_report import CARDS, USABLE_SHARE, MemoryModel, memory_model
-from gaudi_bert.engines.tensorflow.device import BFLOAT16_LIST
+from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST
 from gaudi_bert.engines.tensorflow.graph import (
     abstract_step,
-    activation_bytes,
     check_graphs,
-    live_bytes,
     matrix_flops,
     operations_of,
+    pass_memory,
     report_on_step,
 )
 from gaudi_bert.model.config import BertConfig, parameter_count
@@ -218,7 +217,8 @@ def chain() -> tf.Graph:
 
 def test_tensors_live_from_their_birth_to_their_last_reader_and_views_cost_nothing() -> None:
     graph = chain()
-    alive = dict(zip((operation.name for operation in graph.get_operations()), live_bytes(graph), strict=True))
+    operations = graph.get_operations()
+    alive = dict(zip((each.name for each in operations), pass_memory(graph, operations[-1], 1).alive, strict=True))
     assert (alive["first"], alive["second"], alive["third"]) == (KILOBYTE, 2 * KILOBYTE, 3 * KILOBYTE)
 
 
@@ -229,12 +229,13 @@ def test_kept_for_the_backward_pass_is_what_it_reads_of_the_forward_pass() -> No
         unused = tf.exp(forward)
         sums = tf.reduce_sum(unused)
         _ = forward * 2.0
-    assert activation_bytes(graph, sums.op) == KILOBYTE
+    assert pass_memory(graph, sums.op, 1).activations == KILOBYTE
 
 
 def test_memory_for_any_number_of_packs_is_what_a_trace_would_say() -> None:
     def measured(packs: int) -> np.ndarray:
-        return live_bytes(graphs_of(CONFIG, SIZES._replace(packs=packs))["update"])
+        graph = graphs_of(CONFIG, SIZES._replace(packs=packs))["update"]
+        return pass_memory(graph, graph.get_operation_by_name("loss_sums"), packs).alive
 
     model = memory_model(measured(64), measured(66), 64, 66)
     assert model.peak(1718) == measured(1718).max()

@@ -9,17 +9,18 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.communicator import Communicator
+from gaudi_bert.config.values import EngineName
+from gaudi_bert.engines.protocol import Communicator, UpdateScalars
 from gaudi_bert.engines.tensorflow import updates as optimizers
-from gaudi_bert.engines.tensorflow.updates import Optimizer, UpdateTensors, clip_factor
+from gaudi_bert.engines.tensorflow.updates import Optimizer, clip_factor
 from gaudi_bert.model.config import is_decayed
 from gaudi_bert.training.input.source import open_source
-from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for
-from gaudi_bert.training.step import dropout_seed
+from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for, dropout_seed
 from tests.builders import training_data as data
 from tests.builders import training_updates as work
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG
+from tests.builders.model_packs import BY_EACH_ENGINE
 from tests.oracles import training as naive
 
 PACKS = data.make_packs(12)
@@ -79,10 +80,11 @@ def test_clipping_comes_after_accumulation() -> None:
         agree(clipped[name], gradient / 4, 1e-4)
 
 
-def test_dropout_is_a_function_of_the_update_and_no_sum_has_an_order_that_may_vary() -> None:
-    """`AddN` of three or more adds into whichever input's memory is free: its last bit differs from run to run."""
-    model, settings = work.make_model(dropout=0.2), TrainingSettings(seed=3)
-    step = work.make_step(model, settings, Communicator(), 1)
+@BY_EACH_ENGINE
+def test_dropout_is_a_function_of_the_update_and_no_sum_has_an_order_that_may_vary(engine: EngineName) -> None:
+    """TensorFlow's `AddN` of three or more adds into whichever input's memory is free: its last bit differs by run."""
+    model, settings = work.make_model(dropout=0.2, engine=engine), TrainingSettings(seed=3)
+    step = work.make_step(model, settings, Communicator(), 1, engine=engine)
     zeros = {name: np.zeros(shape, np.float32) for name, shape in model.shapes().items()}
     moments = []
     for update in (7, 7, 8):
@@ -93,8 +95,9 @@ def test_dropout_is_a_function_of_the_update_and_no_sum_has_an_order_that_may_va
     identical(again, one)
     assert np.abs(later - one).max() > 1e-6
     assert step.updates.graphs_built == 1
-    sums = [operation for operation in step.updates.graph.get_operations() if operation.type == "AddN"]
-    assert all(len(operation.inputs) == 2 for operation in sums)
+    if engine == "tensorflow":
+        sums = [operation for operation in step.updates.graph.get_operations() if operation.type == "AddN"]
+        assert all(len(operation.inputs) == 2 for operation in sums)
 
 
 def test_dropout_seeds_differ_by_seed_update_micro_batch_and_rank() -> None:
@@ -125,25 +128,24 @@ class OneOfThree(Communicator):
 THREE = OneOfThree(rank=1, size=3)
 
 
-def test_global_divides_by_the_whole_update() -> None:
-    factors = LossDenominators("global").factors(WEIGHTS_M2, 5, THREE)
-    agree(factors, [[1 / 36, 1 / 18]] * 3, 1e-7)
+@pytest.mark.parametrize(
+    ("denominators", "factors"),
+    [
+        (LossDenominators("global"), [[1 / 36, 1 / 18]] * 3),
+        (LossDenominators("local"), 1 / (9 * WEIGHTS_M2)),  # the mean of the means
+        # b m e and b p (equations 25 and 26), as a mean over nine micro-batches: a constant.
+        (LossDenominators("balanced", (76 * 0.5, 2.0)), [[1 / (5 * 38 * 9), 1 / (5 * 2 * 9)]] * 3),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_what_losses_are_divided_by(denominators: LossDenominators, factors) -> None:
+    agree(denominators.factors(WEIGHTS_M2, 5, THREE), factors, 1e-7)
 
 
-def test_local_is_the_mean_of_the_means() -> None:
-    factors = LossDenominators("local").factors(WEIGHTS_M2, 5, THREE)
-    agree(factors, 1 / (9 * WEIGHTS_M2), 1e-7)
-
-
-def test_balanced_is_a_constant() -> None:
-    """b m e and b p (equations 25 and 26), as a mean over nine micro-batches."""
-    factors = LossDenominators("balanced", (76 * 0.5, 2.0)).factors(WEIGHTS_M2, 5, THREE)
-    agree(factors, [[1 / (5 * 38 * 9), 1 / (5 * 2 * 9)]] * 3, 1e-7)
-
-
-def test_nothing_masked_divides_by_no_zero() -> None:
-    for kind in ("global", "local"):
-        assert np.isfinite(LossDenominators(kind).factors(np.zeros((2, 2)), 5, Communicator())).all()
+@pytest.mark.parametrize("kind", ["global", "local"])
+def test_nothing_masked_divides_by_no_zero_and_nothing_of_the_data_is_needed(kind) -> None:
+    assert np.isfinite(LossDenominators(kind).factors(np.zeros((2, 2)), 5, Communicator())).all()
+    assert denominators_for(TrainingSettings(loss_normalization=kind), None).kind == kind
 
 
 @pytest.mark.parametrize("loss", ["token", "sequence"])
@@ -157,11 +159,6 @@ def test_what_balanced_expects_of_packs_and_of_single_sequences(tmp_path, loss: 
     agree(packed.expected_weights, (masked, factor))
     # The same sequences weigh the same whether packed or not: a pack is `factor` of them.
     agree(unpacked.expected_weights, (masked / factor, 1.0))
-
-
-def test_the_others_need_to_know_nothing_of_the_data() -> None:
-    for kind in ("global", "local"):
-        assert denominators_for(TrainingSettings(loss_normalization=kind), None).kind == kind
 
 
 # --- adamW and LAMB against the naive twins; clipping
@@ -188,7 +185,7 @@ def run_ours(settings, values, gradients_of_updates, rates, compiled: bool = Fal
     for number, (gradients, rate) in enumerate(zip(gradients_of_updates, rates, strict=True), start=1):
         given = [tf.constant(gradients[name] / FACTOR) for name in variables]
         corrections = (1.0 / (1.0 - beta**number) for beta in (settings.beta_1, settings.beta_2))
-        scalars = UpdateTensors(*(tf.constant(value, tf.float32) for value in (rate, *corrections)))
+        scalars = UpdateScalars(*(tf.constant(value, tf.float32) for value in (rate, *corrections)))
         apply(given, scalars, tf.constant(FACTOR))
     return {name: variable.numpy() for name, variable in variables.items()}
 
@@ -225,14 +222,10 @@ def test_decay_spares_biases_and_layer_norms() -> None:
 
 
 @pytest.mark.parametrize("largest", [0.0, 0.5, 1e6])
-def test_clipping_is_by_the_joint_norm(largest: float) -> None:
+def test_clipping_is_by_the_joint_norm_which_shows_what_is_not_finite(largest: float) -> None:
     gradients = random_values(5)
     factor, norm = clip_factor([tf.constant(gradient) for gradient in gradients.values()], largest)
     for gradient, value in zip(gradients.values(), naive.clip(gradients, largest).values(), strict=True):
         agree(gradient * factor.numpy(), value, 1e-5)
     agree(norm.numpy(), np.sqrt(sum((g.astype(float) ** 2).sum() for g in gradients.values())), 1e-5)
-
-
-def test_a_gradient_that_is_not_finite_shows_in_the_norm() -> None:
-    _, norm = clip_factor([tf.constant([1.0, np.inf])], 1.0)
-    assert not np.isfinite(norm.numpy())
+    assert not np.isfinite(clip_factor([tf.constant([1.0, np.inf])], largest)[1].numpy())

@@ -24,21 +24,10 @@ from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.config import BertConfig, misfit, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face
 from gaudi_bert.training.checkpoint import find_checkpoint, is_checkpoint, read_checkpoint
-from gaudi_bert.training.weights.model_files import WeightsIndex, read_config
+from gaudi_bert.training.model_files import WeightsIndex, read_config
 
-# All but dropout and the noise of the start: what the function is that the weights belong to.
-_FUNCTION_SETTINGS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "layer_norm_eps",
-    "attention",
-)
+# All other settings of a model are of the function that its weights belong to.
+_OF_TRAINING = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 # What weights of a bare encoder lack; it then starts from random numbers.
 _OPTIONAL_SCOPES = ("cls/", "bert/pooler/")
 _CONFIG_NAMES = ("config.json", "bert_config.json")
@@ -68,9 +57,8 @@ class Weights:
 def read_weights(path: Path | str) -> Weights:
     """Read weights of any of the three kinds.
 
-    Args:
-        path: ours: an `update-*.safetensors`, or the folder of a run. Hugging Face: a folder with `config.json` and
-            `model.safetensors`, or that file. Google: a prefix such as `bert_model.ckpt`, or a folder with one.
+    Ours: an `update-*.safetensors`, or the folder of a run. Hugging Face: a folder with `config.json` and
+    `model.safetensors`, or that file. Google: a prefix such as `bert_model.ckpt`, or a folder with one.
     """
     weights = _read_weights(Path(path))
     for name, value in weights.variables.items():
@@ -113,9 +101,9 @@ def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
 
 def _check_same_model(stored: BertConfig, config: BertConfig, path: Path) -> None:
     """Refuse weights of another model."""
-    for name in _FUNCTION_SETTINGS:
-        there, here = getattr(stored, name), getattr(config, name)
-        if there != here:
+    for name, there in stored.to_json().items():
+        here = getattr(config, name)
+        if there != here and name not in _OF_TRAINING:
             reason = "; positions cannot be cut off or added" if name == "max_position_embeddings" else ""
             raise InputError(
                 f"{path}: the weights are of another model: {name} is {there} there, {here} here{reason}; "
@@ -183,6 +171,6 @@ def _read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
             f"{prefix}: a TF1 checkpoint, which TensorFlow reads, and it is not installed; convert the checkpoint with "
             "`gaudi-bert export --format huggingface` on Python 3.10 or 3.11, where TensorFlow is"
         )
-    from gaudi_bert.engines.tensorflow.google_checkpoint import read_google_checkpoint
+    from gaudi_bert.engines.tensorflow.stored_models import read_google_checkpoint
 
     return read_google_checkpoint(prefix)

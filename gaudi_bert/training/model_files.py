@@ -27,7 +27,7 @@ _Name = Annotated[str, Field(pattern=r"^[^/\\\x00]{0,254}[^./\\\x00]$")]
 _MOST_LABELS = 1_000_000
 
 
-class OwnConfig(Figures):
+class _OwnConfig(Figures):
     """What our own commands need besides, under `gaudi_bert` in config.json."""
 
     task: TaskName | None = None
@@ -43,7 +43,7 @@ class TaskConfig(Figures):
     architectures: list[Annotated[str, Field(max_length=200)]] | None = None
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
     id2label: Annotated[dict[str, str | int], Field(max_length=_MOST_LABELS)] | None = None
-    gaudi_bert: OwnConfig = OwnConfig()
+    gaudi_bert: _OwnConfig = _OwnConfig()
 
     @field_validator("id2label")
     @classmethod

@@ -1,1 +1,0 @@
-"""Weights in the formats of others."""

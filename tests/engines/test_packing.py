@@ -1,0 +1,230 @@
+"""The heart of the project: packing changes nothing, by either engine. Against the naive model, against ourselves unpacked,
+and by changing what stands beside a sequence, which may change no bit of its outputs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_bert.config.values import EngineName
+from gaudi_bert.engines.protocol import Model
+from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
+from gaudi_bert.model.heads import Loss
+from gaudi_bert.model.sequences import join_sequences, split_packs
+from gaudi_bert.training.verify_model import compare_packed_with_unpacked, probe_leaks
+from tests.builders.agree import agree
+from tests.builders.effort import LONG
+from tests.builders.model_packs import BY_EACH_ENGINE, VOCABULARY, WITHOUT_PYTORCH, random_packs, small_model
+from tests.builders.properties import examples
+from tests.oracles import model as naive
+
+OUTPUT_BOUND = 1e-5
+GRADIENT_BOUND = 1e-5
+KEY_BIAS_BOUND = 1e-9
+
+# What softmax is blind to where a sequence has one key, and a difference of sums over sequences: their true gradient can
+# be 0, so the bound of float32 rounding is a share of the whole gradient, which cannot.
+CAN_VANISH = ("/self/query/kernel", "/self/query/bias", "/self/key/kernel", "/seq_relationship/output_bias")
+ROUNDING_OF_THE_WHOLE = 1e-6
+
+
+def check_gradients(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    assert ours.keys() == theirs.keys()
+    whole = np.sqrt(sum(np.square(gradient).sum() for gradient in theirs.values()))
+    for name, gradient in theirs.items():
+        difference = np.linalg.norm(ours[name].astype(np.float64) - gradient)
+        allowed = GRADIENT_BOUND * np.linalg.norm(gradient)
+        if name.endswith("/key/bias"):
+            allowed = KEY_BIAS_BOUND
+        elif name.endswith(CAN_VANISH):
+            allowed = max(allowed, ROUNDING_OF_THE_WHOLE * whole)
+        assert difference <= allowed, name
+
+
+def check_against_naive(model: Model, packs, length: int, masked_slots: int, depth: int, loss: Loss) -> None:
+    batch = join_sequences(packs, length, masked_slots, depth)
+    outputs, losses, gradients = model.trial(batch, loss)
+    sequences = [sequence for pack in packs for sequence in pack]
+    expected = naive.everything(model.spec.config, model.values(), sequences, loss)
+    for placed, (hidden, words, sentence) in zip(split_packs(batch), expected[0], strict=True):
+        agree(outputs["hidden_states"][placed.pack, placed.positions], hidden, OUTPUT_BOUND, scale=1.0)
+        agree(outputs["masked_lm_logits"][placed.pack, placed.masked_slots], words, OUTPUT_BOUND, scale=1.0)
+        agree(outputs["next_sentence_logits"][placed.pack, placed.number - 1], sentence, OUTPUT_BOUND, scale=1.0)
+    agree(list(losses.values()), expected[1], OUTPUT_BOUND, scale=1.0)
+    check_gradients(gradients, expected[2])
+
+
+@st.composite
+def packs_of_lengths(draw):
+    """Depth, pack length and the lengths in one to three packs; padding or none; odd and prime sizes included."""
+    depth = draw(st.integers(1, 8))
+    length = draw(st.integers(3, 37))
+    packs = []
+    for _ in range(draw(st.integers(1, 3))):
+        left, lengths = length, []
+        for _ in range(draw(st.integers(1, depth))):
+            if left > 0:
+                lengths.append(draw(st.integers(1, min(left, 13))))
+                left -= lengths[-1]
+        if draw(st.booleans()):
+            lengths[-1] += left
+        packs.append(lengths)
+    return depth, length, packs
+
+
+@BY_EACH_ENGINE
+@examples(3)
+@given(packs_of_lengths(), st.sampled_from(["token", "sequence"]), st.booleans(), st.integers(0, 1000))
+def test_packed_is_the_naive_model_one_sequence_at_a_time(engine: EngineName, case, loss, causal, seed):
+    depth, length, lengths = case
+    packs = random_packs(seed, lengths)
+    masked_slots = max(sum(len(sequence.masked_ids) for sequence in pack) for pack in packs) + seed % 3
+    model = small_model(seed=seed % 5, engine=engine, attention="causal" if causal else "bidirectional")
+    check_against_naive(model, packs, length, masked_slots, depth, loss)
+
+
+@BY_EACH_ENGINE
+@pytest.mark.parametrize(("lengths", "loss"), [([[1]], "token"), ([[1, 1, 1], [1, 1]], "sequence")])
+def test_sequences_of_one_token_whose_queries_and_keys_have_no_gradient(engine: EngineName, lengths, loss):
+    packs, model = random_packs(0, lengths), small_model(engine=engine)
+    check_against_naive(model, packs, 3, 3, 3, loss)
+    sequences = [sequence for pack in packs for sequence in pack]
+    true_gradients = naive.everything(model.spec.config, model.values(), sequences, loss)[2]
+    assert not any(gradient.any() for name, gradient in true_gradients.items() if name.endswith("/self/query/kernel"))
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("loss", ["token", "sequence"] if LONG else ["sequence"])
+def test_compiled_kernels_are_held_to_the_same(loss):
+    check_against_naive(small_model(compiled=True), random_packs(2, [[11, 5, 13], [19, 2]]), 31, 17, 3, loss)
+
+
+# Every depth; each padding goes together with each loss at two of them.
+DEPTHS = [(depth, 3 * (depth % 2), ("token", "sequence")[depth // 2 % 2]) for depth in range(1, 9)]
+
+
+@BY_EACH_ENGINE
+@pytest.mark.parametrize(("depth", "padding", "loss"), DEPTHS)
+def test_packed_is_unpacked_at_every_depth(engine: EngineName, depth, padding, loss):
+    length = 41
+    full = [[3 + place % 4 for place in range(depth - 1)] for _ in range(3)]
+    for number, pack in enumerate(full):
+        pack.append(length - sum(pack) - padding * (number > 0))
+    full[1:2] = [full[1][: max(1, depth // 2)]]
+    batch = join_sequences(random_packs(depth, full), length, 29, depth)
+    compared = compare_packed_with_unpacked(small_model(engine=engine), batch, loss)
+    assert compared.packs == 3
+    for name, (difference, largest) in {**compared.outputs, **compared.losses}.items():
+        assert difference <= OUTPUT_BOUND, name
+        assert largest > 0.1, name
+    for name, (difference, size) in compared.gradients.items():
+        if name.endswith("/key/bias"):
+            assert (difference, size) == (0, 0)
+        else:
+            assert difference <= GRADIENT_BOUND * size, name
+            assert size > 0, name
+
+
+@BY_EACH_ENGINE
+def test_float64_shows_that_the_rest_is_rounding(engine: EngineName):
+    batch = join_sequences(random_packs(7, [[11, 5, 13, 8], [17, 9], [37]]), 37, 23, 4)
+    compared = compare_packed_with_unpacked(small_model(compute_dtype="float64", engine=engine), batch)
+    assert all(difference < 1e-13 for difference, _ in compared.outputs.values())
+    assert all(difference <= 1e-7 * size for difference, size in compared.gradients.values())
+
+
+@BY_EACH_ENGINE
+@pytest.mark.parametrize("damage", ["mask", "positions"])
+def test_the_proof_sees_a_missing_mask_and_running_positions(engine: EngineName, damage):
+    batch = join_sequences(random_packs(5, [[11, 9, 13]]), 33, 13, 3)
+    model = small_model(engine=engine)
+    right = model.trial(batch, "token").gradients
+    if damage == "mask":
+        batch["input_mask"] = (batch["input_mask"] > 0).astype(np.int32)
+    else:
+        batch["positions"] = np.arange(33, dtype=np.int32)[np.newaxis]
+    with pytest.raises(AssertionError):
+        check_gradients(model.trial(batch, "token").gradients, right)
+
+
+# --- the leak probe: no bit of a sequence's outputs depends on its neighbours in the pack, or on the padding
+
+
+def outputs_of(model, as_graph: bool = False):
+    """Hidden states of all tokens, and what the heads say, computed for their positions alone; by TensorFlow."""
+
+    def everything(batch):
+        return outputs_of_every_token(model.network(), batch)[0], *model.forward(batch)
+
+    run = tf.function(everything, autograph=False) if as_graph else everything
+    return lambda batch: [part.numpy() for part in run({name: tf.constant(value) for name, value in batch.items()})]
+
+
+def own(outputs: list[np.ndarray], placed) -> list[bytes]:
+    here = (placed.positions, placed.number - 1, placed.masked_slots, placed.number - 1)
+    return [values[placed.pack, where].tobytes() for values, where in zip(outputs, here, strict=True)]
+
+
+@pytest.mark.parametrize(("attention", "compiled"), [("bidirectional", False), ("causal", True)])
+def test_changing_any_one_token_touches_its_own_sequence_only(attention, compiled):
+    run = outputs_of(small_model(attention=attention, compiled=compiled), as_graph=True)
+    batch = join_sequences(random_packs(2, [[7, 3, 11, 5], [13, 17]]), 31, 19, 5)
+    before = run(batch)
+    for pack in range(2):
+        for position in range(31):
+            ids = batch["input_ids"].copy()
+            ids[pack, position] = (ids[pack, position] + 1) % VOCABULARY
+            after = run({**batch, "input_ids": ids})
+            for each in split_packs(batch):
+                same = [one == other for one, other in zip(own(before, each), own(after, each), strict=True)]
+                touched = each.pack == pack and batch["input_mask"][pack, position] == each.number
+                assert not same[0] if touched else all(same), (pack, position, each.number)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"initializer_range": 2.0},
+        {"compute_dtype": "bfloat16", "attention": "causal"},
+        pytest.param({"engine": "pytorch"}, marks=WITHOUT_PYTORCH),
+    ],
+)
+def test_large_scores_and_half_precision_leak_nothing(changes):
+    model = small_model(**changes)
+    batch = join_sequences(random_packs(4, [[7, 3, 11, 5], [13, 17]]), 31, 19, 4)
+    for chosen in range(4):
+        report = probe_leaks(model, VOCABULARY, batch, chosen)
+        assert (report.sequences_compared, report.leaks, report.own_outputs_moved) == (4, 0, True)
+
+
+def test_causal_outputs_do_not_see_their_own_future():
+    batch = join_sequences(random_packs(2, [[7, 11]]), 19, 9, 2)
+    run = outputs_of(small_model(attention="causal"))
+    before = run(batch)[0]
+    ids = batch["input_ids"].copy()
+    ids[0, 12] = (ids[0, 12] + 1) % VOCABULARY
+    after = run({**batch, "input_ids": ids})[0]
+    assert before[0, :12].tobytes() == after[0, :12].tobytes()
+    assert (before[0, 12:18] != after[0, 12:18]).any(axis=-1).all()
+
+
+def test_the_probe_reports_a_leak():
+    """With one number for the whole pack the sequences see each other; the probe is then told their true places."""
+    model, batch = small_model(), join_sequences(random_packs(2, [[7, 11]]), 19, 9, 2)
+
+    class WithoutMask:
+        def trial(self, batch, loss):
+            return model.trial({**batch, "input_mask": np.minimum(batch["input_mask"], 1)}, loss)
+
+    assert probe_leaks(WithoutMask(), VOCABULARY, batch).leaks == 1
+
+
+@BY_EACH_ENGINE
+def test_padding_rows_are_finite(engine: EngineName):
+    batch = join_sequences([*random_packs(2, [[3]]), []], 19, 9, 2)
+    outputs = small_model(engine=engine).trial(batch, "token").outputs
+    assert all(np.isfinite(part).all() for part in outputs.values())

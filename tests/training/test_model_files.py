@@ -1,0 +1,265 @@
+"""Model folders, also damaged or hostile ones: one line that names the file, before anything is built."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.rows.tokenizer import open_tokenizer
+from gaudi_bert.tasks.kinds.task import task_named
+from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
+from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
+from gaudi_bert.training.weights import read_weights
+from tests.builders.model_mutations import good_folder
+
+Json = Any
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return good_folder(tmp_path_factory.mktemp("model") / "m")
+
+
+@pytest.fixture
+def folder(model_folder: Path, tmp_path: Path) -> Path:
+    """A copy of a model's folder, to be spoilt."""
+    return shutil.copytree(model_folder, tmp_path / "m")
+
+
+def rewrite(file: Path, change: Callable[[Json], Json]) -> None:
+    file.write_text(json.dumps(change(json.loads(file.read_text(encoding="utf-8")))), encoding="utf-8")
+
+
+def read_all(folder: Path) -> None:
+    """What `predict`, `embed` and `finetune` read of a folder before they build anything."""
+    read_task_folder(folder)
+    read_sentence_folder(folder)
+    weights = start_weights(folder, task_named("classification")(TaskSettings(), ("a", "b")))
+    open_tokenizer(folder).check_fits(weights.config.vocab_size, weights.config.type_vocab_size)
+
+
+def test_a_good_folder_is_read(folder: Path) -> None:
+    read_all(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("hidden_size", value) for value in (0, -1, 1.5, True, "2", [], None)),
+        ("vocab_size", "many"),
+        ("num_hidden_layers", 0),
+        ("num_hidden_layers", 10**4000),
+        ("max_position_embeddings", 2**40),
+        ("num_attention_heads", 7),
+        ("layer_norm_eps", [1e-12]),
+        ("hidden_dropout_prob", None),
+        ("initializer_range", float("inf")),
+        ("hidden_act", {}),
+        ("model_type", ["bert"]),
+        ("model_type", "x" * 10**6),
+        ("architectures", 5),
+        ("architectures", ["BertModel"]),
+        ("problem_type", "unknown"),
+        ("id2label", ["a", "b", "c"]),
+        ("id2label", {"0": "a", "2": "c"}),
+        ("gaudi_bert", ["task"]),
+        ("gaudi_bert", {"task": "cooking"}),
+        ("gaudi_bert", {"settings": {"name": "classification", "unknown": 1}}),
+        ("gaudi_bert", {"max_sequence_length": -5}),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_config_with_a_wrong_value_is_one_line(folder: Path, key: str, value: object) -> None:
+    rewrite(folder / "config.json", lambda config: {**config, "problem_type": None, key: value})
+    with pytest.raises(InputError) as caught:
+        read_all(folder)
+    assert key in str(caught.value) or "architecture" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "{", "[" * 100_000, "\x00"])
+@pytest.mark.parametrize("name", ["config.json", "modules.json", "sentence_bert_config.json", "tokenizer.json"])
+def test_a_file_that_holds_something_else_is_one_line(folder: Path, name: str, content: str) -> None:
+    (folder / name).write_text(content)
+    with pytest.raises(InputError, match=f"{re.escape(name)}|has no Pooling"):
+        read_all(folder)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *({"type": "x.Pooling", "path": path} for path in ("../../etc", "/etc", 5)),
+        *({"type": ["Pooling"], "path": "1_Pooling"}, {"path": "1_Pooling"}),
+    ],
+)
+def test_modules_lead_nowhere_else(folder: Path, module: Json) -> None:
+    (folder / "modules.json").write_text(json.dumps([module]))
+    with pytest.raises(InputError, match=r"modules\.json: is not a list of modules"):
+        read_all(folder)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        *({"weight_map": {"a": name}} for name in (5, "../outside.safetensors", "/etc/passwd", "..")),
+        {"weight_map": {}},
+        {"weight_map": [1]},
+        {},
+        [],
+    ],
+)
+def test_an_index_names_files_of_its_folder(folder: Path, index: Json) -> None:
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(InputError, match=r"index\.json.*weight_map|index\.json.*its content"):
+        read_weights(folder)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, value: float) -> None:
+    tensors = {name: tensor.copy() for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors["pooler.dense.bias"][3] = value
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(InputError, match=r"bert/pooler/dense/bias is not finite"):
+        read_weights(folder)
+
+
+# --- tokenizers
+
+
+def with_normalizer(content: Json, steps: list[Json]) -> Json:
+    return {**content, "normalizer": {"type": "Sequence", "normalizers": steps}}
+
+
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+def test_a_normalizer_that_multiplies_text_is_refused_before_it_is_used(folder: Path) -> None:
+    shorten = {"type": "Replace", "pattern": {"Regex": "a+"}, "content": ""}
+    for steps in ([DOUBLE] * 9, [shorten] * 60):
+        rewrite(folder / "tokenizer.json", lambda content, steps=steps: with_normalizer(content, steps))
+        read_all(folder)
+    rewrite(folder / "tokenizer.json", lambda content: with_normalizer(content, [DOUBLE] * 60))
+    with pytest.raises(InputError, match=r"tokenizer\.json: its normalizer may make texts 1\.15e\+18 times as long"):
+        read_all(folder)
+
+
+def test_an_empty_vocabulary_is_refused(folder: Path) -> None:
+    def empty(content: Json) -> Json:
+        return {**content, "model": {**content["model"], "vocab": {}}, "added_tokens": [], "post_processor": None}
+
+    rewrite(folder / "tokenizer.json", empty)
+    with pytest.raises(InputError, match=r"tokenizer\.json: (its vocabulary is empty|not a tokenizer)"):
+        read_all(folder)
+
+
+@pytest.mark.parametrize(
+    ("token", "segment", "vocabulary", "message"),
+    [
+        (2, 1, None, None),
+        (10**6, 1, None, r"its template gives the token 1000000, the model's are 0 to"),
+        (2, 5, None, r"its template gives the segment 5, the model's are 0 to 1"),
+        (2, 1, 11, "the config wants"),
+    ],
+)
+def test_numbers_that_the_model_does_not_have_are_refused(folder: Path, token, segment, vocabulary, message) -> None:
+    cls, first = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [cls, first],
+        "pair": [cls, first, {"Sequence": {"id": "B", "type_id": segment}}],
+        "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [token], "tokens": ["[CLS]"]}},
+    }
+    rewrite(folder / "tokenizer.json", lambda content: {**content, "post_processor": template})
+    if vocabulary is not None:
+        rewrite(folder / "config.json", lambda config: {**config, "vocab_size": vocabulary})
+    with nullcontext() if message is None else pytest.raises(InputError, match=message):
+        read_all(folder)
+
+
+# --- what folders of sentence-transformers say, in its older and newer forms
+
+
+def write(folder: Path, modules: list[str], pooling: dict[str, Any], transformer: dict[str, Any] | None = None) -> Path:
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize", "Dense": "2_Dense"}
+    listed = [
+        {"idx": n, "type": f"sentence_transformers.models.{kind}", "path": paths[kind]} for n, kind in enumerate(modules)
+    ]
+    (folder / "1_Pooling").mkdir(parents=True)
+    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
+    if transformer is not None:
+        (folder / "sentence_bert_config.json").write_text(json.dumps(transformer), encoding="utf-8")
+    return folder
+
+
+def test_the_older_form_like_minilm_and_the_newer_one(tmp_path: Path) -> None:
+    pooling = {"word_embedding_dimension": 384, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    settings = {"max_seq_length": 256, "do_lower_case": False}
+    folder = write(tmp_path / "older", ["Transformer", "Pooling", "Normalize"], pooling, settings)
+    prompts = {"query": None, "document": None}
+    assert read_sentence_folder(folder) == SentenceFolder("mean", True, 256, prompts=prompts)
+    for mode in ("cls", "mean", "max"):
+        newer = {"embedding_dimension": 3, "pooling_mode": mode}
+        folder = write(tmp_path / mode, ["Transformer", "Pooling"], newer)
+        assert read_sentence_folder(folder) == SentenceFolder(mode, prompts=prompts)
+
+
+def test_what_cannot_be_done(tmp_path: Path) -> None:
+    assert read_sentence_folder(tmp_path) is None
+    mean = {"pooling_mode_mean_tokens": True}
+    with pytest.raises(InputError, match="has a module Dense"):
+        read_sentence_folder(write(tmp_path / "dense", ["Transformer", "Pooling", "Dense"], mean))
+    with pytest.raises(InputError, match="only one of cls, mean and max"):
+        read_sentence_folder(write(tmp_path / "two", ["Transformer", "Pooling"], {**mean, "pooling_mode_max_tokens": True}))
+    with pytest.raises(InputError, match="pools by pooling_mode_lasttoken"):
+        read_sentence_folder(write(tmp_path / "last", ["Transformer", "Pooling"], {"pooling_mode_lasttoken": True}))
+
+
+def test_version_6_stores_the_cut_with_the_tokenizer_and_prompts_by_name(tmp_path: Path) -> None:
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    settings = {"transformer_task": "feature-extraction", "modality_config": {"text": text}, "module_output_name": "x"}
+    folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode": "mean", "include_prompt": False}, settings)
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 128}', encoding="utf-8")
+    prompts = {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts), encoding="utf-8")
+    found = read_sentence_folder(folder)
+    assert found is not None
+    assert (found.max_sequence_length, found.pools_prompt) == (128, False)
+    assert [found.prompt(name) for name in (None, "passage", "document")] == ["query: ", "passage: ", ""]
+    with pytest.raises(InputError, match="prompt 'other': the model's folder has query, passage"):
+        found.prompt("other")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 64}', encoding="utf-8")
+    chosen = read_sentence_folder(folder, "cls")
+    assert chosen is not None
+    assert (chosen.pooling, chosen.max_sequence_length) == ("cls", 64)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"transformer_task": "fill-mask"},
+        {"processing_kwargs": {"text": {"max_length": 7}}},
+        {"modality_config": {"text": {"method": "get_text_features", "method_output_name": None}}},
+    ],
+)
+def test_transformers_that_are_run_in_another_way(tmp_path: Path, settings: dict[str, Any]) -> None:
+    folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode": "mean"}, settings)
+    with pytest.raises(InputError, match=r"sentence_bert_config\.json: its texts do not become vectors in the usual way"):
+        read_sentence_folder(folder)
+    listed = [{"type": "x.Transformer", "path": "0_Transformer"}, {"type": "x.Pooling", "path": "1_Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    with pytest.raises(InputError, match=r"its transformer is in .*0_Transformer; give --model .*0_Transformer --pooling"):
+        read_sentence_folder(folder)
