@@ -95,7 +95,7 @@ def run(
     set_: arguments.Set = None,
     work: arguments.Work = Path("work"),
     shard: arguments.Shard = None,
-    finish: Annotated[bool, typer.Option("--finish", help="Finish `write` after all its shards.")] = False,
+    finish: Annotated[bool, typer.Option("--finish", help="Finish `write` or `verify` after all its shards.")] = False,
     workers: arguments.Workers = None,
     render: Annotated[Path | None, typer.Option(help="Write the Kubernetes manifests to this folder; run nothing.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and what is missing.")] = False,
@@ -151,7 +151,7 @@ def _show_dry_run(
 ) -> None:
     import yaml
 
-    from gaudi_bert.runners.kubernetes.volumes import check_access_mode
+    from gaudi_bert.runners.kubernetes.run import check_access_mode
     from gaudi_bert.runners.stage_table import STAGES, missing_paths, preview_stage
 
     if on == "kubernetes":
@@ -202,7 +202,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool, json: bool) -> None:
-    from gaudi_bert.runners.kubernetes.rendered import write_rendered
+    from gaudi_bert.runners.kubernetes.run import write_rendered
 
     parts = write_rendered(settings, stages, folder, overwrite)
     lines = [f"{folder}: {', '.join(parts)}", *(f"kubectl apply -k {folder}/{part}" for part in parts)]
@@ -257,7 +257,9 @@ def init(
 
 def wait(
     pipeline: arguments.Pipeline,
-    for_: Annotated[str, typer.Option("--for", help="The stage that is to start, or write-finish.", show_default=False)],
+    for_: Annotated[
+        str, typer.Option("--for", help="The step that is to start, e.g. train or write-finish.", show_default=False)
+    ],
     work: arguments.Work = Path("work"),
     timeout: Annotated[float, typer.Option(min=0, help="Give up after this many seconds.")] = 86_400,
     json: arguments.Json = False,

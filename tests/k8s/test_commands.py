@@ -18,8 +18,7 @@ import yaml
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline, pipeline_from_mapping
-from gaudi_bert.runners.kubernetes.kustomize import Manifest
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, pod_specs, render
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifest, pod_specs, render
 from gaudi_bert.runners.kubernetes.results import sent_lines
 from tests.builders import folders
 from tests.builders.command_line import run_command
@@ -29,7 +28,7 @@ from tests.builders.s3_server import S3Server, contents, quick
 from tests.k8s.manifest_checks import check_schema
 
 PODS = 2
-DATA_STEPS = ("prepare", "histogram", "plan", "write", "write-finish", "verify")
+DATA_STEPS = ("prepare", "histogram", "plan", "write", "write-finish", "verify", "verify-finish")
 TEXT = "\n\n".join(
     "\n".join(f"Sentence {line} of document {document} says {'word ' * (line * document % 23 + 1)}." for line in range(30))
     for document in range(60)

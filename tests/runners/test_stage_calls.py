@@ -11,7 +11,7 @@ import pytest
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.artefacts.training import FineTuning
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners.compile_kernels import compile_kernels
 from gaudi_bert.runners.local import missing_inputs, run_stages
@@ -23,6 +23,7 @@ from tests.builders import folders
 from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.folders import comparable
 from tests.builders.kills import pipeline as small_pipeline
+from tests.builders.packing_case import make_case
 from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, faulty_proxy, quick, upload
 
@@ -145,6 +146,63 @@ def test_built_in_rows_are_made_once_and_those_of_another_python_are_refused(tmp
     assert [path.read_bytes() for path in files] == before
 
 
+# --- a stage that many machines share: `verify`, part by part
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[PipelineSettings, Path]:
+    """A pipeline of given records, and its work folder: packed and verified by one process."""
+    folder = tmp_path_factory.mktemp("packed")
+    for split, files in (("train", 9), ("evaluation", 3)):
+        make_case(folder / split, files=files)
+    records = {"records": str(folder / "train/records"), "evaluation_records": str(folder / "evaluation/records")}
+    mapping = {"name": "tiny", "prepare": records, "packing": {"group_sequences": 46, "shard_multiple": 2}}
+    settings = pipeline_from_mapping(mapping, "test")
+    run(folder, settings, "histogram", "plan", "write", "verify")
+    return settings, folder / "work"
+
+
+@pytest.fixture
+def not_verified(packed: tuple[PipelineSettings, Path], tmp_path: Path) -> Path:
+    """A copy of that work folder without its proof."""
+    work = Path(shutil.copytree(packed[1], tmp_path / "work"))
+    for path in [*work.rglob("verification*"), *work.rglob(".verification*")]:
+        path.unlink()
+    return work
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7])
+def test_verify_in_any_number_of_parts_and_any_order_is_the_proof_of_one_process(
+    parts: int, packed: tuple[PipelineSettings, Path], not_verified: Path
+) -> None:
+    settings, whole = packed
+    for number in reversed(range(parts)):
+        (result,) = run(not_verified.parent, settings, "verify", shard=(number, parts)).values()
+        assert result["train"].groups == len(range(number, 5, parts))
+    assert missing_inputs(RunRequest(settings, not_verified, not_verified, QUIET).folder, "verify-finish") == []
+    run(not_verified.parent, settings, "verify", finish=True)
+    seen = r".verification.seen"  # names files by their inodes, which are those of the copy
+    made, wanted = (
+        {name: content for name, content in folders.contents(work).items() if not name.endswith(seen)}
+        for work in (not_verified, whole)
+    )
+    assert made == wanted
+    again = run(not_verified.parent, settings, "verify", shard=(0, parts))["verify"]
+    assert again["train"].skipped
+    assert again["evaluation"].skipped
+
+
+def test_verify_is_not_finished_before_all_its_parts(packed: tuple[PipelineSettings, Path], not_verified: Path) -> None:
+    settings, _ = packed
+    run(not_verified.parent, settings, "verify", shard=(0, 2))
+    with pytest.raises(FailedError, match=r"2 of 5 groups are not verified: group 1 has no proof, group 3 has no proof"):
+        run(not_verified.parent, settings, "verify", finish=True)
+    again = run(not_verified.parent, settings, "verify", shard=(0, 2))["verify"]
+    assert (again["train"].groups, again["train"].groups_written) == (3, 0)
+    run(not_verified.parent, settings, "verify", shard=(1, 2))
+    assert not run(not_verified.parent, settings, "verify", finish=True)["verify"]["train"].skipped
+
+
 # --- kernels that are compiled in advance
 
 
@@ -250,43 +308,6 @@ def test_weights_and_data_in_a_bucket(s3: S3Server, tmp_path: Path, monkeypatch:
         name for name in contents("s3://bucket/work/small/packed/train", Objects(store)) if name.startswith("packed-")
     )
     assert inspect(work / "packed" / "train" / shard, vocabulary=work / "examples" / "vocab.txt").packed
-
-
-@pytest.mark.slow
-def test_a_run_folder_that_is_not_ours_is_refused(s3: S3Server, tmp_path: Path) -> None:
-    from gaudi_bert.training.train import train
-
-    objects = Objects(quick(s3.endpoint))
-    objects.write("s3://bucket/elses/thesis.txt", b"mine")
-    settings = stored_pipeline("s3://bucket/text", objects.settings.model_dump())
-    data, out = Path("s3://bucket/work/small/packed/train"), Path("s3://bucket/elses")
-    with pytest.raises(InputError, match=r"s3://bucket/elses: exists, but settings.json does not describe it"):
-        train(settings, data, None, out, reporter=QUIET)
-    assert contents("s3://bucket/elses", objects) == {"thesis.txt": b"mine"}
-    shutil.rmtree(tmp_path)
-
-
-@pytest.mark.slow
-def test_shards_that_have_no_room_are_refused(s3: S3Server, tmp_path: Path) -> None:
-    from gaudi_bert.training.train import train
-
-    settings = stored_pipeline("s3://bucket/text", quick(s3.endpoint, cache_bytes=999).model_dump())
-    data = Path("s3://bucket/work/small/packed/train")
-    with pytest.raises(InputError, match=r"small/packed/train: a process needs .* store.cache_bytes is 999; raise"):
-        train(settings, data, None, tmp_path / "run", reporter=QUIET)
-
-
-@pytest.mark.slow
-def test_a_shard_that_vanished_is_named(s3: S3Server, tmp_path: Path) -> None:
-    from gaudi_bert.training.train import train
-
-    objects = Objects(quick(s3.endpoint))
-    for name, content in contents("s3://bucket/work/small/packed/train", objects).items():
-        if name != "packed-00000-00001.tfrecord":
-            objects.write(f"s3://bucket/lacking/{name}", content)
-    settings = stored_pipeline("s3://bucket/text", objects.settings.model_dump())
-    with pytest.raises(InputError, match=r"s3://bucket/lacking/packed-00000-00001.tfrecord: no such object"):
-        train(settings, Path("s3://bucket/lacking"), None, tmp_path / "run", reporter=QUIET)
 
 
 @pytest.mark.slow

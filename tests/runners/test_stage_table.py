@@ -37,8 +37,8 @@ TASK = ["task.name=classification", "finetune.data=python-docstrings", "predict.
 def test_the_stages_and_steps_are_those_of_the_design() -> None:
     pretraining = ["prepare", "histogram", "plan", "write", "verify", "train", "evaluate"]
     assert list(STAGES) == [*pretraining, "finetune", "predict", "report"]
-    assert steps_of(["report", "write"]) == ["write", "write-finish", "report"]
-    assert [name for name, stage in STAGES.items() if stage.shared] == ["prepare", "histogram", "plan", "write"]
+    assert steps_of(["report", "verify", "write"]) == ["write", "write-finish", "verify", "verify-finish", "report"]
+    assert [name for name, stage in STAGES.items() if stage.shared] == pretraining[:5]
     assert [name for name, stage in STAGES.items() if stage.trains] == ["train", "evaluate", "finetune", "predict"]
     assert [name for name, stage in STAGES.items() if stage.distributed] == ["train", "finetune"]
 
@@ -141,6 +141,9 @@ NEEDS = {
     "write": ["plan.json", "plan-evaluation.json"],
     "write-finish": [f"packed/{part}/group-0000{number}.json" for part in ("train", "evaluation") for number in (0, 1)],
     "verify": ["packed/train/metadata.json", "packed/evaluation/metadata.json"],
+    "verify-finish": [
+        f"packed/{part}/verification-0000{number}.json" for part in ("train", "evaluation") for number in (0, 1)
+    ],
     "train": ["packed/train/verification.json", "packed/evaluation/verification.json"],
     "evaluate": ["train/training.json"],
     "report": ["train/evaluation.json"],
@@ -180,14 +183,23 @@ def test_what_no_stage_makes_is_not_waited_for(override: str, waiting: dict[str,
     }
 
 
-def test_finishing_waits_for_the_plan_first(folder: WorkFolder) -> None:
-    assert missing_inputs(folder, "write-finish") == [folder.root / "plan.json", folder.root / "plan-evaluation.json"]
+@pytest.mark.parametrize("step", ["write-finish", "verify-finish"])
+def test_finishing_waits_for_the_plan_first(step: str, folder: WorkFolder) -> None:
+    assert missing_inputs(folder, step) == [folder.root / "plan.json", folder.root / "plan-evaluation.json"]
+
+
+def test_proofs_that_a_finished_verification_has_removed_are_not_waited_for(folder: WorkFolder) -> None:
+    for name in ("plan.json", "plan-evaluation.json", "packed/train/verification.json"):
+        make(folder, name)
+    proofs = [folder.root / "packed" / "evaluation" / f"verification-0000{number}.json" for number in (0, 1)]
+    assert missing_inputs(folder, "verify-finish") == proofs
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
 def test_a_histogram_is_there_when_all_its_parts_are(tmp_path: Path, parts: int) -> None:
     whole = tmp_path / "histogram.json"
-    (tmp_path / "histogram-evaluation.json").write_text("{}")
+    for other in (tmp_path / "histogram-evaluation.json", histogram_part(whole, (0, parts + 1))):
+        other.write_text("{}")  # another file, and a part of another number, do not count
     for number in range(parts):
         assert histogram_parts(whole) == []
         part = histogram_part(whole, (number, parts))
@@ -196,13 +208,6 @@ def test_a_histogram_is_there_when_all_its_parts_are(tmp_path: Path, parts: int)
     assert histogram_parts(whole) == [histogram_part(whole, (number, parts)) for number in range(parts)]
     whole.write_text("{}")
     assert histogram_parts(whole) == [whole]
-
-
-def test_parts_of_another_number_do_not_count(tmp_path: Path) -> None:
-    whole = tmp_path / "histogram.json"
-    for number, parts in ((0, 2), (0, 3), (1, 3), (2, 3)):
-        histogram_part(whole, (number, parts)).write_text("{}")
-    assert histogram_parts(whole) == [histogram_part(whole, (number, 3)) for number in range(3)]
 
 
 def test_waiting_ends_when_the_last_file_appears(folder: WorkFolder) -> None:
@@ -241,7 +246,7 @@ def test_each_stage_has_its_image_and_its_resources() -> None:
     settings = load_pipeline(None, [*servers, "resources.data_workers=5", "images.tag=v1"])
     steps = {name: preview_stage(settings, name) for name in STAGES}
     assert steps["prepare"].image == "gaudi-bert-data:v1"
-    assert [step.containers for step in steps.values()] == [5, 5, 5, 5, 1, 2, 1, 2, 1, 1]
+    assert [step.containers for step in steps.values()] == [5, 5, 5, 5, 5, 2, 1, 2, 1, 1]
     assert [step.cards for step in steps.values()] == [0, 0, 0, 0, 0, 8, 1, 8, 1, 0]
     assert str(steps["train"]) == "train: 2 x gaudi-bert-train-gaudi:v1 (95 cpu, 409Gi, 8 cards)"
     assert "1 card)" in str(steps["evaluate"])

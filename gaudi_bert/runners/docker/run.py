@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -32,7 +33,6 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.docker.containers import (
     DockerRun,
-    container_marks,
     portable_settings,
     rendezvous_container,
     stage_containers,
@@ -138,11 +138,12 @@ def _run_stage(engine: Engine, run: DockerRun, stage: str, reporter: Reporter) -
     memory_key = f"resources.{'training' if STAGES[stage].trains else 'data'}.memory_limit"
     with ExitStack() as stack:
         if len(containers) > 1:
-            stack.enter_context(engine.network(run.name("network"), run.labels, way_out=run.access(stage).is_needed))
+            stack.enter_context(engine.network(run.name("network"), run.labels, way_out=bool(run.access(stage).mounts)))
             if run.needs_rendezvous(stage):
                 _start_rendezvous(engine, run, stack)
         followers = []
-        for options, mark in zip(containers, container_marks(containers), strict=True):
+        for rank, options in enumerate(containers):
+            mark = f"[worker {rank}] " if len(containers) > 1 else ""
             container = engine.create(options)
             stack.callback(engine.remove, container)
             followers.append(_Follower(engine, container, reporter, mark, memory_key))
@@ -151,7 +152,8 @@ def _run_stage(engine: Engine, run: DockerRun, stage: str, reporter: Reporter) -
                 follower.start()
             result: dict[str, Any] = _follow_all(followers).get(stage, {})
         except KeyboardInterrupt:
-            _stop_all(engine, [follower.container for follower in followers])
+            with ThreadPoolExecutor(len(followers)) as pool:
+                list(pool.map(lambda follower: engine.stop(follower.container, _STOP_SECONDS), followers))
             raise
     return result
 
@@ -292,11 +294,3 @@ def _follow_all(followers: Sequence[_Follower]) -> dict[str, Any]:
         if waiting and not ended:
             time.sleep(_POLL_SECONDS)
     return followers[0].result
-
-
-def _stop_all(engine: Engine, containers: Sequence[Any]) -> None:
-    threads = [threading.Thread(target=engine.stop, args=(container, _STOP_SECONDS)) for container in containers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()

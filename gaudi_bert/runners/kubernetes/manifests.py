@@ -6,9 +6,11 @@ file. `k8s/overlays/` are the same manifests filled by kustomize for the demo; t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -17,12 +19,15 @@ from gaudi_bert.artefacts.store.objects import in_store
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodPlacement
-from gaudi_bert.runners.kubernetes.kustomize import Manifest, build
 from gaudi_bert.runners.launch import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, training_command
 from gaudi_bert.runners.resources import evaluation_resources, pod_resources, quantity_value, training_resources
 from gaudi_bert.runners.stage_table import STEPS, named_paths, stage_image, stages_of, steps_of
-from gaudi_bert.runners.store_access import CREDENTIALS
 
+Manifest = dict[str, Any]
+
+MANIFESTS = Path(__file__).parent / "manifests"
+# Where PyYAML has libyaml, a hundred files are read in a tenth of a second.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PIPELINE_LABEL = "app.kubernetes.io/instance"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # The first version of Kubernetes in which podFailurePolicy and backoffLimitPerIndex are on by default.
@@ -35,6 +40,8 @@ _MOUNTED = (DATA_FOLDER, "/work")
 # Next to the pipeline in its ConfigMap, mounted as /etc/passwd.
 _USER_NAME_FILE = "passwd"
 _IMAGE_USER = 1000
+# What ranks on other pods get of the launcher's environment; `stop_ranks` writes out the names that exist.
+_CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
 
 
 @dataclass(frozen=True)
@@ -61,14 +68,23 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     steps = {step: jobs[step] for step in steps_of(stages_of(settings))}
     shared = {item["kind"]: item for item in objects if item["kind"] not in ("Job", "MPIJob")}
     shared["ConfigMap"] = _configuration(settings)
-    _fill_claim(settings, shared["PersistentVolumeClaim"])
+    claim = shared["PersistentVolumeClaim"]["spec"]
+    claim["accessModes"] = [settings.kubernetes.access_mode]
+    claim["resources"]["requests"]["storage"] = settings.kubernetes.storage
+    if settings.kubernetes.storage_class:
+        claim["storageClassName"] = settings.kubernetes.storage_class
     if "NetworkPolicy" in shared:
         _fill_network_policy(settings, shared["NetworkPolicy"])
     for step, item in steps.items():
         _fill_step(settings, step, item)
-    for item in (*shared.values(), *steps.values()):
-        _set_names(settings, item)
     namespace = shared.pop("Namespace")
+    namespace["metadata"]["labels"][PIPELINE_LABEL] = settings.name
+    namespace["metadata"]["name"] = settings.kubernetes.namespace
+    for item in (*shared.values(), *steps.values()):
+        metadata = item["metadata"]
+        metadata["labels"][PIPELINE_LABEL] = settings.name
+        metadata["name"] = f"{settings.name}-{metadata['name']}"
+        metadata["namespace"] = settings.kubernetes.namespace
     if settings.kubernetes.work_claim or settings.kubernetes.store:
         del shared["PersistentVolumeClaim"]
     return Manifests(namespace, tuple(shared.values()), steps)
@@ -106,6 +122,62 @@ def _components(settings: PipelineSettings, server_version: tuple[int, int] | No
     return [component for component, needed in components.items() if needed]
 
 
+# --- our own kustomizations, built without kustomize: resources, components and JSON patches (RFC 6902), and nothing else
+#
+# So the very manifests that `kubectl apply -k` takes are filled, on machines without kubectl too. What only overlays use
+# (name prefixes, image tags, generators) comes from the pipeline file instead.
+
+
+def build(resources: Sequence[str], components: Sequence[str] = ()) -> list[Manifest]:
+    """The objects of the kustomizations `resources`, patched by `components`; all are folders below `k8s/`."""
+    objects = [item for folder in resources for item in _build_folder(MANIFESTS / folder)]
+    for component in components:
+        _apply_patches(MANIFESTS / component, objects)
+    return objects
+
+
+def _build_folder(folder: Path) -> list[Manifest]:
+    kustomization = _read(folder / "kustomization.yaml")
+    objects: list[Manifest] = []
+    for name in kustomization.get("resources", ()):
+        path = (folder / name).resolve()
+        objects += _build_folder(path) if path.is_dir() else [_read(path)]
+    for name in kustomization.get("components", ()):
+        _apply_patches((folder / name).resolve(), objects)
+    _apply_patches(folder, objects)
+    return objects
+
+
+def _apply_patches(folder: Path, objects: Sequence[Manifest]) -> None:
+    """Apply the patches that `folder`'s kustomization lists to those of `objects` that they are meant for."""
+    for patch in _read(folder / "kustomization.yaml").get("patches", ()):
+        operations, target = _read(folder / patch["path"]), patch["target"]
+        for item in objects:
+            if item["kind"] == target["kind"] and re.fullmatch(target.get("name", ".*"), item["metadata"]["name"]):
+                for operation in operations:
+                    _apply_operation(item, operation)
+
+
+def _apply_operation(item: Any, operation: Mapping[str, Any]) -> None:
+    """One `add`, `replace` or `remove`; an index of a list is a number, and `-` is its end."""
+    *parents, last = operation["path"].lstrip("/").split("/")
+    for part in parents:
+        item = item[int(part)] if isinstance(item, list) else item[part]
+    value = copy.deepcopy(operation.get("value"))
+    if operation["op"] == "remove":
+        del item[int(last) if isinstance(item, list) else last]
+    elif not isinstance(item, list):
+        item[last] = value
+    elif operation["op"] == "replace":
+        item[int(last)] = value
+    else:
+        item.insert(len(item) if last == "-" else int(last), value)
+
+
+def _read(path: Path) -> Any:
+    return yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+
+
 # --- what the steps share
 
 
@@ -132,14 +204,6 @@ def _needs_user_name(settings: PipelineSettings) -> bool:
     return settings.trains_as_mpijob and not settings.resources.cards and settings.kubernetes.user != _IMAGE_USER
 
 
-def _fill_claim(settings: PipelineSettings, item: Manifest) -> None:
-    spec = item["spec"]
-    spec["accessModes"] = [settings.kubernetes.access_mode]
-    spec["resources"]["requests"]["storage"] = settings.kubernetes.storage
-    if settings.kubernetes.storage_class:
-        spec["storageClassName"] = settings.kubernetes.storage_class
-
-
 def _fill_network_policy(settings: PipelineSettings, item: Manifest) -> None:
     """Name the MPIJob whose pods may reach one another; its figures are open to anyone."""
     (rule,) = item["spec"]["ingress"]
@@ -149,21 +213,10 @@ def _fill_network_policy(settings: PipelineSettings, item: Manifest) -> None:
         item["spec"]["ingress"].append({"ports": [{"port": settings.training.metrics_port, "protocol": "TCP"}]})
 
 
-def _set_names(settings: PipelineSettings, item: Manifest) -> None:
-    metadata = item["metadata"]
-    metadata["labels"][PIPELINE_LABEL] = settings.name
-    if item["kind"] == "Namespace":
-        metadata["name"] = settings.kubernetes.namespace
-        return
-    metadata["name"] = f"{settings.name}-{metadata['name']}"
-    metadata["namespace"] = settings.kubernetes.namespace
-
-
 # --- the Job or MPIJob of a step: how many pods, what they run, what they request, where they run
 
 
 def _fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
-    """Fill the Job or MPIJob of `step`."""
     stage = STEPS[step]
     is_main_step = step == stage.name
     if settings.kubernetes.queue:
@@ -204,11 +257,6 @@ def _share_out(item: Manifest, pods: int) -> None:
     _set_option(next(pod_specs(item))["containers"][0], "--shard", f"$(JOB_COMPLETION_INDEX)/{pods}")
 
 
-def _stage_command(command: Sequence[str]) -> list[str]:
-    """What a training process runs: the command from `gaudi-bert` on."""
-    return list(command[list(command).index("gaudi-bert") :])
-
-
 def _fill_training_job(settings: PipelineSettings, item: Manifest) -> None:
     # A Job is one worker with all of its cards, whatever the pipeline's MPIJob has.
     resources = settings.resources.model_copy(update={"workers": 1})
@@ -216,10 +264,9 @@ def _fill_training_job(settings: PipelineSettings, item: Manifest) -> None:
     settings = settings.model_copy(update={"resources": resources, "kubernetes": kubernetes})
     spec = next(pod_specs(item))
     container = spec["containers"][0]
-    container["command"] = training_command(settings, _stage_command(container["command"]), over_ssh=False)
+    container["command"] = training_command(settings, _of_one_process(container["command"]), over_ssh=False)
     container["resources"] = training_resources(settings)
     _set_environment(settings, container)
-    _set_shared_memory(settings, spec)
 
 
 def _fill_mpijob(settings: PipelineSettings, item: Manifest) -> None:
@@ -235,11 +282,11 @@ def _fill_mpijob(settings: PipelineSettings, item: Manifest) -> None:
     root_port = EFA_SSH_PORT if settings.kubernetes.efa else ROOT_SSH_PORT
     container["command"] = training_command(
         settings,
-        _stage_command(container["command"]),
+        _of_one_process(container["command"]),
         over_ssh=True,
         variables=(
             *(variable["name"] for variable in container.get("env", ())),
-            *(CREDENTIALS if settings.kubernetes.store else ()),
+            *(_CREDENTIALS if settings.kubernetes.store else ()),
         ),
         ssh_port=root_port if resources.cards else USER_SSH_PORT,
         ssh_key=None if resources.cards else SSH_KEY,
@@ -249,7 +296,10 @@ def _fill_mpijob(settings: PipelineSettings, item: Manifest) -> None:
         for spec_of_role in (launcher, worker):
             name = {"name": "pipeline", "mountPath": "/etc/passwd", "subPath": _USER_NAME_FILE, "readOnly": True}
             spec_of_role["containers"][0]["volumeMounts"].append(name)
-    _set_shared_memory(settings, worker)
+
+
+def _of_one_process(command: list[str]) -> list[str]:
+    return command[command.index("gaudi-bert") :]
 
 
 def _set_environment(settings: PipelineSettings, container: Manifest) -> None:
@@ -258,12 +308,6 @@ def _set_environment(settings: PipelineSettings, container: Manifest) -> None:
     variables += [{"name": name, "value": value} for name, value in given.items()]
     if variables:
         container["env"] = variables
-
-
-def _set_shared_memory(settings: PipelineSettings, spec: Manifest) -> None:
-    for volume in spec["volumes"]:
-        if volume["name"] == "shared-memory":
-            volume["emptyDir"]["sizeLimit"] = settings.resources.shared_memory
 
 
 def _set_option(container: Manifest, option: str, value: str) -> None:
@@ -298,6 +342,8 @@ def _fill_volumes(settings: PipelineSettings, spec: Manifest) -> None:
             volume["configMap"]["name"] = f"{settings.name}-pipeline"
         if "persistentVolumeClaim" in volume:
             volume["persistentVolumeClaim"]["claimName"] = work_claim_name(settings)
+        if volume["name"] == "shared-memory":
+            volume["emptyDir"]["sizeLimit"] = settings.resources.shared_memory
         if volume["name"] == "scratch":
             volume["emptyDir"]["sizeLimit"] = settings.kubernetes.scratch
             for container in spec["containers"]:
