@@ -186,7 +186,7 @@ def compare(found: dict[str, list], units: dict[str, str], title: str) -> None:
 
     for key, unit in units.items():
         for reader, figures in found.items():
-            show(f"{title}: {reader}", [figure[key] for figure in figures], unit)
+            show(f"{title}: {reader}, {unit}", [figure[key] for figure in figures], unit)
             if reader != "streaming":
                 ratios = [ours[key] / other[key] for ours, other in zip(figures, found["streaming"], strict=True)]
                 show(f"{title}: {reader} / streaming, {unit}", ratios, "times")

@@ -1,6 +1,6 @@
 """How evenly packs of a sorted input are mixed: the shares of topics in windows of packs, compared with a uniform shuffle.
 
-    python benchmarks/reading_topics.py [--topics 22] [--groups 2000] [--windows 400]
+    python benchmarks/reading_topics.py [--topics 22 40 200] [--groups 2000] [--windows 400] [--epochs 3]
 
 Shards are integers only: groups of 32 shards of 7,656 packs, each group of one topic, sorted. For windows at random
 positions, the figure is the root mean square of the error of the topics' shares over that of as many independent draws (1: a
@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+from measuring import show, show_processor
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.reading.global_order import GlobalOrder
@@ -40,10 +41,10 @@ def second_order(topics: IntArray, random: np.random.Generator) -> TopicsOf:
     return read
 
 
-def third_order(topics: IntArray, sets: int, epoch: int) -> TopicsOf:
-    """Order 3, as it is read."""
+def third_order(topics: IntArray, sets: int, epoch: int, streams: int = STREAMS) -> TopicsOf:
+    """Order 3, as it is read; with 512 streams, as many shards are open as a block of py1e has."""
     regions = np.repeat(np.arange(len(topics)), SHARDS_OF_A_GROUP)
-    order = GlobalOrder(np.full(len(regions), PACKS), 1, streams=STREAMS, sets=sets, regions=regions)
+    order = GlobalOrder(np.full(len(regions), PACKS), 1, streams=streams, sets=sets, regions=regions)
     return lambda first, packs: topics[regions[order.locate(epoch, np.arange(first, first + packs)).shards]]
 
 
@@ -68,28 +69,39 @@ def spread(read: TopicsOf, packs: int, shares: np.ndarray, windows: int, random:
 
 
 def main() -> None:
-    """Print a line for each way of reading."""
+    """Print each way of reading, over some epochs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topics", type=int, nargs="*", default=[5, 10, 22, 40, 200])
+    parser.add_argument("--topics", type=int, nargs="*", default=[22, 40, 200])
     parser.add_argument("--groups", type=int, default=2000)
     parser.add_argument("--windows", type=int, default=400)
+    parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
-    print(f"{'windows of packs':42}" + "".join(f"{size:>9,}" for size in WINDOWS))
+    show_processor()
     for count in options.topics:
-        random = np.random.default_rng(count)
         topics = np.arange(options.groups) * count // options.groups
-        shares, packs = np.bincount(topics) / len(topics), len(topics) * SHARDS_OF_A_GROUP * PACKS
-        shuffled = py1e(topics, random)
-        ways: dict[str, tuple[TopicsOf, int]] = {
-            "uniform shuffle": (lambda _, size: random.choice(topics, size), packs),  # noqa: B023
-            "order 2 (before)": (second_order(topics, random), packs),
-            "order 3, one set of streams": (third_order(topics, 1, 0), packs),
-            "order 3": (third_order(topics, 4, 0), packs),
-            "py1e, one node": (lambda first, size: shuffled[first : first + size], len(shuffled)),  # noqa: B023
-        }
-        for name, (read, most) in ways.items():
-            figures = spread(read, most, shares, options.windows, random)
-            print(f"{count:4} topics, {name:17}".ljust(42) + "".join(f"{figure:9.2f}" for figure in figures), flush=True)
+        found: dict[str, list[list[float]]] = {}
+        for epoch in range(options.epochs):
+            for name, figures in spreads(topics, epoch, options.windows).items():
+                found.setdefault(name, []).append(figures)
+        for name, figures in found.items():
+            for size, values in zip(WINDOWS, zip(*figures, strict=True), strict=True):
+                show(f"{count} topics, windows of {size:,}: {name}", values, "times")
+
+
+def spreads(topics: IntArray, epoch: int, windows: int) -> dict[str, list[float]]:
+    """The figures of each way of reading, for each size of a window."""
+    random = np.random.default_rng(len(topics) + epoch)
+    shares, packs = np.bincount(topics) / len(topics), len(topics) * SHARDS_OF_A_GROUP * PACKS
+    shuffled = py1e(topics, random)
+    ways: dict[str, tuple[TopicsOf, int]] = {
+        "uniform shuffle": (lambda _, size: random.choice(topics, size), packs),
+        "order 2 (before)": (second_order(topics, random), packs),
+        "order 3, one set of streams": (third_order(topics, 1, epoch), packs),
+        "order 3": (third_order(topics, 4, epoch), packs),
+        "order 3, 512 streams": (third_order(topics, 4, epoch, streams=512), packs),
+        "py1e, one node": (lambda first, size: shuffled[first : first + size], len(shuffled)),
+    }
+    return {name: spread(read, most, shares, windows, random) for name, (read, most) in ways.items()}
 
 
 if __name__ == "__main__":

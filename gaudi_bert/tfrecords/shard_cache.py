@@ -26,7 +26,7 @@ from gaudi_bert.artefacts.shards import ShardTable
 from gaudi_bert.artefacts.store.mirrored_folder import fetch_part, release, reserve, shown_path
 from gaudi_bert.common.errors import InputError
 
-_SMALL_BYTES = 4 << 20
+_SMALL_BYTES = 8 << 20
 """Shards of up to this size are fetched whole at once."""
 _PIECE_BYTES = 32 << 20
 """So much of a shard is fetched by a request; in between, the fetch may end."""
@@ -58,7 +58,7 @@ class ShardCache:
         self._lock = threading.Lock()
         self._copies: dict[int, _Copy] = {}  # the least recently used first
         self._whole = ThreadPoolExecutor(threads, thread_name_prefix="whole-shards")
-        self._parts = ThreadPoolExecutor(2 * threads, thread_name_prefix="parts-of-shards")
+        self._parts = ThreadPoolExecutor(3 * threads, thread_name_prefix="parts-of-shards")
 
     def check_room(self, streams: int, processes: int, sets: int = 1) -> None:
         """Refuse shards of which those of all sets of streams and those that a process reads next may not fit."""

@@ -18,7 +18,7 @@ from gaudi_bert.tfrecords.files import open_inputs
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.shard_cache import ShardCache
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES
-from gaudi_bert.training.input.source import DataSource, open_source, open_stored_source
+from gaudi_bert.training.input.source import DataSource, open_source, packed_source
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[
         if (folder / METADATA_NAME).exists():
             metadata = read_metadata(folder)
             with closing(ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)) as cache:
-                yield open_stored_source(folder, metadata, cache)
+                yield packed_source(folder, metadata, cache)
             return
     with open_inputs(path, Objects(settings)) as inputs:
         fetch(*inputs.paths)

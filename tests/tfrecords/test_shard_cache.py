@@ -18,7 +18,7 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.shard_cache import ShardCache
 from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches, value_limits
-from gaudi_bert.training.input.source import open_source, open_stored_source
+from gaudi_bert.training.input.source import open_source, packed_source
 from tests.builders.faulty_proxy import faulty_proxy
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.s3_server import S3Server, quick, upload
@@ -59,7 +59,7 @@ def stored_source(case: PackingCase, endpoint: str, small_bytes: int, room: int 
         mirrored(Path(url), store) as folder,
         closing(ShardCache(folder, metadata.shard_table, room, 3, small_bytes)) as cache,
     ):
-        yield open_stored_source(folder, metadata, cache)
+        yield packed_source(folder, metadata, cache)
 
 
 def trained(source, batches: int, done: int = 0) -> list[bytes]:

@@ -74,7 +74,7 @@ def shown_location(location: str | Path) -> str:
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 
 
-def open_filesystem(scheme: str, settings: StoreSettings) -> Any:
+def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
     """fsspec's file system for URLs of `scheme`, without any cache of listings."""
     try:
         import fsspec
@@ -154,7 +154,7 @@ def _is_s3(url: str) -> bool:
     return EXTRAS.get(scheme_of(url)) == "s3"
 
 
-def look_at(filesystem: Any, url: str) -> dict[str, Any]:
+def _look_at(filesystem: Any, url: str) -> dict[str, Any]:
     """What fsspec's `info` returns for an object."""
     bucket, key, _ = filesystem.split_path(url)
     if not key:
@@ -164,7 +164,7 @@ def look_at(filesystem: Any, url: str) -> dict[str, Any]:
     return {"type": "file", "size": answer["ContentLength"], **headers}
 
 
-def copy_object(filesystem: Any, url: str, handle: BinaryIO, end: int, version: str) -> None:
+def _copy_object(filesystem: Any, url: str, handle: BinaryIO, end: int, version: str) -> None:
     """Copy one version of an object from the position of a file up to below byte `end` to the same place of the file."""
     bucket, key, _ = filesystem.split_path(url)
     part = f"bytes={handle.tell()}-{end - 1}"
@@ -371,12 +371,12 @@ class Objects:
     def _filesystem(self, scheme: str) -> Any:
         with self._lock:
             if scheme not in self._filesystems:
-                self._filesystems[scheme] = open_filesystem(scheme, self.settings)
+                self._filesystems[scheme] = _open_filesystem(scheme, self.settings)
             return self._filesystems[scheme]
 
 
 def _look(filesystem: Any, url: str) -> dict[str, Any]:
-    entry: dict[str, Any] = look_at(filesystem, url) if _is_s3(url) else filesystem.info(url)
+    entry: dict[str, Any] = _look_at(filesystem, url) if _is_s3(url) else filesystem.info(url)
     return entry
 
 
@@ -397,10 +397,10 @@ def _copy_part(filesystem: Any, url: str, handle: BinaryIO, end: int, before: Ob
         return
     if _is_s3(url) and before.version:
         try:
-            copy_object(filesystem, url, handle, end, before.version)
+            _copy_object(filesystem, url, handle, end, before.version)
         except OSError as error:
             if _status_of(error) == 412:
-                _refuse_another(url, before, _info(look_at(filesystem, url)))
+                _refuse_another(url, before, _info(_look_at(filesystem, url)))
             raise
     else:
         handle.write(filesystem.cat_file(url, start=handle.tell(), end=end))

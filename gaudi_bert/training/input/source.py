@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.packed import Metadata
@@ -41,7 +41,7 @@ class DataSource:
         packing_factor: sequences per record on average; 1 when unpacked.
         identity: what distinguishes these records from others, for the settings of a run.
         efficiency: real tokens per slot, on average; None where unknown.
-        cache: of shards in an object store; the paths of `files` are then those of their copies.
+        cache: of shards in an object store; `path` and `files` are then those of their copies.
     """
 
     path: Path
@@ -102,8 +102,7 @@ class DataSource:
         """The records by their files and numbers."""
         if self.metadata is None:
             return RecordFiles(self.files, self.schema)
-        folder = self.path if self.cache is None else self.cache.folder
-        return open_shards(folder, self.metadata, self.cache)
+        return open_shards(self.path, self.metadata, self.cache)
 
     def records_of(self, number: int) -> Iterator[bytes]:
         """The records of one of the files."""
@@ -128,16 +127,12 @@ def open_source(path: Path | str) -> DataSource:
     if path.is_dir() and is_packed(path):
         metadata = read_metadata(path)
         check_before_reading(path, metadata.shard_table)
-        return _packed(path, metadata)
+        return packed_source(path, metadata)
     return _unpacked_source(path)
 
 
-def open_stored_source(path: Path, metadata: Metadata, cache: ShardCache) -> DataSource:
-    """A packed folder in an object store, whose shards are fetched as they are read."""
-    return replace(_packed(path, metadata), files=ShardPaths(cache.folder, metadata.shard_table), cache=cache)
-
-
-def _packed(path: Path, metadata: Metadata) -> DataSource:
+def packed_source(path: Path, metadata: Metadata, cache: ShardCache | None = None) -> DataSource:
+    """A packed folder; `cache` fetches its shards as they are read, if the folder mirrors one of an object store."""
     return DataSource(
         path=path,
         schema=PackedSchema.of(metadata),
@@ -147,6 +142,7 @@ def _packed(path: Path, metadata: Metadata) -> DataSource:
         identity=metadata.identity(),
         efficiency=metadata.efficiency,
         metadata=metadata,
+        cache=cache,
     )
 
 
