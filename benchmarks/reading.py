@@ -1,12 +1,13 @@
 """What a reader of many shards takes: bytes, seconds and memory to the first rows from a cold disk, and in the steady state.
 
-    python benchmarks/reading.py first|steady [--shards 32,320,3200] [--packs 800] [--rows N] [--rounds R]
-                                 [--work FOLDER] [--before CHECKOUT] [--no-index]
+    python benchmarks/reading.py first|steady|processes [--shards 32,320,3200] [--packs 800] [--rows N] [--rounds R]
+                                 [--work FOLDER] [--before CHECKOUT] [--no-index] [--processes 3,8,32,48,64]
 
 Folders of as many shards of equal size are made of the packs of the Wikipedia sample and kept in FOLDER. Each figure is of a
 process of its own. `first` drops the folder from the page cache and reads 256 rows of `PackedDataset`; `steady` reads N rows
 after the first 2,000, from the page cache and from a cold disk. CHECKOUT is the package of another commit, whose figures are
-taken in turn.
+taken in turn. `processes` reads the epoch of some of so many processes, each from a cold disk: the bytes from the disk, in
+those of its packs, and how many of the shards it reads, with 32 streams and with as many as its note on costs advises.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from measuring import show, show_processor
 from gaudi_bert.artefacts.shards import index_path, write_index
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.reading.global_order import GlobalOrder
 from gaudi_bert.tfrecords.pack import pack
+from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,6 +74,21 @@ if count:
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 result |= {name: int(status[key].split()[0]) / 1024 for name, key in (("peak", "VmHWM"), ("anonymous", "RssAnon"))}
 print(json.dumps(result))
+"""
+
+# The bytes that a process reads from the disk in its share of an epoch, and its packs.
+READ_SHARE = """
+import json, sys
+from gaudi_bert.pytorch import PackedDataset
+
+def disk():
+    return int(dict(line.split(": ") for line in open("/proc/self/io"))["read_bytes"])
+
+folder, rank, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+for row in PackedDataset(sys.argv[4]):
+    break
+before, rows = disk(), sum(1 for _ in PackedDataset(folder, rank=rank, world_size=processes, seed=1))
+print(json.dumps({"bytes": disk() - before, "rows": rows}))
 """
 
 LABELS = {
@@ -151,10 +169,10 @@ def drop_from_page_cache(folder: Path) -> None:
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measure(checkout: Path, folder: Path, first: int, rows: int) -> dict[str, Any]:
+def measure(checkout: Path, folder: Path, *numbers: int, program: str = READ) -> dict[str, Any]:
     """What a process of its own prints."""
     found = subprocess.run(
-        [sys.executable, "-c", READ, str(folder), str(first), str(rows), str(folder.parent / "sample")],
+        [sys.executable, "-c", program, str(folder), *map(str, numbers), str(folder.parent / "sample")],
         cwd=checkout,
         env={**os.environ, "PYTHONPATH": str(checkout)},
         capture_output=True,
@@ -166,10 +184,27 @@ def measure(checkout: Path, folder: Path, first: int, rows: int) -> dict[str, An
     return json.loads(found.stdout)
 
 
+def measure_processes(folder: Path, processes: int) -> None:
+    """What some of so many processes read from the disk, and how many of the shards."""
+    metadata = read_metadata(folder)
+    sizes = metadata.shard_table.packs
+    of_a_pack = metadata.shard_table.bytes.sum() / metadata.packs
+    pages = []
+    for rank in sorted({0, processes // 2, processes - 1}):
+        drop_from_page_cache(folder)
+        found = measure(ROOT, folder, rank, processes, program=READ_SHARE)
+        pages.append(found["bytes"] / (found["rows"] * of_a_pack))
+    show(f"{processes} processes: read from the disk, in bytes of the packs", pages, "times")
+    for streams in sorted({32, -(-32 // processes) * processes}):
+        visits = GlobalOrder(sizes, 1, streams=streams).visits(0, 0, 0, processes)
+        share = len({visit.shard for visit in visits}) / len(sizes)
+        show(f"{processes} processes, {streams} streams: of the shards, read by rank 0", [share], "of them")
+
+
 def main() -> None:
     """Measure, in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["first", "steady"])
+    parser.add_argument("what", choices=["first", "steady", "processes"])
     parser.add_argument("--shards", default="32,320,3200")
     parser.add_argument("--packs", type=int, default=800)
     parser.add_argument("--rows", type=int, default=20_000)
@@ -177,12 +212,18 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "gaudi-bert-reading")
     parser.add_argument("--before", type=Path)
     parser.add_argument("--no-index", action="store_true")
+    parser.add_argument("--processes", default="3,8,32,48,64")
     options = parser.parse_args()
     show_processor()
     checkouts = {"now": ROOT} | ({"before": options.before} if options.before else {})
     for shards in map(int, options.shards.split(",")):
         name = f"{shards}-{options.packs}{'-walked' if options.no_index else ''}"
         folder = make_folder(options.work / name, shards, options.packs, not options.no_index)
+        if options.what == "processes":
+            print(f"{shards:,} shards of {options.packs:,} packs, cold disk")
+            for processes in map(int, options.processes.split(",")):
+                measure_processes(folder, processes)
+            continue
         temperatures = ["cold"] if options.what == "first" else ["warm", "cold"]
         for checkout in checkouts.values():
             measure(checkout, folder, FIRST_ROWS, options.rows)  # kernels are compiled, pages are read

@@ -3,7 +3,7 @@
     python benchmarks/reading_order.py [FOLDER ...] [--epochs 5]
 
 The number of sequences in a batch varies; the ratio is its standard deviation over that of independent draws (1: as if packs
-were drawn at random). Order 1 read all shards side by side; it lives here alone, as a plain loop. Order 3 is of streams,
+were drawn at random). Order 1 read all shards side by side; it lives here alone, as a plain loop. Order 4 is of streams,
 which differs where there are more shards than streams. Without a FOLDER, the Wikipedia sample is split into 40 files, in its
 own order and sorted by length (groups that differ as much as they can), and packed a file to a group, 8 shards each.
 """
@@ -78,7 +78,7 @@ def measure(folder: Path, epochs: int) -> None:
     regions = regions_of_groups(shards.group_sizes, metadata.input_files, metadata.seed)
     order = GlobalOrder(sizes, metadata.seed, WINDOW_PACKS, streams_of(metadata.shard_multiple), regions=regions)
     batch = batch_packs(sizes)
-    found: dict[int, list[float]] = {1: [], 3: []}
+    found: dict[int, list[float]] = {1: [], 4: []}
     for epoch in range(epochs):
         places = np.array(list(first_order(sizes, metadata.seed, epoch)))
         found[1].append(mixing(np.array([sequences[shard][record] for shard, record in places]), batch))
@@ -86,7 +86,7 @@ def measure(folder: Path, epochs: int) -> None:
         orders = [order.shard_order(epoch, shard).records for shard in range(len(sizes))]
         pairs = zip(located.shards, located.positions, strict=True)
         in_order = [sequences[shard][orders[shard][position]] for shard, position in pairs]
-        found[3].append(mixing(np.array(in_order), batch))
+        found[4].append(mixing(np.array(in_order), batch))
     print(f"{folder}: {metadata.packs:,} packs in {len(shards):,} shards, batches of {batch}, {epochs} epochs")
     for number, values in found.items():
         show(f"sequences per batch vary, order {number}", values, "times", "1 = independent draws" if number == 1 else "")

@@ -4,7 +4,6 @@ packs of a group are dealt to them; and the index of their records."""
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c
+from gaudi_bert.artefacts.store.mirrored_folder import read_part
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
-from gaudi_bert.common.files import atomic_file, open_file
+from gaudi_bert.common.files import atomic_file
 
 
 class Shard(Artefact):
@@ -197,9 +197,7 @@ def read_starts(path: Path, first: int, packs: int, shard_bytes: int) -> IntArra
     `first` counts the packs of the group's earlier shards.
     """
     try:
-        with open_file(path) as handle:
-            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # only this part is read from the disk
-            data = os.pread(handle.fileno(), packs * _SIZE.itemsize, first * _SIZE.itemsize)
+        data = read_part(path, first * _SIZE.itemsize, (first + packs) * _SIZE.itemsize)
     except FileNotFoundError:
         return None
     starts = np.zeros(packs + 1, np.int64)

@@ -3,11 +3,13 @@
 An input is often sorted: by topic, by source, by length. Shards of a group hold the same files, and groups whose files are
 neighbours hold similar text. So the streams are spread over the input like the teeth of a comb, which moves along it:
 
-1. The input is a ring, cut at a random shard. Its shards, in the order of their regions, are dealt row by row, one to each
-   stream, the largest of a row to the stream with the fewest packs so far. So every stream has shards of all parts of the
-   input, and streams are of nearly equal length: they differ by no more than a shard.
-2. Stream c of C begins c/C of the way around the ring, in packs, and goes around once. Shards change their turn with near
-   ones, differently in each stream and epoch. The streams of further sets begin between those of the first.
+1. The input is a ring, cut at a random shard: its shards in the order of their regions. It falls into as many blocks of
+   equal packs as there are streams, and each stream reads one of them. So a part of the input has its share of the streams,
+   at any time, and streams are of nearly equal length: a shard belongs to the block in which its middle is.
+2. All streams begin in the same part of their blocks, read to the end of these, and then what lies before. Shards change
+   their turn with near ones, differently in each block and epoch.
+3. The blocks of a set lie at equal distances, those of further sets between them. In a round, the streams of a set have a
+   random sequence, so that few packs in a row come from all parts of the input, too.
 
 All of it follows from (seed, epoch) and the sizes, in integers, so it is the same on every machine.
 """
@@ -20,7 +22,7 @@ from gaudi_bert.common.arrays import IntArray, permutation, random_words
 
 MOST_SETS = 4
 _TEETH_OF_SETS = (0, 2, 1, 3)
-_JITTER_OF_A_TOOTH = 8
+_JITTERS_OF_A_BLOCK = 8
 
 
 def regions_of_groups(group_sizes: IntArray, input_files: int, seed: int) -> IntArray:
@@ -40,39 +42,26 @@ def regions_of_groups(group_sizes: IntArray, input_files: int, seed: int) -> Int
 
 
 def deal_shards(sizes: IntArray, regions: IntArray, streams: int, sets: int, seed: int, epoch: int) -> list[IntArray]:
-    """The shards of each stream in the order in which it reads them; no stream has more packs than the one before it.
+    """The shards of each stream in the order in which it reads them; the streams of one set after those of the other.
 
     Args:
         sizes: packs of each shard, int64 [shards]; shards without packs are not dealt.
         regions: of each shard, int64 [shards].
-        streams: in a set; `streams * sets` are at most as many as there are shards with packs.
+        streams: in a set; `streams * sets` are at most as many as there are shards with packs. There are fewer where a block
+            has no shard.
     """
-    shards = np.flatnonzero(sizes)
+    shards, blocks = np.flatnonzero(sizes), streams * sets
+    shards = shards[np.lexsort((permutation(len(shards), seed, "shard order", epoch), regions[shards]))]
     if not len(shards):
         return []
-    shards = shards[np.lexsort((permutation(len(shards), seed, "shard order", epoch), regions[shards]))]
     shards = np.roll(shards, -int(permutation(len(shards), seed, "ring", epoch)[0]))
-    dealt, lengths = _deal_rows(sizes[shards], streams * sets)
-    total = int(lengths.sum())
-    middles = np.cumsum(sizes[shards]) - (sizes[shards] + 1) // 2
-    jitter = random_words(len(shards), seed, "jitter", epoch) % np.uint64(max(1, total // (streams * _JITTER_OF_A_TOOTH)))
-    offsets = [tooth for tooth in _TEETH_OF_SETS if tooth < sets]
-    in_turn = []
-    for number, stream in enumerate(np.argsort(-lengths, kind="stable").tolist()):
-        set_number, of_set = divmod(number, streams)
-        begin = total * (of_set * sets + offsets[set_number]) // (streams * sets)
-        ahead = (middles[dealt[stream]] - begin) % total + jitter[dealt[stream]].astype(np.int64)
-        in_turn.append(shards[dealt[stream][np.argsort(ahead, kind="stable")]])
-    return in_turn
-
-
-def _deal_rows(sizes: IntArray, count: int) -> tuple[list[IntArray], IntArray]:
-    """Deal shards row by row to `count` streams: the numbers of each, ascending, and the packs of each, int64 [count]."""
-    lengths, stream_of = np.zeros(count, np.int64), np.empty(len(sizes), np.int64)
-    for first in range(0, len(sizes), count):
-        row = first + np.argsort(-sizes[first : first + count], kind="stable")
-        shortest = np.argsort(lengths, kind="stable")[: len(row)]
-        stream_of[row] = shortest
-        lengths[shortest] += sizes[row]
-    by_stream = np.argsort(stream_of, kind="stable")
-    return np.split(by_stream, np.cumsum(np.bincount(stream_of, minlength=count))[:-1]), lengths
+    total = int(sizes.sum())
+    middles = (np.cumsum(sizes[shards]) - (sizes[shards] + 1) // 2) * blocks
+    block_of, in_block = np.divmod(middles, total)
+    begin, *jitter = (random_words(len(shards) + 1, seed, "jitter", epoch) % np.uint64(total)).tolist()
+    ahead = (in_block - begin) % total + np.array(jitter, np.int64) // _JITTERS_OF_A_BLOCK
+    in_turn = np.lexsort((ahead, block_of))
+    of_blocks = np.split(shards[in_turn], np.searchsorted(block_of[in_turn], np.arange(1, blocks)))
+    in_set = permutation(streams, seed, "turns", epoch) * sets
+    turns = np.concatenate([in_set + tooth for tooth in _TEETH_OF_SETS if tooth < sets])
+    return [of_blocks[block] for block in turns.tolist() if len(of_blocks[block])]

@@ -1,12 +1,12 @@
-"""The one order in which packs are read, whatever the number of processes that read them: `order: 3`.
+"""The one order in which packs are read, whatever the number of processes that read them: `order: 4`.
 
 Packs are read from C streams at once, and a stream reads its shards one after the other, so that C shards are open, not all.
 There are several sets of C streams, which take turns of 32 rounds, so that the packs of a longer time come from more shards.
-`dealing.py` decides which shards a stream reads. Streams are of nearly equal length, none longer than the one before it.
+`dealing.py` decides which shards a stream reads. Streams are of nearly equal length.
 
 While the same k streams have packs, their next 32 packs each are a block (the last one may be shorter). In a block the first
-C streams take a turn, then the next C, and so on. Round t of a turn is the t-th pack of each of its streams, by their
-numbers. Packs are numbered in this sequence, 0 .. packs - 1. Process r of W takes the packs whose number mod W is r.
+C of these streams take a turn, then the next C, and so on. Round t of a turn is the t-th pack of each of its streams, by
+their numbers. Packs are numbered in this sequence, 0 .. packs - 1. Process r of W takes the packs whose number mod W is r.
 
 A position in the data is one number, of packs that all processes have read; it means the same with any W. The packs of a
 shard are permuted within windows of so many records, then the windows: a shard is read nearly from front to back.
@@ -23,7 +23,7 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray, permutation, random_words, whole_number
 from gaudi_bert.reading.dealing import MOST_SETS, deal_shards
 
-ORDER = 3
+ORDER = 4
 """The number of this order, which positions carry: those of another order mean other packs."""
 WINDOW_PACKS = 4096
 TURN_ROUNDS = 32
@@ -197,6 +197,7 @@ class _ShardSchedule(NamedTuple):
         numbers, rounds, stream_counts: int64 [segments], the first pack, the first round, and how many streams have packs.
         ends: int64 [segments], the round at which the first of these streams ends.
         turns: int64 [segments], the number of the first turn.
+        lengths: int64 [streams], the packs of each.
         at_once: how many streams are read in a turn.
     """
 
@@ -209,6 +210,7 @@ class _ShardSchedule(NamedTuple):
     stream_counts: IntArray
     ends: IntArray
     turns: IntArray
+    lengths: IntArray
     at_once: int
 
     @classmethod
@@ -224,7 +226,7 @@ class _ShardSchedule(NamedTuple):
         first_packs, stream_firsts = last_packs - sizes[shards], np.cumsum(lengths) - lengths
         numbers, first_turns = np.cumsum(packs) - packs, np.cumsum(turns) - turns
         by_segment = (numbers, rounds, stream_counts, ends, first_turns)
-        return cls(shards, first_packs, last_packs, stream_firsts, *by_segment, at_once)
+        return cls(shards, first_packs, last_packs, stream_firsts, *by_segment, lengths, at_once)
 
     def locate(self, numbers: IntArray) -> Located:
         segment = np.searchsorted(self.numbers, numbers, side="right") - 1
@@ -235,7 +237,11 @@ class _ShardSchedule(NamedTuple):
         set_number, in_turn = np.divmod(in_block, turn_rounds * self.at_once)
         first_streams = set_number * self.at_once
         round_of_turn, stream_of_set = np.divmod(in_turn, np.minimum(self.at_once, count - first_streams))
-        rounds, streams = first_rounds + round_of_turn, first_streams + stream_of_set
+        rounds, places = first_rounds + round_of_turn, first_streams + stream_of_set
+        streams = places.copy()
+        for later in np.unique(segment[segment > 0]).tolist():
+            with_packs = np.flatnonzero(self.lengths > self.rounds[later])
+            streams[segment == later] = with_packs[places[segment == later]]
         sets = -(-count // self.at_once)
         turns = self.turns[segment] + np.where(sets > 1, block * sets + set_number, 0)
         firsts = self.stream_firsts[streams]

@@ -27,8 +27,9 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.common.files import explained_os_errors, followed, read_json
-from gaudi_bert.tfrecords.random_access import FileCache, RecordFiles
+from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.scanning.scan import first_record
+from gaudi_bert.tfrecords.shard_cache import ShardCache
 from gaudi_bert.tfrecords.wire.framing import record_location
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, check_features, packed_schema_of
 
@@ -62,7 +63,7 @@ def is_packed(folder: Path) -> bool:
 # --- the shards of a folder, of which there may be hundreds of thousands
 
 
-def open_shards(folder: Path, metadata: Metadata, cache: FileCache | None = None) -> RecordFiles:
+def open_shards(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> RecordFiles:
     """The packs of a folder by their shards and numbers, located by the index of their group where there is one."""
     table = metadata.shard_table
     starts = partial(_starts_of, folder, table)

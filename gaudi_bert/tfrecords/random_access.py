@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from gaudi_bert.common.files import explained_os_errors, open_file
 from gaudi_bert.common.memory import address_of, copy_bytes, load_u32, load_word
 from gaudi_bert.reading.streams import ShardFiles
 from gaudi_bert.tfrecords.arrays import decode_columns
+from gaudi_bert.tfrecords.shard_cache import ShardCache
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import PROBLEMS, RecordStream, ScanStatus, record_location
 from gaudi_bert.tfrecords.wire.schema import (
@@ -43,18 +44,8 @@ from gaudi_bert.tfrecords.wire.schema import (
 _LARGEST = 2**31 - 1
 # Linux reads no more ahead at a time than the disk's own read-ahead, which is this much unless it was changed.
 _READ_AHEAD_BYTES = 128 * 1024
-
-
-class FileCache(Protocol):
-    """Local copies of files; so many threads fetch at once."""
-
-    threads: int
-
-    def bring(self, number: int) -> None:
-        """Have a file here until it is released as often as it was brought."""
-
-    def release(self, number: int) -> None:
-        """A file that was brought is not read any more."""
+# What a store sends in the time that a request takes, or less.
+_GAP_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -85,7 +76,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
         schema: PackedSchema | UnpackedSchema,
         counts: Sequence[int] | IntArray | None = None,
         starts_of: Callable[[int], IntArray | None] | None = None,
-        cache: FileCache | None = None,
+        cache: ShardCache | None = None,
     ) -> None:
         self.paths, self.schema, self._counts, self._starts_of, self._cache = paths, schema, counts, starts_of, cache
         self.threads = 1 if cache is None else cache.threads
@@ -107,9 +98,9 @@ class RecordFiles(ShardFiles["_Prepared"]):
     def prepare(self, number: int) -> _Prepared:
         """Find out where the records of a file begin."""
         path = self.paths[number]
-        if self._cache is not None:
-            self._cache.bring(number)
         starts = self._starts_of(number) if self._starts_of is not None else None
+        if self._cache is not None:
+            self._cache.bring(number, whole=starts is None)
         if starts is not None:
             return _Prepared(starts, False, None)
         count = int(self._counts[number]) if self._counts is not None else None
@@ -139,7 +130,9 @@ class RecordFiles(ShardFiles["_Prepared"]):
             self.close(number)
 
     def prefetch(self, number: int, first: int, last: int) -> None:
-        """Have the disk read records `first` up to below `last` of an open file meanwhile."""
+        """Have the disk read records `first` up to below `last` of an open file meanwhile; of a store, all of the file."""
+        if self._cache is not None:
+            self._cache.fill(number)
         self._open[number].advise(mmap.MADV_WILLNEED, first, last)
 
     def drop_pages(self, number: int, first: int, last: int) -> None:
@@ -153,11 +146,16 @@ class RecordFiles(ShardFiles["_Prepared"]):
         """
         if not self._addresses[files, 1].all():
             for number in np.unique(files[self._addresses[files, 1] == 0]).tolist():
-                self.open(number, self.prepare(number))
+                prepared = self.prepare(number)
+                if self._cache is not None:  # no stream begins here, but a file is read from front to back
+                    self._cache.fill(number).result()
+                self.open(number, prepared)
         lengths = np.empty(len(files), np.int64)
         absent = _find_lengths(self._addresses, files, records, lengths)
         if absent >= 0:
             self._refuse(int(files[absent]), int(records[absent]))
+        if self._cache is not None:
+            self._fetch_missing(self._cache, files, records)
         ends = np.cumsum(lengths)
         offsets, payloads = ends - lengths, np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
         bad = _copy_payloads(self._addresses, files, records, lengths, payloads, offsets)
@@ -171,6 +169,17 @@ class RecordFiles(ShardFiles["_Prepared"]):
                 for begin, end, file, record in zip(offsets, ends, files, records, strict=True)
             ]
             return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def _fetch_missing(self, cache: ShardCache, files: IntArray, records: IntArray) -> None:
+        """Fetch those of some records that are not here yet."""
+        parts: list[tuple[int, int, int]] = []
+        for number in np.unique(files).tolist():
+            starts, here = self._open[number].starts, cache.bytes_here(number)
+            if here < starts[-1]:
+                wanted = np.unique(records[files == number])
+                wanted = wanted[starts[wanted + 1] > here]
+                parts += [(number, begin, end) for begin, end in _close_together(starts[wanted], starts[wanted + 1])]
+        cache.fetch_parts(parts)
 
     def _refuse(self, file: int, record: int) -> None:
         if 0 <= record < self._addresses[file, 2]:
@@ -196,33 +205,42 @@ class RecordFiles(ShardFiles["_Prepared"]):
         }
 
 
+def _close_together(begins: IntArray, ends: IntArray) -> Iterable[tuple[int, int]]:
+    """Parts of a file, joined where what lies between two of them costs less than another request."""
+    if not len(begins):
+        return ()
+    apart = np.flatnonzero(begins[1:] - ends[:-1] > _GAP_BYTES)
+    firsts, lasts = np.append(0, apart + 1), np.append(apart, len(ends) - 1)
+    return zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True)
+
+
 class _OpenFile:
     """A file's bytes, and where its records' frames begin."""
 
     def __init__(self, path: Path, prepared: _Prepared) -> None:
-        self._path, self._starts, self._is_walked = path, prepared.starts, prepared.is_walked
+        self._path, self.starts, self._is_walked = path, prepared.starts, prepared.is_walked
         self._content = prepared.content or _mapped_file(path)
         size = self._content.bytes.size
-        if size != self._starts[-1]:
-            raise InputError(f"{path}: has {size:,} bytes now, {self._starts[-1]:,} before; start again")
-        self.advise(mmap.MADV_RANDOM, 0, len(self._starts) - 1)
+        if size != self.starts[-1]:
+            raise InputError(f"{path}: has {size:,} bytes now, {self.starts[-1]:,} before; start again")
+        self.advise(mmap.MADV_RANDOM, 0, len(self.starts) - 1)
 
     @property
     def addresses(self) -> tuple[int, int, int]:
         """The addresses of the bytes and of the starts, and how many records there are."""
-        return self._content.bytes.ctypes.data, self._starts.ctypes.data, len(self._starts) - 1
+        return self._content.bytes.ctypes.data, self.starts.ctypes.data, len(self.starts) - 1
 
     def advise(self, advice: int, first: int, last: int) -> None:
         """Tell the operating system how records `first` up to below `last` are read."""
         if self._content.pages is not None:
-            begin, end = int(self._starts[first]) // mmap.PAGESIZE * mmap.PAGESIZE, int(self._starts[last])
+            begin, end = int(self.starts[first]) // mmap.PAGESIZE * mmap.PAGESIZE, int(self.starts[last])
             step = _READ_AHEAD_BYTES if advice == mmap.MADV_WILLNEED else max(1, end - begin)
             for piece in range(begin, end, step):
                 self._content.pages.madvise(advice, piece, min(step, end - piece))
 
     def problem(self, record: int) -> str:
         """What to say of a record whose length or checksum is wrong."""
-        start, end = int(self._starts[record]), int(self._starts[record + 1])
+        start, end = int(self.starts[record]), int(self.starts[record + 1])
         location = record_location(self._path, record, start)
         status, records, _ = _walk_frames(self._content.bytes[start:end], np.empty(0, np.int64))
         if self._is_walked or (status == ScanStatus.GOOD and records == 1):

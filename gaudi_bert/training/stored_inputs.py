@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from gaudi_bert.artefacts.packed import Metadata
@@ -16,8 +16,9 @@ from gaudi_bert.common.files import read_text, write_json, write_text
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.tfrecords.files import open_inputs
 from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.shard_cache import ShardCache
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES
-from gaudi_bert.training.input.source import DataSource, ShardCache, open_source, open_stored_source
+from gaudi_bert.training.input.source import DataSource, open_source, packed_source
 
 
 @contextmanager
@@ -31,8 +32,8 @@ def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[
         fetch(folder / METADATA_NAME)
         if (folder / METADATA_NAME).exists():
             metadata = read_metadata(folder)
-            cache = ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)
-            yield open_stored_source(folder, metadata, cache)
+            with closing(ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)) as cache:
+                yield packed_source(folder, metadata, cache)
             return
     with open_inputs(path, Objects(settings)) as inputs:
         fetch(*inputs.paths)

@@ -45,7 +45,7 @@ def dealt_turns(
         hands.append(packs)
     turns = []
     while hands := [packs for packs in hands if packs]:
-        rounds = min(TURN_ROUNDS, len(hands[-1]))
+        rounds = min(TURN_ROUNDS, *map(len, hands))
         for first in range(0, len(hands), streams):
             turns.append([packs.pop(0) for _ in range(rounds) for packs in hands[first : first + streams]])
     return turns
@@ -63,27 +63,16 @@ def dealt_shards(
     ring = [shard for _, _, shard in sorted((region[shard], word, shard) for shard, word in zip(held, words, strict=True))]
     cut = permutation(len(held), seed, "ring", epoch).tolist()[0]
     ring = ring[cut:] + ring[:cut]
-    hands: list[list[int]] = [[] for _ in range(streams * sets)]
-    packs_of = [0] * len(hands)
-    for first in range(0, len(ring), len(hands)):
-        row = sorted(range(first, min(first + len(hands), len(ring))), key=lambda at: (-sizes[ring[at]], at))
-        shortest = sorted(range(len(hands)), key=lambda hand: (packs_of[hand], hand))
-        for at, hand in zip(row, shortest, strict=False):
-            hands[hand].append(at)
-            packs_of[hand] += sizes[ring[at]]
-    total, middle, before = sum(packs_of), [], 0
-    for shard in ring:
+    total, before, blocks = sum(sizes[shard] for shard in ring), 0, streams * sets
+    begin, *jitter = [int(word) % total for word in random_words(len(held) + 1, seed, "jitter", epoch)]
+    hands: list[list[tuple[int, int]]] = [[] for _ in range(blocks)]
+    for place, shard in enumerate(ring):
         before += sizes[shard]
-        middle.append(before - (sizes[shard] + 1) // 2)
-    jitter = [int(word) % max(1, total // (8 * streams)) for word in random_words(len(held), seed, "jitter", epoch)]
-    longest_first = sorted(range(len(hands)), key=lambda hand: (-packs_of[hand], hand))
-    read = []
-    for number, hand in enumerate(longest_first):
-        tooth = number % streams * sets + [each for each in (0, 2, 1, 3) if each < sets][number // streams]
-        begin = total * tooth // len(hands)
-        keys = {at: (middle[at] - begin) % total + jitter[at] for at in hands[hand]}
-        read.append([ring[at] for at in sorted(sorted(keys), key=keys.__getitem__)])
-    return read
+        block, within = divmod((before - (sizes[shard] + 1) // 2) * blocks, total)
+        hands[block].append(((within - begin) % total + jitter[place] // 8, place))
+    in_set = permutation(streams, seed, "turns", epoch).tolist()
+    turns = [stream * sets + tooth for tooth in (0, 2, 1, 3) if tooth < sets for stream in in_set]
+    return [[ring[place] for _, place in sorted(hands[block])] for block in turns if hands[block]]
 
 
 def shuffled_shard(size: int, seed: int, epoch: int, shard: int, window: int) -> list[int]:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects, in_store, url_of
 from gaudi_bert.common.errors import GaudiBertError
-from gaudi_bert.common.files import explained_os_errors, whole_files_go_to
+from gaudi_bert.common.files import explained_os_errors, open_file, whole_files_go_to
 from gaudi_bert.config.places import StoreSettings
 
 
@@ -149,6 +149,37 @@ def fetch(*paths: Path) -> None:
     mirror = _mirrored_folder_of(paths[0]) if paths else None
     if mirror is not None:
         mirror.each(mirror.fetch_if_there, [path for path in paths if not path.exists()])
+
+
+def reserve(path: Path) -> int | None:
+    """Have a local file of the size of an object, to be fetched part by part; its size, None where there is no object."""
+    mirror = _mirrored_folder_of(path)
+    if mirror is None:
+        return path.stat().st_size if path.exists() else None
+    info = mirror.listed.get(path) or mirror.look_up(path)
+    if info is None:
+        return None
+    with explained_os_errors(path, "make"):
+        path.touch()
+        os.truncate(path, info.bytes)  # without content it needs no room on the disk
+    return info.bytes
+
+
+def fetch_part(path: Path, begin: int, end: int) -> None:
+    """Fetch bytes `begin` up to below `end` of an object to where they are in its reserved file."""
+    mirror = _mirrored_folder_of(path)
+    if mirror is not None:
+        mirror.objects.fetch_part(mirror.url_of(path), path, begin, end, mirror.listed[path])
+
+
+def read_part(path: Path, begin: int, end: int) -> bytes:
+    """Bytes `begin` up to below `end` of a file, of which a store's need not be here; fewer where it ends before."""
+    mirror = None if path.exists() else _mirrored_folder_of(path)
+    if mirror is not None:
+        return mirror.objects.read_part(mirror.url_of(path), begin, end)
+    with open_file(path) as handle:
+        os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # only this part is read from the disk
+        return os.pread(handle.fileno(), end - begin, begin)
 
 
 def publish(*paths: Path) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from gaudi_bert.common.errors import FailedError, InputError, install_command, shortened
+from gaudi_bert.common.files import explained_os_errors
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 
@@ -73,7 +74,7 @@ def shown_location(location: str | Path) -> str:
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 
 
-def open_filesystem(scheme: str, settings: StoreSettings) -> Any:
+def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
     """fsspec's file system for URLs of `scheme`, without any cache of listings."""
     try:
         import fsspec
@@ -153,7 +154,7 @@ def _is_s3(url: str) -> bool:
     return EXTRAS.get(scheme_of(url)) == "s3"
 
 
-def look_at(filesystem: Any, url: str) -> dict[str, Any]:
+def _look_at(filesystem: Any, url: str) -> dict[str, Any]:
     """What fsspec's `info` returns for an object."""
     bucket, key, _ = filesystem.split_path(url)
     if not key:
@@ -163,21 +164,20 @@ def look_at(filesystem: Any, url: str) -> dict[str, Any]:
     return {"type": "file", "size": answer["ContentLength"], **headers}
 
 
-def append_object(filesystem: Any, url: str, handle: BinaryIO, version: str) -> None:
-    """Append to a file what it lacks of one version of an object; more than nothing."""
+def _copy_object(filesystem: Any, url: str, handle: BinaryIO, end: int, version: str) -> None:
+    """Copy one version of an object from the position of a file up to below byte `end` to the same place of the file."""
     bucket, key, _ = filesystem.split_path(url)
-    start = handle.tell()
-    part = {"Range": f"bytes={start}-"} if start else {}
-    answer = filesystem.call_s3("get_object", Bucket=bucket, Key=key, IfMatch=version, **part)
+    part = f"bytes={handle.tell()}-{end - 1}"
+    answer = filesystem.call_s3("get_object", Bucket=bucket, Key=key, IfMatch=version, Range=part)
     # Loaded already where there is such a file system; 20 ms of every command's start otherwise.
     import asyncio
 
-    asyncio.run_coroutine_threadsafe(_copy(answer["Body"], handle), filesystem.loop).result()
+    asyncio.run_coroutine_threadsafe(_copy(answer["Body"], handle, end), filesystem.loop).result()
 
 
-async def _copy(body: Any, handle: BinaryIO) -> None:
+async def _copy(body: Any, handle: BinaryIO, end: int) -> None:
     try:
-        while piece := await body.read(_READ_BYTES):
+        while piece := await body.read(min(_READ_BYTES, end - handle.tell())):
             handle.write(piece)
     finally:
         body.close()
@@ -249,34 +249,27 @@ class Objects:
         temporary = path.with_name(f".{path.name}.{threading.get_ident()}.tmp")
         temporary.unlink(missing_ok=True)
         try:
-            self._attempt("fetch", url, lambda filesystem: self._fetch_whole(filesystem, url, temporary, before))
+            self._attempt("fetch", url, lambda filesystem: _fetch_whole(filesystem, url, temporary, before))
             self._attempt("fetch", url, lambda _: os.replace(temporary, path))
         except FileNotFoundError as error:
-            raise InputError(f"{url}: was removed while it was read; leave the data alone, and run it again") from error
+            raise _removed(url) from error
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _fetch_whole(self, filesystem: Any, url: str, temporary: Path, before: ObjectInfo) -> None:
-        if _is_s3(url) and before.version:
-            self._fetch_version(filesystem, url, temporary, before)
-        else:
-            filesystem.get_file(url, str(temporary))
-            _refuse_another(url, before, _info(filesystem.info(url)))
-        size = temporary.stat().st_size
-        if size != before.bytes:
-            raise OSError(errno.EIO, f"{size:,} of {before.bytes:,} bytes came")
-
-    def _fetch_version(self, filesystem: Any, url: str, temporary: Path, before: ObjectInfo) -> None:
-        """Bring what an earlier attempt did not; the store refuses where it has another version by now."""
-        with temporary.open("ab") as handle:
-            if handle.tell() == before.bytes:
-                return
+    def fetch_part(self, url: str | Path, path: Path, begin: int, end: int, known: ObjectInfo) -> None:
+        """Copy bytes `begin` up to below `end` of an object to the same place of a local file; as `fetch`."""
+        url = url_of(url)
+        with explained_os_errors(path, "write"), path.open("r+b") as handle:
+            handle.seek(begin)
             try:
-                append_object(filesystem, url, handle, before.version)
-            except OSError as error:
-                if _status_of(error) == 412:
-                    _refuse_another(url, before, _info(look_at(filesystem, url)))
-                raise
+                self._attempt("fetch", url, lambda filesystem: _copy_part(filesystem, url, handle, end, known))
+            except FileNotFoundError as error:
+                raise _removed(url) from error
+
+    def read_part(self, url: str | Path, begin: int, end: int) -> bytes:
+        """Bytes `begin` up to below `end` of an object; fewer where it ends before."""
+        url = url_of(url)
+        return self._attempt("read", url, lambda filesystem: _part(filesystem, url, begin, end))
 
     def put(self, path: Path, url: str | Path) -> None:
         """Copy the local file `path` to the object `url`, atomically."""
@@ -378,13 +371,55 @@ class Objects:
     def _filesystem(self, scheme: str) -> Any:
         with self._lock:
             if scheme not in self._filesystems:
-                self._filesystems[scheme] = open_filesystem(scheme, self.settings)
+                self._filesystems[scheme] = _open_filesystem(scheme, self.settings)
             return self._filesystems[scheme]
 
 
 def _look(filesystem: Any, url: str) -> dict[str, Any]:
-    entry: dict[str, Any] = look_at(filesystem, url) if _is_s3(url) else filesystem.info(url)
+    entry: dict[str, Any] = _look_at(filesystem, url) if _is_s3(url) else filesystem.info(url)
     return entry
+
+
+def _fetch_whole(filesystem: Any, url: str, temporary: Path, before: ObjectInfo) -> None:
+    """Fetch what an earlier attempt did not."""
+    if _is_s3(url) and before.version:
+        with temporary.open("ab") as handle:
+            _copy_part(filesystem, url, handle, before.bytes, before)
+    else:
+        filesystem.get_file(url, str(temporary))
+        _refuse_another(url, before, _info(filesystem.info(url)))
+        _refuse_part(temporary.stat().st_size, before.bytes)
+
+
+def _copy_part(filesystem: Any, url: str, handle: BinaryIO, end: int, before: ObjectInfo) -> None:
+    """Copy from the position of a file on; S3 refuses where it has another version by now."""
+    if handle.tell() == end:
+        return
+    if _is_s3(url) and before.version:
+        try:
+            _copy_object(filesystem, url, handle, end, before.version)
+        except OSError as error:
+            if _status_of(error) == 412:
+                _refuse_another(url, before, _info(_look_at(filesystem, url)))
+            raise
+    else:
+        handle.write(filesystem.cat_file(url, start=handle.tell(), end=end))
+    handle.flush()
+    _refuse_part(handle.tell(), end)
+
+
+def _part(filesystem: Any, url: str, begin: int, end: int) -> bytes:
+    try:
+        return bytes(filesystem.cat_file(url, start=begin, end=end))
+    except OSError as error:
+        if _status_of(error) == 416:  # the object ends before
+            return b""
+        raise
+
+
+def _refuse_part(size: int, wanted: int) -> None:
+    if size != wanted:
+        raise OSError(errno.EIO, f"{size:,} of {wanted:,} bytes came")
 
 
 def _refuse_another(url: str, before: ObjectInfo, after: ObjectInfo) -> None:
@@ -399,6 +434,10 @@ def _info(entry: dict[str, Any]) -> ObjectInfo:
     version = entry.get("ETag") or entry.get("etag") or entry.get("generation") or entry.get("mtime") or ""
     modified = entry.get("LastModified") or entry.get("last_modified") or entry.get("mtime")
     return ObjectInfo(int(entry["size"]), str(version), modified.timestamp() if isinstance(modified, datetime) else None)
+
+
+def _removed(url: str) -> InputError:
+    return InputError(f"{url}: was removed while it was read; leave the data alone, and run it again")
 
 
 def _missing(url: str) -> InputError:

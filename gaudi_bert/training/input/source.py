@@ -11,18 +11,12 @@ import hashlib
 import itertools
 import json
 import math
-import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.references import METADATA_NAME
-from gaudi_bert.artefacts.shards import ShardTable
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, release, shown_path
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import open_file
@@ -32,6 +26,7 @@ from gaudi_bert.reading.global_order import MOST_STREAMS, streams_of
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
 from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_before_reading, is_packed, open_shards, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
+from gaudi_bert.tfrecords.shard_cache import ShardCache
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
@@ -46,7 +41,7 @@ class DataSource:
         packing_factor: sequences per record on average; 1 when unpacked.
         identity: what distinguishes these records from others, for the settings of a run.
         efficiency: real tokens per slot, on average; None where unknown.
-        cache: of shards in an object store; the paths of `files` are then those of their copies.
+        cache: of shards in an object store; `path` and `files` are then those of their copies.
     """
 
     path: Path
@@ -107,8 +102,7 @@ class DataSource:
         """The records by their files and numbers."""
         if self.metadata is None:
             return RecordFiles(self.files, self.schema)
-        folder = self.path if self.cache is None else self.cache.folder
-        return open_shards(folder, self.metadata, self.cache)
+        return open_shards(self.path, self.metadata, self.cache)
 
     def records_of(self, number: int) -> Iterator[bytes]:
         """The records of one of the files."""
@@ -133,16 +127,12 @@ def open_source(path: Path | str) -> DataSource:
     if path.is_dir() and is_packed(path):
         metadata = read_metadata(path)
         check_before_reading(path, metadata.shard_table)
-        return _packed(path, metadata)
+        return packed_source(path, metadata)
     return _unpacked_source(path)
 
 
-def open_stored_source(path: Path, metadata: Metadata, cache: ShardCache) -> DataSource:
-    """A packed folder in an object store, whose shards are fetched as they are read."""
-    return replace(_packed(path, metadata), files=ShardPaths(cache.folder, metadata.shard_table), cache=cache)
-
-
-def _packed(path: Path, metadata: Metadata) -> DataSource:
+def packed_source(path: Path, metadata: Metadata, cache: ShardCache | None = None) -> DataSource:
+    """A packed folder; `cache` fetches its shards as they are read, if the folder mirrors one of an object store."""
     return DataSource(
         path=path,
         schema=PackedSchema.of(metadata),
@@ -152,6 +142,7 @@ def _packed(path: Path, metadata: Metadata) -> DataSource:
         identity=metadata.identity(),
         efficiency=metadata.efficiency,
         metadata=metadata,
+        cache=cache,
     )
 
 
@@ -192,61 +183,3 @@ def check_fits(source: DataSource, config: BertConfig) -> None:
             f"{source.path}: its vocabulary has {source.vocabulary_size:,} tokens, the model has "
             f"model.vocab_size = {config.vocab_size:,}; give the model at least as many, or the data of its vocabulary"
         )
-
-
-# --- Packed shards of an object store on the local disk: fetched before they are read, several at once, within a bound
-#
-# A reader has at most a shard of each stream open, has the next ones prepared (`reading/streams.py`), and returns to those
-# of the other sets. So what it needs follows from the largest shards, whatever the size of the data. Shards that were read
-# stay until their room is needed, and the least recently used goes first: data that fits is fetched once. The state of a
-# run is a number of packs, so nothing of this is stored: a run that is resumed fetches again.
-
-
-class ShardCache:
-    """The shards of a mirrored folder that are here: at most `room` bytes at any time; `threads` are fetched at once."""
-
-    def __init__(self, folder: Path, table: ShardTable, room: int, threads: int) -> None:
-        self.folder, self.threads = folder, threads
-        self._paths, self._bytes, self._room = ShardPaths(folder, table), table.bytes, room
-        self._lock = threading.Lock()
-        self._users: Counter[int] = Counter()
-        self._idle: dict[int, None] = {}
-
-    def check_room(self, streams: int, processes: int, sets: int = 1) -> None:
-        """Refuse shards of which those of all sets of streams and those that a process reads next may not fit."""
-        ahead = streams // math.gcd(streams, processes)
-        needed = int(np.sort(self._bytes)[::-1][: streams * sets + ahead].sum())
-        if needed > self._room:
-            raise InputError(
-                f"{self.folder}: a process needs {needed:,} bytes for the shards of {streams * sets} streams and the "
-                f"next {ahead}, store.cache_bytes is {self._room:,}; raise it (on Kubernetes kubernetes.scratch, to twice "
-                "as much)"
-            )
-
-    def bring(self, number: int) -> None:
-        """Have a shard here until it is released as often as it was brought."""
-        with self._lock:
-            self._idle.pop(number, None)
-            self._users[number] += 1
-            self._make_room()
-        path = self._paths[number]
-        fetch(path)
-        if not path.exists():
-            raise InputError(f"{shown_path(path)}: no such object; write the packed data again")
-
-    def release(self, number: int) -> None:
-        """A shard that was brought is not read any more."""
-        with self._lock:
-            self._users[number] -= 1
-            if not self._users[number]:
-                del self._users[number]
-                self._idle[number] = None
-
-    def _make_room(self) -> None:
-        """Remove shards that nobody reads, as long as there are more bytes than there is room."""
-        here = int(self._bytes[[*self._users, *self._idle]].sum())
-        while self._idle and here > self._room:
-            number = next(iter(self._idle))
-            del self._idle[number]
-            here -= int(self._bytes[number])
-            release(self._paths[number])

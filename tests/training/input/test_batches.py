@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
-from contextlib import closing
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.shards import Shard, ShardTable
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored
-from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.config import BertConfig
@@ -24,11 +18,10 @@ from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.task_data import TaskData, task_batches
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches, value_limits
-from gaudi_bert.training.input.source import ShardCache, check_fits, open_source, open_stored_source
+from gaudi_bert.training.input.source import check_fits, open_source
 from tests.builders import training_data as data
 from tests.builders.effort import tries
 from tests.builders.packing_case import make_case
-from tests.builders.s3_server import S3Server, quick, upload
 from tests.builders.shards import read_in_a_process, write_many_shards
 
 CONFIG = BertConfig(
@@ -215,70 +208,6 @@ def test_hundreds_of_shards_are_read_with_few_descriptors(tmp_path: Path) -> Non
     assert found["packs"] == read_metadata(folder).packs // 8 * 8
     assert 16 < found["mapped"] <= 100
     assert found["opened"] <= 100
-
-
-# --- shards from a bucket within a bound of local disk: what is read is what lies there, whatever had to go meanwhile
-
-
-def test_a_bucket_is_read_through_the_shards_of_its_streams(s3: S3Server, tmp_path: Path, monkeypatch) -> None:
-    """Equal to a local folder, over epochs, with room for four sets of one stream and the next shard."""
-    monkeypatch.setattr("gaudi_bert.training.input.source.streams_of", lambda _: 1)
-    case = make_case(tmp_path / "case", files=3, sequences_per_file=17)
-    metadata = read_metadata(case.packed)
-    store, table = quick(s3.endpoint), metadata.shard_table
-    upload(case.packed, "s3://bucket/cached", Objects(store))
-    local, order = open_source(case.packed), TrainingOrder(seed=3, shuffle_packs=4)
-    config = replace(CONFIG, vocab_size=30522, max_position_embeddings=29)
-    batches, room = 3 * metadata.packs // 4, int(np.sort(table.bytes)[-5:].sum())
-    sizes = {table.name(shard): int(table.bytes[shard]) for shard in range(len(table))}
-    wanted = rows(islice(training_batches(local, value_limits(local, config), 4, order), batches))
-    with mirrored(Path("s3://bucket/cached"), store) as folder:
-        cache = ShardCache(folder, table, room, 3)
-        cache.check_room(1, 1, 4)
-        stored = open_stored_source(folder, metadata, cache)
-        found, most = [], 0
-        with closing(training_batches(stored, value_limits(stored, config), 4, order)) as read:
-            for batch in islice(read, batches):
-                found += rows([batch])
-                most = max(most, sum(sizes.get(name, 0) for name in os.listdir(folder)))
-        assert found == wanted
-        assert 0 < most <= room < table.bytes.sum()
-        evaluated = rows(evaluation_batches(stored, value_limits(stored, config), 4))
-        assert evaluated == rows(evaluation_batches(local, value_limits(local, config), 4))
-
-
-def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3Server, tmp_path: Path) -> None:
-    table = ShardTable.of([Shard(name=f"shard-{number}", packs=1, bytes=10) for number in range(4)])
-    for number in range(3):
-        (tmp_path / f"shard-{number}").write_bytes(b"0123456789")
-    upload(tmp_path, "s3://bucket/held", Objects(quick(s3.endpoint)))
-    with mirrored(Path("s3://bucket/held"), quick(s3.endpoint)) as folder:
-        cache = ShardCache(folder, table, 20, 1)
-        here = lambda: sorted(int(path.name[-1]) for path in folder.iterdir())  # noqa: E731
-        for number in (0, 0, 1):
-            cache.bring(number)
-        cache.release(0)
-        cache.release(1)
-        assert here() == [0, 1]
-        cache.bring(2)
-        assert here() == [0, 2]
-        cache.release(0)
-        cache.release(2)
-        cache.bring(1)
-        assert here() == [1, 2]
-        with pytest.raises(InputError, match="s3://bucket/held/shard-3: no such object; write the packed data again"):
-            cache.bring(3)
-
-
-def test_what_the_streams_need_must_fit(tmp_path: Path) -> None:
-    """The largest shards: one of each stream, and as many of the next as a process reads at once."""
-    shards = [Shard(name=f"{number}", packs=7, bytes=50 + number) for number in range(100)]
-    cache = ShardCache(tmp_path, ShardTable.of(shards), 9_000, 1)
-    cache.check_room(32, 1)  # 64 of at most 149 bytes
-    cache = ShardCache(tmp_path, ShardTable.of(shards), 7_519, 1)
-    cache.check_room(32, 2)
-    with pytest.raises(InputError, match=r"needs 7,520 bytes .* 32 streams and the next 32, store.cache_bytes is 7,519"):
-        cache.check_room(32, 1)
 
 
 # --- batches of a task: every sequence once an epoch, the same packs whatever the number of processes, and resumed anywhere
