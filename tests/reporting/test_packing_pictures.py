@@ -123,7 +123,9 @@ def test_a_loss_is_shown_over_its_own_range_and_one_that_hardly_moved_over_a_ten
 
 
 def test_an_accuracy_that_is_high_from_the_start_is_shown_over_its_own_range() -> None:
-    low, high = pictures.draw_curves([(10, 0.72), (20, 0.78)], [], is_accuracy=True).axes[0].get_ylim()
+    axes = pictures.draw_curves([(10, 0.72), (20, 0.78)], [], is_accuracy=True).axes[0]
+    low, high = axes.get_ylim()
+    assert [axes.yaxis.get_major_formatter()(share) for share in (0.725, 0.75)] == ["72.5\u00a0%", "75\u00a0%"]
     assert 0.69 < low < 0.71
     assert 0.78 < high < 0.80
 
