@@ -133,7 +133,7 @@ class Task:
         with self._lock:
             done, new, elapsed = self.done, self.done - self._done_before, max(now - self._counts_since, 1e-9)
         share = 100.0 * done / self.total if self.total else 100.0
-        remaining = (self.total - done) * elapsed / new if new else float("inf")
+        remaining = max(self.total - done, 0.0) * elapsed / new if new else float("inf")
         return TaskProgress(self.name, share, new / elapsed, self.unit, remaining, now - self.started).line()
 
 
