@@ -22,15 +22,14 @@ from gaudi_bert.common.files import write_text
 COLUMNS = 96
 COMMANDS = (
     "gaudi-bert pack my-tfrecords/ --out packed/ --verify",
-    "gaudi-bert train --data packed/ --out run/ --set training.measure_speedup=true",
+    "gaudi-bert train --data packed/ --out run/ \\\n    --set training.updates=200 --set training.measure_speedup=true",
 )
 SECONDS_A_LINE = 0.35
 
 
 def recorded(command: str, folder: Path) -> list[str]:
     """The lines that a command prints, the most telling of its log."""
-    words = [sys.executable, "-m", "gaudi_bert", *shlex.split(command)[1:]]
-    words += ["--set", "training.updates=200", "--set", "training.log_every_updates=50"] if "train" in words else []
+    words = [sys.executable, "-m", "gaudi_bert", *shlex.split(command.replace("\\\n", ""))[1:]]
     variables = {**os.environ, "GAUDI_BERT_QUIET": "1"}
     done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=True)
     log = [line for line in done.stderr.splitlines() if re.match(r"train: update \d+/\d+ \(", line)]

@@ -149,11 +149,11 @@ def test_the_schema_of_pipeline_files_is_current_and_takes_all_that_we_ship(repo
         jsonschema.Draft202012Validator(schema).validate({"packing": {"depht": 3}})
 
 
-def test_one_page_and_one_module_have_the_form_of_installing() -> None:
+def test_two_pages_and_one_module_have_the_form_of_installing() -> None:
     """gaudi-bert is on no package index: `pip install gaudi-bert` would find nothing, or what others put there."""
     files = [*PAGES, *(ROOT / "gaudi_bert").rglob("*.py")]
     naming = {file for file in files if "gaudi-bert[" in file.read_text(encoding="utf-8")}
-    assert naming == {ROOT / "docs" / "start.md", ROOT / "gaudi_bert" / "common" / "errors.py"}
+    assert naming == {ROOT / "README.md", ROOT / "docs" / "start.md", ROOT / "gaudi_bert" / "common" / "errors.py"}
     for file in files:
         assert re.search(r"pip\s+install\s+(--\S+\s+)*'?gaudi-bert", file.read_text(encoding="utf-8")) is None, file
 

@@ -125,6 +125,7 @@ PRESUPPOSED = {
     "docs/tables.md": "dataset",
     "docs/tokenising.md": "texts my-model",
     "docs/train.md": "my.yaml records work pipelines texts my-model train.jsonl dev.jsonl new.jsonl",
+    "docs/trainer.md": "my-tfrecords my-bert",
 }
 # Pages whose commands another test runs, or this one on another page.
 ELSEWHERE = {
@@ -165,7 +166,6 @@ PYTHON_ELSEWHERE = {
     "README.md": "tests/test_documentation.py",
     "docs/python.md": "tests/test_documentation.py",
     "docs/finetuning.md": "tests/tasks/test_finetune.py",
-    "docs/pytorch.md": "tests/pytorch/test_examples.py",
 }
 PRINTS = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 TRAINERS_OWN = re.compile(r"\{'train_runtime': ")  # its time and its loss, at the end

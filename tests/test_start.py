@@ -61,8 +61,19 @@ def test_a_command_loads_nothing_that_it_does_not_need(tmp_path, arguments: list
 
 
 def test_the_core_packs_lengths_without_any_extra_and_names_the_one_that_a_command_needs(tmp_path) -> None:
-    """With matplotlib, jinja2 and tokenizers hidden, as after `pip install gaudi-bert`."""
-    hide = "import sys; sys.modules.update(dict.fromkeys(('jinja2', 'matplotlib', 'markupsafe', 'tokenizers'))); "
+    """With the packages of extras hidden, as after `pip install gaudi-bert`."""
+    extras = (
+        "jinja2",
+        "matplotlib",
+        "markupsafe",
+        "pyarrow",
+        "safetensors",
+        "tensorflow",
+        "tokenizers",
+        "torch",
+        "transformers",
+    )
+    hide = f"import sys; sys.modules.update(dict.fromkeys({extras})); "
     done = run_python(hide + "import gaudi_bert; print(len(gaudi_bert.pack_lengths([128, 17, 300, 64, 212, 500], 512)))")
     assert done.stdout == "3\n", done.stderr
     (tmp_path / "histogram.json").write_text('{"max_sequence_length": 4, "counts": [3, 2, 1, 5]}')
@@ -73,6 +84,8 @@ def test_the_core_packs_lengths_without_any_extra_and_names_the_one_that_a_comma
     for arguments, extra in (
         (["estimate", str(tmp_path / "histogram.json"), "--picture", str(tmp_path / "x.png")], "report"),
         (["run", str(tmp_path / "demo.yaml"), "--work", str(tmp_path)], "text"),
+        (["tokenize", str(tmp_path / "text.txt"), "--tokenizer=x", "--out=x", "--max-sequence-length=8"], "parquet,text"),
+        (["evaluate", "--data", str(tmp_path), "--checkpoint", str(tmp_path)], "pytorch"),
     ):
         (tmp_path / "demo.yaml").write_text(f"name: demo\nprepare: {{text: {tmp_path}/text.txt, train_vocab: 300}}\n")
         done = run_python(main, *arguments)

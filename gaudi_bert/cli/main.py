@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -134,14 +135,16 @@ _EXTRAS = {
     "kubernetes": "kubernetes",
     "matplotlib": "report",
     "pyarrow": "parquet",
-    "safetensors": "tensorflow",
-    "seqeval": "tensorflow",
-    "sklearn": "tensorflow",
+    "safetensors": "pytorch",
+    "seqeval": "pytorch",
+    "sklearn": "pytorch",
     "tensorflow": "tensorflow",
     "tokenizers": "text",
     "torch": "pytorch",
     "transformers": "pytorch",
 }
+# Both engines need them. PyTorch runs on every Python and takes every model, so it is offered where neither is there.
+_OF_EITHER_ENGINE = ("safetensors", "seqeval", "sklearn")
 
 
 def _run_to_the_end(command: Callable[[], int | None]) -> NoReturn:
@@ -210,7 +213,10 @@ def _missing_extra(module: str) -> InputError:
     reason = "which is not installed"
     if module == "tensorflow" and not has_tensorflow():
         reason = f"version 2.15, which has none for Python {'.'.join(map(str, sys.version_info[:2]))}"
-    return InputError(f"this command needs {module}, {reason}; run: {install_command(_EXTRAS[module])}")
+    extra = _EXTRAS[module]
+    if module in _OF_EITHER_ENGINE and find_spec("tensorflow") is not None:
+        extra = "tensorflow"
+    return InputError(f"this command needs {module}, {reason}; run: {install_command(extra)}")
 
 
 def _end(error: GaudiBertError) -> NoReturn:

@@ -187,9 +187,9 @@ def draw_curves(
     """
     figure, axes = _figure(height=3.6)
     if is_accuracy:
-        from matplotlib.ticker import PercentFormatter
+        from matplotlib.ticker import FuncFormatter
 
-        axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}\u00a0%"))
     if training:
         axes.plot(*zip(*training, strict=True), color=BLUE, marker="o" if len(training) == 1 else None, label="training")
     if held_out:

@@ -31,7 +31,7 @@ from gaudi_bert.artefacts.results import StageOutput, TokenisedShard
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, mirrored, release, shown_path
 from gaudi_bert.common.arrow import require_pyarrow
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, require
 from gaudi_bert.common.files import atomic_file, check_name
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
@@ -86,7 +86,8 @@ def tokenize_texts(
     Returns:
         The content of tokens.json and whether there was nothing to do; or the parts that remain for other shards.
     """
-    require_pyarrow()
+    for library in ("pyarrow", "tokenizers"):
+        require(library, "parquet,text", "tokenize")
     check_name(out)
     with local_copies([*texts, tokenizer], store) as copies, mirrored(out, store) as folder:
         *files, model = [str(copy) for copy in copies]

@@ -213,9 +213,10 @@ def test_a_log_gets_complete_lines_or_nothing(quiet: bool) -> None:
         (1, 4, "plan: 5 %, 4.0 s per group, 1 min 16 s left"),
         (10, 4, "plan: 50 %, 2.5 groups/s, 4.0 s left"),
         (20, 1, "plan: 100 %, 20 groups/s, 0.0 s left"),
+        (20.000001, 1, "plan: 100 %, 20 groups/s, 0.0 s left"),  # a sum of shares
     ],
 )
-def test_a_rate_is_known_from_the_first_unit_on(done: int, seconds: float, line: str) -> None:
+def test_a_rate_is_known_from_the_first_unit_on(done: float, seconds: float, line: str) -> None:
     with Reporter(quiet=True).task("plan", 20, "groups") as task:
         task.advance(done)
         assert task.line(task.started + seconds) == line

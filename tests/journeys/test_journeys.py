@@ -5,7 +5,6 @@ Each script has the commands of one of them, as the page that it names has them;
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -14,17 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.command_line import refusal
-from tests.builders.packing_case import make_case
-from tests.builders.pages import ROOT, blocks
+from tests.builders.pages import ROOT
+from tests.journeys.home import EPOCH, SMALL, make_home
 
 pytest.importorskip("torch", exc_type=ImportError)
 
 SCRIPTS = sorted(Path(__file__).parent.glob("*.sh"))
-SIZES = "hidden_size=16 num_hidden_layers=1 num_attention_heads=2 intermediate_size=16"
-UPDATES = "updates=3 warmup_updates=1 global_batch_sequences=8 micro_batch_packs=4 save_every_updates=3"
-SMALL = [f"--set=model.{pair}" for pair in SIZES.split()] + [f"--set=training.{pair}" for pair in UPDATES.split()]
 # What each must have in the end.
 RESULTS = {
     "records": ["packed/metadata.json", "run/training.json"],
@@ -38,21 +33,8 @@ RESULTS = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the six bring with them."""
-    from tests.builders.encoders import write_encoder
-
     folder = tmp_path_factory.mktemp("home")
-    make_case(folder / "case", files=2)
-    (folder / "my-tfrecords").symlink_to(folder / "case" / "records")
-    write_bert(folder / "MODEL", layers=1, positions=128)
-    write_encoder(folder / "my-model", "roberta")
-    for seed, name in enumerate(("train", "dev", "new")):
-        write_rows(folder / f"{name}.jsonl", "classification", 24, seed)
-    (folder / "texts").mkdir()
-    lines = [json.loads(line)["text"] for line in (folder / "train.jsonl").read_text().splitlines()]
-    (folder / "texts" / "one.txt").write_text("\n".join(lines) + "\n")
-    yaml = next(block.text for block in blocks(ROOT / "docs" / "kubernetes.md") if "name: wiki" in block.text)
-    (folder / "wiki.yaml").write_text(yaml)
+    make_home(folder)
     (folder / "rows.jsonl").write_text('{"comment": "a", "mood": "b"}\n')
     (folder / "ids.jsonl").write_text('{"input_ids": [1, 2, 3]}\n')
     (folder / "texts.jsonl").write_text('{"text": "a"}\n')
@@ -81,7 +63,7 @@ def test_the_journey_ends_well_at_the_first_attempt(script: Path, home: Path, tm
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gaudi_bert "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    variables = {"PATH": path, "PYTHONPATH": str(ROOT), "SMALL": " ".join(SMALL), "EPOCH": "--set=finetune.epochs=1"}
+    variables = {"PATH": path, "PYTHONPATH": str(ROOT), "SMALL": SMALL, "EPOCH": EPOCH}
     words = ["bash", "-e", str(script)]
     done = subprocess.run(words, cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -123,6 +123,19 @@ def test_what_the_search_leaves_far_from_the_bound_is_packed_by_nnls_too() -> No
 ALLOWED = [0.0, 1e5, 3e6, 1e9]
 
 
+def test_the_solver_is_silent_from_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    highspy = pytest.importorskip("highspy")
+    original, printing = highspy.Highs.enableCallbacks, []
+
+    def enable_callbacks(solver: Any) -> None:
+        printing.append(solver.getOptionValue("output_flag")[1])
+        original(solver)
+
+    monkeypatch.setattr(highspy.Highs, "enableCallbacks", enable_callbacks)
+    linear_program.LinearProgram.unlimited(np.array([0, 5, 3, 7, 0, 2, 0, 1]))
+    assert printing == [False]
+
+
 def test_a_share_is_spent_from_the_whole() -> None:
     whole = Work(100.0)
     part = whole.share(0.25)

@@ -130,6 +130,8 @@ def test_a_curve_is_shown_over_its_own_range(
     assert lowest[0] < low < lowest[1]
     assert highest[0] < high < highest[1]
     assert 1010 < axes.get_xlim()[1] < 1050, "the dot of the last point has room"
+    if is_accuracy:
+        assert [axes.yaxis.get_major_formatter()(share) for share in (0.725, 0.75)] == ["72.5\u00a0%", "75\u00a0%"]
 
 
 def test_pictures_of_a_page_have_no_background_and_an_ink_for_light_and_dark_pages() -> None:

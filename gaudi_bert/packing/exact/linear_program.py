@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,19 @@ LARGEST_DEMAND = 1e7
 """The solver gets demands of this at most, so that its absolute tolerances make sense for any number of sequences."""
 
 
+def _silent_solver(highspy: Any) -> Any:
+    """A solver that prints nothing. HiGHS 1.16 prints its version where its constructor calls `enableCallbacks`."""
+
+    class Silent(highspy.Highs):  # type: ignore[misc]
+        def enableCallbacks(self) -> None:  # noqa: N802
+            self.setOptionValue("output_flag", False)
+            super().enableCallbacks()
+
+    solver = Silent()
+    solver.setOptionValue("output_flag", False)  # older versions make no such call
+    return solver
+
+
 class _Master:
     """The program over the strategies that are known so far, warm-started in HiGHS.
 
@@ -71,8 +85,8 @@ class _Master:
         import highspy  # not in the training image, which packs by LPFHP alone
 
         self._highs = highspy
-        self._solver = highspy.Highs()
-        for option, value in (("output_flag", False), ("threads", 1), ("presolve", "off")):
+        self._solver = _silent_solver(highspy)
+        for option, value in (("threads", 1), ("presolve", "off")):
             self._solver.setOptionValue(option, value)
         rows = len(lengths)
         none = np.zeros(rows, dtype=np.int32)
