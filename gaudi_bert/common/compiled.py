@@ -20,12 +20,14 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import llvmlite
@@ -34,6 +36,9 @@ import numpy
 from numba import njit
 from numba.core import event
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
+from numba.core.dispatcher import Dispatcher
+
+from gaudi_bert.common.progress import TERMINAL_LINE_EVERY_SECONDS, human_seconds, passing_line_taken
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -69,6 +74,11 @@ def borrowing_kernel(function: Function) -> Function:
     Where a function runs for every record or sequence, counting takes longer than much of its work.
     """
     return _compiled(function, _nrt=False)
+
+
+def inner_kernel(function: Function) -> Function:
+    """A borrowing kernel that only other kernels call: it has no entry from Python, which takes long to compile."""
+    return _compiled(function, _nrt=False, no_cpython_wrapper=True)
 
 
 def _compiled(function: Function, **options: Any) -> Function:
@@ -208,6 +218,15 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         stamp = locator.get_source_stamp()
         self._files = [(folder, _CodeFile(str(folder), name, stamp)) for folder in locator.folders]
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether there is machine code, for arguments of whatever types."""
+        for _, cache_file in self._files:
+            with contextlib.suppress(OSError):
+                if cache_file._load_index():
+                    return True
+        return False
+
     def load_overload(self, signature: Any, target: Any) -> Any:
         """The machine code for arguments of these types, or None."""
         for _, cache_file in self._files:
@@ -241,45 +260,110 @@ def _say_once(line: str) -> None:
     sys.stderr.write(f"gaudi-bert: {line}\n")
 
 
-# --- a word about the first use
+# --- what is shown while kernels are compiled
+#
+# A command does not know beforehand which kernels it will call. Counted are those that it has compiled so far, those that the
+# present one calls, directly or not, and those that were announced, without what is stored already; the number grows where
+# the command comes to its next solver. How long the rest takes is estimated by the size of its Python code.
+
+
+def kernels_of(modules: Iterable[ModuleType]) -> list[Any]:
+    """The kernels that are defined in these modules."""
+    named = [(module, vars(module).values()) for module in modules]
+    return [
+        value for module, values in named for value in values if _is_kernel(value) and value.__module__ == module.__name__
+    ]
+
+
+def _is_kernel(value: Any) -> bool:
+    return isinstance(getattr(value, "_cache", None), _KernelCache)
+
+
+def _called(function: Any, kernels: dict[Any, int]) -> int:
+    """Add to `kernels` what a compiled function calls; returns the size of its code, with what is inlined."""
+    code = function.py_func.__code__
+    size = len(code.co_code)
+    for name in code.co_names:
+        value = function.py_func.__globals__.get(name)
+        if not isinstance(value, Dispatcher) or value in kernels:
+            continue
+        if _is_kernel(value):
+            kernels[value] = 0  # before those it calls, which may call it
+            kernels[value] = _called(value, kernels)
+        else:
+            size += _called(value, kernels)
+    return size
 
 
 class _Notice(event.Listener):  # type: ignore[misc]
-    """Reports once that kernels are being compiled, after so many seconds of it."""
+    """Shows, after so many seconds of compiling, how many kernels of how many are compiled: on a terminal all the time, in a
+    log once.
+    """
 
     def __init__(self, seconds: float) -> None:
-        self.seconds_remaining, self._depth, self._began = seconds, 0, 0.0
-        self._timer = threading.Timer(seconds, self._say)
+        self.seconds_remaining, self._depth, self._is_shown = seconds, 0, False
+        self._sizes: dict[Any, int] = {}
+        self._compiled: set[Any] = set()
+        self._seconds, self._began = 0.0, 0.0
+        self._idle = threading.Event()
+
+    def announce(self, kernels: Iterable[Any]) -> None:
+        """Count kernels that will be called."""
+        for kernel in kernels:
+            called: dict[Any, int] = {}
+            called[kernel] = _called(kernel, called)
+            new = {each: size for each, size in called.items() if each not in self._sizes}
+            self._sizes.update(
+                (each, size) for each, size in new.items() if not each.signatures and not each._cache.is_stored
+            )  # noqa: SLF001
 
     def on_start(self, event: Any) -> None:
         """A kernel is being compiled, maybe for one that is being compiled."""
-        if _is_ours(event):
+        kernel = event.data["dispatcher"]
+        if _is_kernel(kernel):
             self._depth += 1
-            if self._depth == 1 and self.seconds_remaining > 0:
-                self._began = time.monotonic()
-                self._timer = threading.Timer(self.seconds_remaining, self._say)
-                self._timer.daemon = True
-                self._timer.start()
+            if self._depth == 1:
+                self.announce([kernel])
+                self._began, self._idle = time.monotonic(), threading.Event()
+                threading.Thread(target=self._watch, args=(self._idle,), daemon=True).start()
 
     def on_end(self, event: Any) -> None:
         """It is compiled."""
-        if _is_ours(event):
+        kernel = event.data["dispatcher"]
+        if _is_kernel(kernel):
             self._depth -= 1
+            self._compiled.add(kernel)
             if self._depth == 0:
-                self._timer.cancel()
-                self.seconds_remaining -= time.monotonic() - self._began
+                self._idle.set()
+                self._seconds += time.monotonic() - self._began
 
-    def _say(self) -> None:
-        self.seconds_remaining = 0.0
-        logging.getLogger(_PACKAGE.name).warning(
-            "gaudi-bert: compiling for this machine, once: this first use takes up to 20 seconds longer than later ones"
-        )
+    def line(self) -> str:
+        """How far it is: compiling 5 of 12, 4 s left."""
+        done = sum(self._sizes.get(kernel, 0) for kernel in self._compiled)
+        seconds = self._seconds + (0.0 if self._idle.is_set() else time.monotonic() - self._began)
+        total = len(self._sizes.keys() | self._compiled)
+        text = f"compiling {min(len(self._compiled) + 1, total)} of {total}"
+        return f"{text}, {human_seconds(seconds * (sum(self._sizes.values()) - done) / done)} left" if done else text
+
+    def _watch(self, idle: threading.Event) -> None:
+        if idle.wait(max(self.seconds_remaining - self._seconds, 0.0)) or not _LOGGER.isEnabledFor(logging.WARNING):
+            return
+        if not sys.stderr.isatty():
+            if not self._is_shown:
+                self._is_shown = True
+                _LOGGER.warning("gaudi-bert: for this machine, once: %s", self.line())
+            return
+        width = shutil.get_terminal_size().columns - 1
+        with passing_line_taken():
+            while True:
+                sys.stderr.write(f"\r{self.line()[:width]:{width}}")
+                sys.stderr.flush()
+                if idle.wait(TERMINAL_LINE_EVERY_SECONDS):
+                    break
+            sys.stderr.write("\r" + " " * width + "\r")
 
 
-def _is_ours(event: Any) -> bool:
-    return isinstance(getattr(event.data["dispatcher"], "_cache", None), _KernelCache)
-
-
+_LOGGER = logging.getLogger(_PACKAGE.name)
 NOTICE = _Notice(1.0)
 if not os.environ.get(QUIET):
     event.register("numba:compile", NOTICE)

@@ -93,6 +93,19 @@ class Task:
         return f"{rate:,.1f} {self.unit}/s" if rate < 10 else f"{rate:,.0f} {self.unit}/s"
 
 
+_PASSING_LINE_TAKEN = threading.Event()
+
+
+@contextmanager
+def passing_line_taken() -> Iterator[None]:
+    """Meanwhile no reporter writes a passing line on the terminal: the caller does."""
+    _PASSING_LINE_TAKEN.set()
+    try:
+        yield
+    finally:
+        _PASSING_LINE_TAKEN.clear()
+
+
 class Reporter:
     """Where a stage reports what it does (standard error by default), or nothing at all; several threads may."""
 
@@ -122,6 +135,8 @@ class Reporter:
         """Print a passing line: on a terminal it is overwritten by the next one."""
         if not self.live:
             self.say(text)
+            return
+        if _PASSING_LINE_TAKEN.is_set():
             return
         with self._lock:
             self._clear()

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from gaudi_bert.common.compiled import kernel
+from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.mixture import Work
 from gaudi_bert.packing.pricing import MINUS_INFINITY, compiled_completion_values, power_chain, unwind
@@ -73,8 +73,20 @@ class _ActiveSet(NamedTuple):
     solution: FloatArray  # float64 [K], the unconstrained optimum of the passive columns
     factor: FloatArray  # float64 [K, K]
     projected: FloatArray  # float64 [K]
-    scratch: FloatArray  # float64 [K]
     operations: FloatArray  # float64 [1], what was done so far
+
+
+class _Scratch(NamedTuple):
+    """What a round needs besides; kernels that make no arrays compile sooner."""
+
+    table: FloatArray  # float64 [products + 1, L + 1], prices and what `completion_values` makes of them
+    every_length: IntArray  # int64 [L], 1 .. L
+    values: FloatArray  # float64 [L + 1], the gradient of the best column that holds each length
+    weighted: FloatArray  # float64 [L + 1], an entering column, with squared weights
+    products: FloatArray  # float64 [K], of an entering or leaving column
+    taken: BoolArray  # bool [L + 1], lengths of the columns that entered in this round
+    items: IntArray  # int64 [L + 2], an entering column
+    pending: IntArray  # int64, for `unwind`
 
 
 def solve_nnls(
@@ -109,8 +121,19 @@ def solve_nnls(
     squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
     state = _empty_set(max_length, depth)
     chain = power_chain(depth - 1, max_length)
+    residual = np.empty(max_length + 1)
     most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
-    size, rounds, residual = _run(counts, squared_weights, chain, state, additions, most_rounds, max(work.remaining, 0.0))
+    size, rounds = _run(
+        counts,
+        squared_weights,
+        chain,
+        state,
+        _make_scratch(max_length, len(chain)),
+        residual,
+        additions,
+        most_rounds,
+        max(work.remaining, 0.0),
+    )
     work.spend(float(state.operations[0]))
     strategies = [_strategy(state, column) for column in range(size)]
     objective = scale * float(np.sqrt(np.sum(squared_weights * residual**2)))
@@ -133,8 +156,20 @@ def _empty_set(max_length: int, depth: int) -> _ActiveSet:
         solution=np.zeros(capacity),
         factor=np.zeros((capacity, capacity)),
         projected=np.zeros(capacity),
-        scratch=np.zeros(capacity),
         operations=np.zeros(1),
+    )
+
+
+def _make_scratch(max_length: int, products: int) -> _Scratch:
+    return _Scratch(
+        table=np.empty((products + 1, max_length + 1)),
+        every_length=np.arange(1, max_length + 1),
+        values=np.empty(max_length + 1),
+        weighted=np.empty(max_length + 1),
+        products=np.zeros(max_length + 8),
+        taken=np.empty(max_length + 1, dtype=np.bool_),
+        items=np.empty(max_length + 2, dtype=np.int64),
+        pending=np.empty(2 * (max_length + products + 5), dtype=np.int64),
     )
 
 
@@ -144,60 +179,64 @@ def _strategy(state: _ActiveSet, column: int) -> tuple[int, ...]:
     return tuple(np.sort(items).tolist())
 
 
-@kernel
+@borrowing_kernel
 def _run(
     counts: FloatArray,
     squared_weights: FloatArray,
     chain: IntArray,
     state: _ActiveSet,
+    scratch: _Scratch,
+    residual: FloatArray,
     additions: int,
     max_rounds: int,
     most_operations: float,
-) -> tuple[int, int, FloatArray]:
-    """The outer loop: price, let columns enter, restore feasibility. Returns (columns, rounds, residual [L + 1])."""
+) -> tuple[int, int]:
+    """The outer loop: price, let columns enter, restore feasibility. Returns (columns, rounds), and `residual` [L + 1]."""
     top = counts.size - 1
-    table = np.empty((chain.shape[0] + 1, top + 1))
-    values, residual = np.empty(top + 1), np.empty(top + 1)
+    prices, values = scratch.table[0], scratch.values
     largest = 0.0
     for length in range(top + 1):
         largest = max(largest, squared_weights[length] * counts[length])
     threshold = GRADIENT_TOLERANCE * largest
     size, rounds, stalled = 0, 0, 0
-    objective = _update_residual(counts, squared_weights, state, size, residual)
-    while stalled < STALLED_ROUNDS and rounds < max_rounds and state.operations[0] < most_operations:
+    objective = np.inf
+    while True:
+        improved = _update_residual(counts, squared_weights, state, size, residual)
+        if rounds > 0:
+            stalled = 0 if improved < objective * (1.0 - 1e-15) else stalled + 1
+        objective = min(objective, improved)
+        if stalled >= STALLED_ROUNDS or rounds >= max_rounds or state.operations[0] >= most_operations:
+            break
         rounds += 1
         state.operations[0] += OPERATIONS_PER_PRODUCT * chain.shape[0] * top * top
-        prices = table[0]
         for length in range(top + 1):
             prices[length] = squared_weights[length] * residual[length]
-        completion = compiled_completion_values(chain, table)
+        completion = compiled_completion_values(chain, scratch.table, scratch.every_length)
         for length in range(1, top + 1):
             values[length] = prices[length] + completion[top - length]
-        entered = _enter_columns(values, threshold, chain, table, counts, squared_weights, state, size, additions)
+        entered = _enter_columns(threshold, chain, counts, squared_weights, state, scratch, size, additions)
         if entered == size:
             break
-        size = _restore_feasibility(state, entered)
-        improved = _update_residual(counts, squared_weights, state, size, residual)
-        stalled = 0 if improved < objective * (1.0 - 1e-15) else stalled + 1
-        objective = min(objective, improved)
-    return size, rounds, residual
+        size = _restore_feasibility(state, scratch.products, entered)
+    return size, rounds
 
 
-@kernel
+@inner_kernel
 def _enter_columns(
-    values: FloatArray,
     threshold: float,
     chain: IntArray,
-    table: FloatArray,
     counts: FloatArray,
     squared_weights: FloatArray,
     state: _ActiveSet,
+    scratch: _Scratch,
     size: int,
     additions: int,
 ) -> int:
     """Append the best columns with disjoint lengths, dearest first; returns the new number of columns."""
     limit = min(size + additions, state.usage.size - 1)
-    taken = np.zeros(values.size, dtype=np.bool_)
+    values, taken = scratch.values, scratch.taken
+    for length in range(taken.size):
+        taken[length] = False
     values[0] = MINUS_INFINITY
     while size < limit:
         anchor = 0
@@ -207,43 +246,47 @@ def _enter_columns(
         if values[anchor] <= threshold:
             break
         values[anchor] = MINUS_INFINITY
-        if _choose(anchor, chain, table, taken, state, size) and _append(counts, squared_weights, state, size):
+        if _choose(anchor, chain, state, scratch, size) and _append(counts, squared_weights, state, scratch, size):
             size += 1
     return size
 
 
-@kernel
-def _choose(anchor: int, chain: IntArray, table: FloatArray, taken: BoolArray, state: _ActiveSet, column: int) -> bool:
+@inlined_kernel
+def _choose(anchor: int, chain: IntArray, state: _ActiveSet, scratch: _Scratch, column: int) -> bool:
     """Write the best strategy that holds `anchor` as `column`, unless one of its lengths is taken; then its
     lengths are.
     """
-    top = table.shape[1] - 1
-    items = np.empty(top + 2, dtype=np.int64)
+    items, taken = scratch.items, scratch.taken
     items[0] = anchor
-    size = unwind(chain, table, top - anchor, items, 1)
-    for item in items[:size]:
-        if taken[item]:
-            return False
-    distinct = 0
-    for item in items[:size]:
-        entry = 0
-        while entry < distinct and state.lengths[column, entry] != item:
-            entry += 1
-        if entry == distinct:
-            state.lengths[column, entry] = item
-            state.copies[column, entry] = 0.0
-            distinct += 1
-        state.copies[column, entry] += 1.0
-        taken[item] = True
-    state.distinct[column] = distinct
-    state.usage[column] = 0.0
-    return True
+    size = unwind(chain, scratch.table, taken.size - 1 - anchor, items, 1, scratch.pending)
+    free = True
+    for index in range(size):
+        free &= not taken[items[index]]
+    if free:
+        lengths, copies = state.lengths[column], state.copies[column]
+        distinct = 0
+        for index in range(size):
+            item = items[index]
+            entry = 0
+            while entry < distinct and lengths[entry] != item:
+                entry += 1
+            if entry == distinct:
+                lengths[entry] = item
+                copies[entry] = 0.0
+                distinct += 1
+            copies[entry] += 1.0
+            taken[item] = True
+        state.distinct[column] = distinct
+        state.usage[column] = 0.0
+    return free
 
 
-@kernel
-def _append(counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, size: int) -> bool:
+@inlined_kernel
+def _append(counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, scratch: _Scratch, size: int) -> bool:
     """Extend the factor by the column written behind the `size` passive ones; False if it depends on them."""
-    weighted = np.zeros(squared_weights.size)
+    weighted, products = scratch.weighted, scratch.products
+    for length in range(weighted.size):
+        weighted[length] = 0.0
     diagonal, moment = 0.0, 0.0
     for entry in range(state.distinct[size]):
         length, copies = state.lengths[size, entry], state.copies[size, entry]
@@ -255,27 +298,16 @@ def _append(counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, 
         product = 0.0
         for entry in range(state.distinct[other]):
             product += state.copies[other, entry] * weighted[state.lengths[other, entry]]
-        state.scratch[other] = product
-    return append_column(state.factor, size, state.scratch, diagonal, state.projected, moment)
+        products[other] = product
+    return append_column(state.factor, size, products, diagonal, state.projected, moment)
 
 
-@kernel
-def _move(state: _ActiveSet, source: int, target: int) -> None:
-    """Copy a column's lengths and usage to another position."""
-    distinct = state.distinct[source]
-    state.distinct[target] = distinct
-    state.usage[target] = state.usage[source]
-    state.solution[target] = state.solution[source]
-    for entry in range(distinct):
-        state.lengths[target, entry] = state.lengths[source, entry]
-        state.copies[target, entry] = state.copies[source, entry]
-
-
-@kernel
-def _restore_feasibility(state: _ActiveSet, size: int) -> int:
+@inner_kernel
+def _restore_feasibility(state: _ActiveSet, scratch: FloatArray, size: int) -> int:
     """Lawson and Hanson's inner loop: step towards the unconstrained optimum, dropping columns that reach zero."""
     usage, solution = state.usage, state.solution
-    while size > 0:
+    blocking = 0
+    while size > 0 and blocking >= 0:
         state.operations[0] += 0.5 * size * size
         solve_factor(state.factor, size, state.projected, solution)
         step, blocking = 1.0, -1
@@ -287,26 +319,33 @@ def _restore_feasibility(state: _ActiveSet, size: int) -> int:
         if blocking < 0:
             for column in range(size):
                 usage[column] = solution[column]
-            return size
-        for column in range(size):
-            usage[column] += step * (solution[column] - usage[column])
-        usage[blocking] = 0.0
-        for column in range(size - 1, -1, -1):
-            if solution[column] <= 0.0 and usage[column] <= 1e-15:
-                _drop(state, size, column)
-                size -= 1
+        else:
+            for column in range(size):
+                usage[column] += step * (solution[column] - usage[column])
+            usage[blocking] = 0.0
+            for column in range(size - 1, -1, -1):
+                if solution[column] <= 0.0 and usage[column] <= 1e-15:
+                    state.operations[0] += 1.5 * (size - column) * (size - column)
+                    remove_column(state.factor, size, column, state.projected, scratch)
+                    size -= 1
+                    _move_down(state, column, size)
     return size
 
 
-@kernel
-def _drop(state: _ActiveSet, size: int, gone: int) -> None:
-    state.operations[0] += 1.5 * (size - gone) * (size - gone)
-    remove_column(state.factor, size, gone, state.projected, state.scratch)
-    for column in range(gone, size - 1):
-        _move(state, column + 1, column)
+@inner_kernel
+def _move_down(state: _ActiveSet, first: int, size: int) -> None:
+    """Move the columns behind `first` one position down; `size` of them remain."""
+    for column in range(first, size):
+        state.usage[column] = state.usage[column + 1]
+        state.solution[column] = state.solution[column + 1]
+        distinct = state.distinct[column + 1]
+        state.distinct[column] = distinct
+        for entry in range(distinct):
+            state.lengths[column, entry] = state.lengths[column + 1, entry]
+            state.copies[column, entry] = state.copies[column + 1, entry]
 
 
-@kernel
+@inner_kernel
 def _update_residual(
     counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, size: int, residual: FloatArray
 ) -> float:
@@ -334,7 +373,7 @@ SMALLEST_PIVOT = 1e-11
 """A column is called dependent when less than this share of its squared norm is new."""
 
 
-@kernel
+@inlined_kernel
 def append_column(
     factor: FloatArray, size: int, products: FloatArray, diagonal: float, projected: FloatArray, moment: float
 ) -> bool:
@@ -354,50 +393,52 @@ def append_column(
     for row in range(size):
         new_share -= products[row] * products[row]
         remainder -= products[row] * projected[row]
-    if new_share < SMALLEST_PIVOT * diagonal:
-        return False
-    for row in range(size):
-        factor[row, size] = products[row]
-    factor[size, size] = np.sqrt(new_share)
-    projected[size] = remainder / factor[size, size]
-    return True
+    independent = new_share >= SMALLEST_PIVOT * diagonal
+    if independent:
+        pivot = np.sqrt(new_share)
+        for row in range(size):
+            factor[row, size] = products[row]
+        factor[size, size] = pivot
+        projected[size] = remainder / pivot
+    return independent
 
 
-@kernel
+@inner_kernel
 def _substitute_forward(factor: FloatArray, size: int, values: FloatArray) -> None:
     """values[:size] = R^-T values[:size], four rows of R at a time, to read and write `values` less often."""
-    whole = size - size % 4
-    for row in range(0, whole, 4):
-        first, second, third, fourth = factor[row], factor[row + 1], factor[row + 2], factor[row + 3]
-        one = values[row] / first[row]
-        two = (values[row + 1] - one * first[row + 1]) / second[row + 1]
-        three = (values[row + 2] - one * first[row + 2] - two * second[row + 2]) / third[row + 2]
-        four = values[row + 3] - one * first[row + 3] - two * second[row + 3] - three * third[row + 3]
-        four /= fourth[row + 3]
-        values[row], values[row + 1], values[row + 2], values[row + 3] = one, two, three, four
-        rest = slice(row + 4, size)
-        _subtract_rows(values[rest], first[rest], second[rest], third[rest], fourth[rest], (one, two, three, four))
-    for row in range(whole, size):
-        values[row] /= factor[row, row]
-        for column in range(row + 1, size):
-            values[column] -= values[row] * factor[row, column]
+    for first in range(0, size, 4):
+        end = min(first + 4, size)
+        for row in range(first, end):
+            value = values[row] / factor[row, row]
+            values[row] = value
+            for column in range(row + 1, end):
+                values[column] -= value * factor[row, column]
+        if end < size:
+            _subtract_rows(
+                values[end:size],
+                factor[first, end:size],
+                factor[first + 1, end:size],
+                factor[first + 2, end:size],
+                factor[first + 3, end:size],
+                values[first:end],
+            )
 
 
-@kernel
+@inner_kernel
 def _subtract_rows(
     values: FloatArray,
     first: FloatArray,
     second: FloatArray,
     third: FloatArray,
     fourth: FloatArray,
-    factors: tuple[float, float, float, float],
+    factors: FloatArray,
 ) -> None:
-    one, two, three, four = factors
+    one, two, three, four = factors[0], factors[1], factors[2], factors[3]
     for column in range(values.size):
         values[column] -= one * first[column] + two * second[column] + three * third[column] + four * fourth[column]
 
 
-@kernel
+@inlined_kernel
 def remove_column(factor: FloatArray, size: int, gone: int, projected: FloatArray, carried: FloatArray) -> None:
     """Take column `gone` out of the leading [size, size] block; `carried` is scratch, float64 [>= size]."""
     for row in range(gone):
@@ -416,13 +457,13 @@ def remove_column(factor: FloatArray, size: int, gone: int, projected: FloatArra
         carried_projection = cosine * lower_projection - sine * carried_projection
 
 
-@kernel
+@inner_kernel
 def _shift_left(values: FloatArray) -> None:
     for column in range(values.size - 1):
         values[column] = values[column + 1]
 
 
-@kernel
+@inner_kernel
 def _rotate(result: FloatArray, carried: FloatArray, lower: FloatArray, cosine: float, sine: float) -> None:
     """result, carried = (cosine carried + sine lower), (cosine lower - sine carried)."""
     for column in range(result.size):
@@ -431,35 +472,26 @@ def _rotate(result: FloatArray, carried: FloatArray, lower: FloatArray, cosine: 
         carried[column] = cosine * below - sine * upper
 
 
-@kernel
+@inlined_kernel
 def solve_factor(factor: FloatArray, size: int, projected: FloatArray, solution: FloatArray) -> None:
-    """Back substitution: solution[:size] = R^-1 projected[:size], four rows of R at a time."""
+    """Back substitution: solution[:size] = R^-1 projected[:size], four rows of R at a time, the last ones alone."""
     whole = size - size % 4
     for row in range(size - 1, whole - 1, -1):
         total = 0.0
         for column in range(row + 1, size):
             total += factor[row, column] * solution[column]
         solution[row] = (projected[row] - total) / factor[row, row]
-    for row in range(whole - 4, -1, -4):
-        first, second, third, fourth = factor[row], factor[row + 1], factor[row + 2], factor[row + 3]
-        rest = slice(row + 4, size)
-        one, two, three, four = _multiply_rows(first[rest], second[rest], third[rest], fourth[rest], solution[rest])
-        four = (projected[row + 3] - four) / fourth[row + 3]
-        three = (projected[row + 2] - three - third[row + 3] * four) / third[row + 2]
-        two = (projected[row + 1] - two - second[row + 3] * four - second[row + 2] * three) / second[row + 1]
-        one = (projected[row] - one - first[row + 3] * four - first[row + 2] * three - first[row + 1] * two) / first[row]
-        solution[row], solution[row + 1], solution[row + 2], solution[row + 3] = one, two, three, four
-
-
-@kernel
-def _multiply_rows(
-    first: FloatArray, second: FloatArray, third: FloatArray, fourth: FloatArray, values: FloatArray
-) -> tuple[float, float, float, float]:
-    one = two = three = four = 0.0
-    for column in range(values.size):
-        value = values[column]
-        one += first[column] * value
-        two += second[column] * value
-        three += third[column] * value
-        four += fourth[column] * value
-    return one, two, three, four
+    for first in range(whole - 4, -1, -4):
+        one = two = three = four = 0.0
+        for column in range(first + 4, size):
+            value = solution[column]
+            one += factor[first, column] * value
+            two += factor[first + 1, column] * value
+            three += factor[first + 2, column] * value
+            four += factor[first + 3, column] * value
+        solution[first], solution[first + 1], solution[first + 2], solution[first + 3] = one, two, three, four
+        for row in range(first + 3, first - 1, -1):
+            value = projected[row] - solution[row]
+            for column in range(first + 3, row, -1):
+                value -= factor[row, column] * solution[column]
+            solution[row] = value / factor[row, row]

@@ -23,7 +23,7 @@ from typing import TypeVar
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
-from gaudi_bert.common.compiled import kernel
+from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_kernel
 from gaudi_bert.packing.mixture import Strategy, Work
 
 MINUS_INFINITY = -1e300
@@ -60,77 +60,43 @@ def power_chain(max_items: int, max_total: int) -> IntArray:
     return np.array(products, dtype=np.int64).reshape(-1, 2)
 
 
-@kernel
+@inner_kernel
 def _raise(result: Worths, value: float, values: Worths) -> None:
     """result = max(result, value + values), elementwise."""
     for position in range(result.size):
         result[position] = max(result[position], value + values[position])
 
 
-@kernel
-def _raise_by_four(result: Worths, gains: Worths, one: Worths, two: Worths, three: Worths, four: Worths) -> None:
-    """result = max(result, gains[0] + one, gains[1] + two, gains[2] + three, gains[3] + four), elementwise."""
-    first, second, third, fourth = gains[0], gains[1], gains[2], gains[3]
+@inner_kernel
+def _raise_by_four(result: Worths, values: Worths, first: float, second: float, third: float, fourth: float) -> None:
+    """result[t] = max(result[t], first + values[t + 3], second + values[t + 2], third + values[t + 1], fourth + values[t])."""
     for position in range(result.size):
-        best = max(result[position], first + one[position])
-        best = max(best, second + two[position])
-        best = max(best, third + three[position])
-        result[position] = max(best, fourth + four[position])
+        best = max(result[position], first + values[position + 3])
+        best = max(best, second + values[position + 2])
+        best = max(best, third + values[position + 1])
+        result[position] = max(best, fourth + values[position])
 
 
-@kernel
-def _max_plus_square(values: Worths, result: Worths) -> None:
-    """result[t] = max over a <= t / 2 of values[a] + values[t - a]; four parts a at a time over all totals."""
-    size = values.size
-    for total in range(size):
-        result[total] = values[0] + values[total]
-    largest = (size - 1) // 2
-    part = 1
-    while part + 3 <= largest:
-        start = 2 * part + 6  # from this total on all four parts take part
-        for extra in range(4):
-            for total in range(2 * (part + extra), min(start, size)):
-                result[total] = max(result[total], values[part + extra] + values[total - part - extra])
-        if start < size:
-            _raise_by_four(
-                result[start:],
-                values[part : part + 4],
-                values[start - part : size - part],
-                values[start - part - 1 : size - part - 1],
-                values[start - part - 2 : size - part - 2],
-                values[start - part - 3 : size - part - 3],
-            )
-        part += 4
-    for last in range(part, largest + 1):
-        _raise(result[2 * last :], values[last], values[last : size - last])
+@borrowing_kernel
+def _multiply(left: Worths, right: Worths, least_rest: int, result: Worths) -> None:
+    """result[t] = max over a of left[a] + right[t - a], for a with t - a >= least_rest * a; four of them at a time.
 
-
-@kernel
-def _max_plus_product(left: Worths, right: Worths, result: Worths) -> None:
-    """result[t] = max over a <= t of left[a] + right[t - a]."""
-    size = left.size
+    `least_rest` is 0, or 1 where both factors are the same: then the larger part of a total is the rest.
+    """
+    size, step = left.size, 1 + least_rest
     for total in range(size):
         result[total] = left[0] + right[total]
-    part = 1
-    while part + 3 < size:
-        start = part + 3
-        for extra in range(3):
-            for total in range(part + extra, start):
-                result[total] = max(result[total], left[part + extra] + right[total - part - extra])
-        _raise_by_four(
-            result[start:],
-            left[part : part + 4],
-            right[3 : size - part],
-            right[2 : size - part - 1],
-            right[1 : size - part - 2],
-            right[0 : size - part - 3],
-        )
-        part += 4
-    for last in range(part, size):
-        _raise(result[last:], left[last], right[: size - last])
+    for part in range(1, (size - 1) // step + 1, 4):
+        start = min(step * (part + 3), size)  # from this total on all four parts take part
+        for one in range(part, part + 4):
+            for total in range(step * one, start):
+                result[total] = max(result[total], left[one] + right[total - one])
+        if start < size:
+            rest = right[start - part - 3 : size - part]
+            _raise_by_four(result[start:], rest, left[part], left[part + 1], left[part + 2], left[part + 3])
 
 
-@kernel
+@borrowing_kernel
 def close_over(values: Worths, items: IntArray, result: Worths) -> None:
     """result[t] = the best worth of any number of `items` (lengths, ascending) that add up to t.
 
@@ -142,7 +108,8 @@ def close_over(values: Worths, items: IntArray, result: Worths) -> None:
     for total in range(size):
         result[total] = values[total]
     result[0] = 0
-    for item in items:
+    for index in range(items.size):
+        item = items[index]
         if values[item] < result[item]:
             continue
         for start in range(item, size, item):
@@ -150,11 +117,9 @@ def close_over(values: Worths, items: IntArray, result: Worths) -> None:
             _raise(result[start:stop], values[item], result[start - item : stop - item])
 
 
-def completion_values(chain: IntArray, table: Worths) -> Worths:
+def completion_values(chain: IntArray, table: Worths, lengths: IntArray) -> Worths:
     """Fill `table` (float64 or int64 [products + 1, s + 1]) from the prices in its first row, where that of 0 is 0, and
-    return its last row.
-
-    As it stands, it compiles only the kind of product that the chain has.
+    return its last row; `lengths` are 1 .. s.
     """
     for product in range(chain.shape[0]):
         left, right = chain[product, 0], chain[product, 1]
@@ -164,16 +129,14 @@ def completion_values(chain: IntArray, table: Worths) -> Worths:
                 result[total] = MINUS_INFINITY
             result[0] = 0
         elif left == CLOSURE:
-            close_over(table[0], np.arange(1, result.size), result)
-        elif left == right:
-            _max_plus_square(table[left], result)
+            close_over(table[0], lengths, result)
         else:
-            _max_plus_product(table[left], table[right], result)
+            _multiply(table[left], table[right], 1 if left == right else 0, result)
     last: Worths = table[chain.shape[0]]
     return last
 
 
-compiled_completion_values = kernel(completion_values)
+compiled_completion_values = inlined_kernel(completion_values)
 """The same for kernels."""
 
 
@@ -198,11 +161,11 @@ def _last_completion(prices: Worths, depth: int) -> int | float:
     chain = power_chain(depth, len(prices))
     table = np.zeros((len(chain) + 1, len(prices) + 1), dtype=prices.dtype)
     table[0, 1:] = prices
-    result: int | float = completion_values(chain, table)[-1].item()
+    result: int | float = completion_values(chain, table, np.arange(1, len(prices) + 1))[-1].item()
     return result
 
 
-@kernel
+@inner_kernel
 def _find_split(one: Worths, other: Worths, total: int, value: float) -> int:
     """The smallest part at which one[part] + other[total - part] attains `value`."""
     for part in range(total + 1):
@@ -211,33 +174,31 @@ def _find_split(one: Worths, other: Worths, total: int, value: float) -> int:
     return total
 
 
-@kernel
-def unwind(chain: IntArray, table: Worths, total: int, lengths: IntArray, size: int) -> int:
+@inlined_kernel
+def unwind(chain: IntArray, table: Worths, total: int, lengths: IntArray, size: int, pending: IntArray) -> int:
     """Append to `lengths` (from index `size` on) the items behind the last row's entry `total`; returns the
-    new number of items.
+    new number of items. `pending` is scratch, int64 [2 * (s + rows + 2)].
     """
-    pending = np.empty((lengths.size + table.shape[0] + 2, 2), dtype=np.int64)
-    pending[0, 0], pending[0, 1] = table.shape[0] - 1, total
-    waiting = 1
+    pending[0], pending[1] = table.shape[0] - 1, total
+    waiting = 2
     while waiting > 0:
-        waiting -= 1
-        row, rest = pending[waiting, 0], pending[waiting, 1]
+        waiting -= 2
+        row, rest = pending[waiting], pending[waiting + 1]
         if rest == 0:
             continue
         left = right = row
         if row > 0 and chain[row - 1, 0] >= 0:
             left, right = chain[row - 1, 0], chain[row - 1, 1]
-        if row == 0 or (left == row and table[0, rest] >= table[row, rest]):
+        worth = table[row, rest]
+        if row == 0 or (left == row and table[0, rest] >= worth):
             lengths[size] = rest
             size += 1
             continue
-        if left == row:
-            part = 1 + _find_split(table[row, 1:], table[row], rest - 1, table[row, rest])
-        else:
-            part = _find_split(table[left], table[right], rest, table[row, rest])
-        pending[waiting, 0], pending[waiting, 1] = left, part
-        pending[waiting + 1, 0], pending[waiting + 1, 1] = right, rest - part
-        waiting += 2
+        first = 1 if left == row else 0
+        part = first + _find_split(table[left, first:], table[right], rest - first, worth)
+        pending[waiting], pending[waiting + 1] = left, part
+        pending[waiting + 2], pending[waiting + 3] = right, rest - part
+        waiting += 4
     return size
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import random
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gaudi_bert.common.compiled import QUIET
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
@@ -47,7 +49,7 @@ WORDS = ["alpha", "beta", "gamma", "delta", "river", "stone", "green", "quick", 
 LENGTH, PREDICTIONS = 96, 7
 LONG_PACK = 5003
 """Tokens; the sequences of long packs are dealt, swapped and matched."""
-QUIET = Reporter(quiet=True)
+SILENT = Reporter(quiet=True)
 
 
 def compile_kernels(part: str = "all") -> None:
@@ -67,26 +69,21 @@ def compile_kernels(part: str = "all") -> None:
 
 
 def _compile_in_two_processes(part: str, folder: Path) -> None:
-    """What plans in one, what makes and reads records in the other; then what needs both."""
-    with Reporter().task("compiling", 6 if part == "all" else 5, "parts") as task:
-        planning = subprocess.Popen([sys.executable, "-m", __spec__.name, "packing" if part == "all" else "nnls"])
-        sources = []
-        try:
-            for make in (_prepare, _count_records):
-                sources.append(make(folder))
-                task.advance()
-        finally:
-            ended = planning.wait()
-        if ended:
-            raise FailedError("the packing kernels could not be compiled; the reason is above")
-        task.advance()
-        for source in sources:
-            _pack(source, folder / f"packed-{source.name}")
-            task.advance()
-        if part == "all" and importlib.util.find_spec("pyarrow") is not None:
-            _pack_table(folder)
-        if part == "all" and importlib.util.find_spec("h5py") is not None:
-            _count_hdf5(folder)
+    """What plans in one, quietly, what makes and reads records in the other; then what needs both."""
+    command = [sys.executable, "-m", __spec__.name, "packing" if part == "all" else "nnls"]
+    planning = subprocess.Popen(command, env={**os.environ, QUIET: "1"})
+    try:
+        sources = [make(folder) for make in (_prepare, _count_records)]
+    finally:
+        ended = planning.wait()
+    if ended:
+        raise FailedError("the packing kernels could not be compiled; the reason is above")
+    for source in sources:
+        _pack(source, folder / f"packed-{source.name}")
+    if part == "all" and importlib.util.find_spec("pyarrow") is not None:
+        _pack_table(folder)
+    if part == "all" and importlib.util.find_spec("h5py") is not None:
+        _count_hdf5(folder)
 
 
 def _pack_table(folder: Path) -> None:
@@ -95,8 +92,8 @@ def _pack_table(folder: Path) -> None:
     rows = [{"input_ids": [1] * size, "labels": [-100, *[2] * (size - 1)]} for size in range(2, LENGTH)]
     table.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     settings = TableSettings(max_sequence_length=LENGTH, shard_multiple=1)
-    pack_table(table, folder / "packed-table", settings, reporter=QUIET, verified=True)
-    import_tables(table, folder / "imported", reporter=QUIET)
+    pack_table(table, folder / "packed-table", settings, reporter=SILENT, verified=True)
+    import_tables(table, folder / "imported", reporter=SILENT)
 
 
 def _count_hdf5(folder: Path) -> None:
@@ -107,7 +104,7 @@ def _count_hdf5(folder: Path) -> None:
     with require_h5py().File(folder / "rows.hdf5", "w") as file:
         for name, values in {**columns, "next_sentence_labels": np.zeros(3, np.int64)}.items():
             file[name] = values
-    histogram(folder / "rows.hdf5", folder / "histogram-hdf5.json", reporter=QUIET)
+    histogram(folder / "rows.hdf5", folder / "histogram-hdf5.json", reporter=SILENT)
 
 
 def _plan_by_default() -> None:
@@ -131,8 +128,8 @@ def _plan() -> None:
 
 def _pack(records: Path, packed: Path) -> None:
     """Pack, verify, and read a pack as a trainer does."""
-    pack(records, packed, PackingSettings(shard_multiple=2), reporter=QUIET)
-    verify(records, packed, reporter=QUIET)
+    pack(records, packed, PackingSettings(shard_multiple=2), reporter=SILENT)
+    verify(records, packed, reporter=SILENT)
     metadata = read_metadata(packed)
     files, order = open_shards(packed, metadata), GlobalOrder(metadata.shard_table.packs, seed=7)
     pack_rows(files.read(*StreamReader(files, order).locate(0, np.zeros(1, np.int64))))
@@ -145,7 +142,7 @@ def _prepare(folder: Path) -> Path:
     documents = ["\n".join(sentences[start : start + 10]) for start in range(0, len(sentences), 10)]
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     settings = PrepareSettings(text="text.txt", train_vocab=101, max_sequence_length=32, max_predictions=5, shards=2)
-    prepare(settings, folder / "examples", pipeline_folder=folder, reporter=QUIET)
+    prepare(settings, folder / "examples", pipeline_folder=folder, reporter=SILENT)
     return folder / "examples" / "train"
 
 
@@ -156,7 +153,7 @@ def _count_records(folder: Path) -> Path:
     for payload in read_records(records):
         decode_example(payload)
     RecordFiles([records], UnpackedSchema(LENGTH, PREDICTIONS)).read(np.zeros(2, np.int64), np.arange(2))
-    histogram(records.parent, folder / "histogram.json", reporter=QUIET)
+    histogram(records.parent, folder / "histogram.json", reporter=SILENT)
     return records.parent
 
 

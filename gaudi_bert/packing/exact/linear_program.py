@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, Int32Array, IntArray
-from gaudi_bert.common.compiled import kernel
+from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.certificate import LONGEST_EXACT
 from gaudi_bert.packing.heuristics import OpenPacks, pack_longest_first
@@ -216,6 +216,13 @@ class TablePricer:
         self.chain = power_chain(max_length if self._closes else depth - 1, max_length)
         self._table = np.zeros((len(self.chain) + 1, max_length + 1))
         self._row_below = np.searchsorted(lengths, np.arange(max_length + 1), side="right") - 1
+        self._unwound = _Unwound(
+            items=np.empty(4 * max_length + 16, dtype=np.int64),
+            ends=np.empty(len(lengths), dtype=np.int64),
+            worths=np.empty(len(lengths)),
+            pack=np.empty(max_length + 2, dtype=np.int64),
+            pending=np.empty(2 * (max_length + len(self.chain) + 5), dtype=np.int64),
+        )
 
     def price(self, prices: FloatArray) -> FloatArray:
         """Worth of the best pack that holds each length, for non-decreasing `prices`: float64 [rows] both."""
@@ -226,7 +233,7 @@ class TablePricer:
             completion = self._table[1]
             close_over(self._table[0], self.lengths, completion)
         else:
-            completion = completion_values(self.chain, self._table)
+            completion = completion_values(self.chain, self._table, self.lengths)
         worth: FloatArray = prices + completion[self.max_length - self.lengths]
         return worth
 
@@ -236,46 +243,60 @@ class TablePricer:
         affordable = max(1, int(min(max(self.work.remaining, 0.0) / 4, UNWINDING_WORK) // self._unwinding))
         rows = rows[-affordable:]
         self.work.spend(len(rows) * self._unwinding)
-        items, ends, worths = _unwind_rows(self.chain, self._table, self.lengths, self._row_below, rows, prices)
         strategies: list[Strategy] = []
-        start = 0
-        for end, worth in zip(ends.tolist(), worths.tolist(), strict=True):
-            if worth > least:
-                strategies.append(tuple(sorted(items[start:end].tolist())))
-            start = end
+        while len(rows):
+            done = _unwind_rows(self.chain, self._table, self.lengths, self._row_below, rows, prices, self._unwound)
+            start = 0
+            for end, worth in zip(self._unwound.ends[:done].tolist(), self._unwound.worths[:done].tolist(), strict=True):
+                if worth > least:
+                    strategies.append(tuple(sorted(self._unwound.items[start:end].tolist())))
+                start = end
+            rows = rows[done:]
         return strategies
 
 
-@kernel
+class _Unwound(NamedTuple):
+    """Room for packs, and what unwinding them needs; L tokens in a pack."""
+
+    items: IntArray  # int64 [4 L + 16], the lengths one after the other
+    ends: IntArray  # int64 [rows], where each pack ends
+    worths: FloatArray  # float64 [rows]
+    pack: IntArray  # int64 [L + 2]
+    pending: IntArray  # int64, for `unwind`
+
+
+@borrowing_kernel
 def _unwind_rows(
-    chain: IntArray, table: FloatArray, lengths: IntArray, row_below: IntArray, rows: IntArray, prices: FloatArray
-) -> tuple[IntArray, IntArray, FloatArray]:
-    """For each row its best pack: the lengths one after the other, where each pack ends, and its worth.
+    chain: IntArray,
+    table: FloatArray,
+    lengths: IntArray,
+    row_below: IntArray,
+    rows: IntArray,
+    prices: FloatArray,
+    unwound: _Unwound,
+) -> int:
+    """Write the best pack of each row, as many as there is room for, at least one; returns how many.
 
     Slots of lengths that do not occur shrink to the next one that does.
     """
     top = table.shape[1] - 1
-    items = np.empty(4 * top + 16, dtype=np.int64)
-    pack = np.empty(top + 2, dtype=np.int64)
-    ends = np.empty(rows.size, dtype=np.int64)
-    worths = np.zeros(rows.size)
+    items, pack = unwound.items, unwound.pack
     end = 0
-    for number, row in enumerate(rows):
-        pack[0] = lengths[row]
-        size = unwind(chain, table, top - lengths[row], pack, 1)
+    for number in range(rows.size):
+        length = lengths[rows[number]]
+        pack[0] = length
+        size = unwind(chain, table, top - length, pack, 1, unwound.pending)
         if end + size > items.size:
-            longer = np.empty(2 * (end + size), dtype=np.int64)
-            for index in range(end):
-                longer[index] = items[index]
-            items = longer
-        for item in pack[:size]:
-            below = row_below[item]
+            return number
+        worth = 0.0
+        for index in range(size):
+            below = row_below[pack[index]]
             if below >= 0:
                 items[end] = lengths[below]
-                worths[number] += prices[below]
+                worth += prices[below]
                 end += 1
-        ends[number] = end
-    return items[:end], ends, worths
+        unwound.ends[number], unwound.worths[number] = end, worth
+    return rows.size
 
 
 def needs_grid(counts: IntArray, depth: int) -> bool:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
-from gaudi_bert.common.compiled import kernel
+from gaudi_bert.common.compiled import borrowing_kernel, inner_kernel
 from gaudi_bert.packing.exact.linear_program import LinearProgram, generate_columns
 from gaudi_bert.packing.mixture import Mixture, Strategy, Work, add_packs
 
@@ -172,13 +172,21 @@ class _Rest(NamedTuple):
     """What is to be packed; T types, the longest first."""
 
     lengths: IntArray  # int64 [T]
-    counts: IntArray  # int64 [T], sequences of each
     prices: FloatArray  # float64 [T]
-    best: FloatArray  # float64 [k, t], see `_completions`
+    best: FloatArray  # float64 [k, t], see `_complete`
     packs: int  # at most so many
     depth: int  # most sequences in a pack
     deepest: int  # most sequences that a pack can hold at these lengths
-    slack: float  # what all packs may fall short of the worth 1 together
+
+
+class _Placed(NamedTuple):
+    """The path of the search: a stack of placed sequences."""
+
+    counts: IntArray  # int64 [T], sequences of each type that are not placed
+    stack: IntArray  # int64 [sequences], types in the order of packing
+    opening: IntArray  # int64 [packs + 2], the height of the stack at which each pack starts
+    slack: FloatArray  # float64 [packs + 2], what this pack and all later ones may fall short of the worth 1 together
+    free: IntArray  # int64 [packs + 2], what they may fall short of the depth, in sequences
 
 
 def search_packs(
@@ -218,66 +226,59 @@ def search_packs(
     if table_operations > min(work.remaining, MOST_TABLE_OPERATIONS):
         return None
     work.spend(table_operations)
-    best = _completions(lengths, prices, max_length, levels, levels < deepest)
-    ends = np.zeros(0, dtype=np.int64)
-    rest = _Rest(lengths, counts, prices, best, packs, depth, deepest, slack)
+    best = np.zeros((levels + 1, max_length + 1))
+    _complete(lengths, prices, best, levels < deepest)
+    rest = _Rest(lengths, prices, best, packs, depth, deepest)
     for attempt in ATTEMPTS:
         if work.exhausted:
             break
         work.spend(OPERATIONS_PER_NODE * max_nodes)
-        chosen, ends = _search(rest, attempt, max_nodes)
-        if len(ends):
-            break
-    if not len(ends):
-        return None
-    mixture: Mixture = {}
-    start = 0
-    for end in ends.tolist():
-        add_packs(mixture, tuple(sorted(lengths[chosen[start:end]].tolist())), 1)
-        start = end
-    return mixture
+        placed = _Placed(
+            counts=counts.copy(),
+            stack=np.zeros(sequences, dtype=np.int64),
+            opening=np.zeros(packs + 2, dtype=np.int64),
+            slack=np.full(packs + 2, slack),
+            free=np.full(packs + 2, packs * depth - sequences),
+        )
+        used = _search(rest, placed, *attempt, max_nodes)
+        if used:
+            mixture: Mixture = {}
+            for kinds in np.split(placed.stack, placed.opening[1:used]):
+                add_packs(mixture, tuple(lengths[kinds].tolist()), 1)
+            return mixture
+    return None
 
 
-@kernel
-def _completions(lengths: IntArray, prices: FloatArray, max_length: int, levels: int, without_limit: bool) -> FloatArray:
-    """Best worth of at most k further sequences in a room of t tokens: float64 [k, t]; the last row may stand
+@borrowing_kernel
+def _complete(lengths: IntArray, prices: FloatArray, best: FloatArray, without_limit: bool) -> None:
+    """best[k, t] = best worth of at most k further sequences in a room of t tokens; row 0 is there. The last row may stand
     for any number.
     """
-    best = np.zeros((levels + 1, max_length + 1))
+    levels = best.shape[0] - 1
     for slots in range(1, levels + 1):
         before = best[slots] if without_limit and slots == levels else best[slots - 1]
-        for room in range(1, max_length + 1):
+        for room in range(1, best.shape[1]):
             value = best[slots - 1, room]
             for kind in range(lengths.size):
                 if lengths[kind] <= room:
                     value = max(value, prices[kind] + before[room - lengths[kind]])
             best[slots, room] = value
-    return best
 
 
-@kernel
-def _search(rest: _Rest, attempt: tuple[float, float], max_nodes: int) -> tuple[IntArray, IntArray]:
-    """Depth-first search. Returns the types in the order of packing and where each pack ends; both empty if
-    there is none.
+@borrowing_kernel
+def _search(rest: _Rest, placed: _Placed, second_share: float, reserve: float, max_nodes: int) -> int:
+    """Depth-first search; returns the number of packs, 0 if all sequences were not placed.
 
-    The path is a stack of placed sequences; `opening[p]` is the stack height at which pack p starts. `kind` is
-    the type to try next at the current height. `slack_remaining[p]` and `free_remaining[p]` are the worth and the
-    sequences that packs p, p + 1, ... may fall short of 1 and of the depth. With many packs to go a pack may
-    use only a share of them, the attempt's second number over the packs to go.
+    `kind` is the type to try next at the current height. With many packs to go a pack may use only a share of what they may
+    fall short: `reserve` over the packs to go.
     """
-    second_share, reserve = attempt
     lengths, prices, packs, depth = rest.lengths, rest.prices, rest.packs, rest.depth
-    counts = rest.counts.copy()
-    max_length, kinds, total = rest.best.shape[1] - 1, lengths.size, 0
-    for count in counts:
-        total += count
-    stack, opening = np.zeros(total + 1, dtype=np.int64), np.zeros(packs + 2, dtype=np.int64)
-    slack_remaining, free_remaining = np.zeros(packs + 2), np.zeros(packs + 2, dtype=np.int64)
-    slack_remaining[0], free_remaining[0] = rest.slack, packs * depth - total
+    counts, stack, opening, slack, free = placed
+    max_length = rest.best.shape[1] - 1
     height, pack, room, worth, kind = 0, 0, max_length, 0.0, 0
     for _ in range(max_nodes):
         share = min(1.0, reserve / (packs - pack))
-        enough = 1.0 - slack_remaining[pack] * share - ROUNDING
+        enough = 1.0 - slack[pack] * share - ROUNDING
         used = height - opening[pack]
         kind, fits = _next_fitting(rest, counts, kind, used, room, enough - worth)
         if fits:
@@ -286,14 +287,15 @@ def _search(rest: _Rest, attempt: tuple[float, float], max_nodes: int) -> tuple[
             counts[kind] -= 1
             room -= lengths[kind]
             worth += prices[kind]
-            if height == total:
-                opening[pack + 1] = total
-                return stack[:total], opening[1 : pack + 2]
+            if height == stack.size:
+                return pack + 1
             if used == 0:
-                kind = _shorter_than(lengths, kind, second_share * room)
-        elif used > 0 and pack + 1 < packs and worth >= enough and depth - used <= np.ceil(free_remaining[pack] * share):
-            slack_remaining[pack + 1] = slack_remaining[pack] - max(0.0, 1.0 - worth)
-            free_remaining[pack + 1] = free_remaining[pack] - (depth - used)
+                longest = second_share * room
+                while kind < lengths.size - 1 and lengths[kind] > longest:
+                    kind += 1
+        elif used > 0 and pack + 1 < packs and worth >= enough and depth - used <= np.ceil(free[pack] * share):
+            slack[pack + 1] = slack[pack] - max(0.0, 1.0 - worth)
+            free[pack + 1] = free[pack] - (depth - used)
             pack += 1
             opening[pack] = height
             room, worth, kind = max_length, 0.0, 0
@@ -303,19 +305,19 @@ def _search(rest: _Rest, attempt: tuple[float, float], max_nodes: int) -> tuple[
                     break
                 pack -= 1
                 room, worth = max_length, 0.0
-                for held in stack[opening[pack] : height]:
-                    room -= lengths[held]
-                    worth += prices[held]
+                for index in range(opening[pack], height):
+                    room -= lengths[stack[index]]
+                    worth += prices[stack[index]]
             height -= 1
             kind = stack[height]
             counts[kind] += 1
             room += lengths[kind]
             worth -= prices[kind]
-            kind = kinds if height == opening[pack] else kind + 1
-    return stack[:0], opening[:0]
+            kind = lengths.size if height == opening[pack] else kind + 1
+    return 0
 
 
-@kernel
+@inner_kernel
 def _next_fitting(rest: _Rest, counts: IntArray, kind: int, used: int, room: int, missing: float) -> tuple[int, bool]:
     """The first type from `kind` on that fits a pack of `used` sequences and leaves it able to be worth `missing` more,
     and whether there is one. The longest remaining sequence has to open a pack.
@@ -330,11 +332,3 @@ def _next_fitting(rest: _Rest, counts: IntArray, kind: int, used: int, room: int
                 break
         kind += 1
     return kind, False
-
-
-@kernel
-def _shorter_than(lengths: IntArray, kind: int, longest: float) -> int:
-    """The first type from `kind` on of at most `longest` tokens, or the last type."""
-    while kind < lengths.size - 1 and lengths[kind] > longest:
-        kind += 1
-    return kind
