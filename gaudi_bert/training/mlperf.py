@@ -136,6 +136,12 @@ def _block(sequences: int) -> dict[str, int]:
     return {"first_epoch_num": sequences, "epoch_count": 1, "samples_count": sequences}
 
 
-def open_log(path: Path, settings: MlperfSettings, is_first: bool) -> MlperfLog | None:
-    """The log where it is requested, in the first process."""
-    return MlperfLog(path, settings) if settings.log and is_first else None
+def open_log(
+    path: Path, settings: MlperfSettings, is_first: bool, plan: RunPlan, source: DataSource, config: BertConfig
+) -> MlperfLog | None:
+    """The log where it is requested, in the first process; it begins with what the run is a function of."""
+    if not (settings.log and is_first):
+        return None
+    log = MlperfLog(path, settings)
+    log.describe(plan, source, config)
+    return log

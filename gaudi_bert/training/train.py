@@ -109,17 +109,14 @@ def train(
                 return StageOutput(context.stored, skipped=True)
             if communicator.is_first:
                 copy_tokenizer(data, folder, settings.prepare.lower_case, config.max_position_embeddings, store)
-            events = open_log(folder / "mlperf.log", settings.mlperf, communicator.is_first)
-            if events is not None:
-                events.describe(plan, source, config)
+            events = open_log(folder / "mlperf.log", settings.mlperf, communicator.is_first, plan, source, config)
             spec = ModelSpec(config, PretrainingHead(settings.training.loss))
             model = engine.build(spec, context.device, seed=settings.training.seed, compiled=context.compiled)
             objective = PretrainingObjective(settings.training.loss)
             step = build_step(context, plan, model, objective, denominators_for(settings.training, source))
             evaluator = None if held_out is None else _build_evaluator(context, plan, held_out, model, config)
             speedup = _measure_speedup(context, plan, source, model, config)
-            load_initial = partial(_load_initial_weights, context, model, config, settings)
-            progress = restore(context, step, model, load_initial)
+            progress = restore(context, step, model, partial(_load_initial_weights, context, model, config, settings))
             batches = _open_batches(context, plan, source, config, progress.packs)
             stored_settings = {
                 "model": config.to_json(),

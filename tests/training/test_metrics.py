@@ -327,7 +327,8 @@ def test_the_log_of_a_real_run_is_accepted_in_the_open_division(run: Run) -> Non
 
 def test_without_being_asked_nothing_is_loaded_and_a_missing_package_is_said(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "mlperf_logging.mllog", None)
-    assert open_log(tmp_path / "mlperf.log", MlperfSettings(), is_first=True) is None
-    assert open_log(tmp_path / "mlperf.log", WHO, is_first=False) is None
+    run = (None, SimpleNamespace(packs=None), LARGE)
+    assert open_log(tmp_path / "mlperf.log", MlperfSettings(), True, *run) is None
+    assert open_log(tmp_path / "mlperf.log", WHO, False, *run) is None
     with pytest.raises(InputError, match=r"install version 4\.1\.68, or set it to false"):
-        open_log(tmp_path / "mlperf.log", WHO, is_first=True)
+        open_log(tmp_path / "mlperf.log", WHO, True, *run)
