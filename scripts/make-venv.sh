@@ -23,7 +23,7 @@ install() { install_into .venv/bin/python constraints.txt "$@"; }
 # So that the first command does not wait for the compiler; `demo` is what `make pack train` uses, other commands compile more.
 compile() {
   say "compiling what packs and reads records, once: half a minute"
-  GAUDI_BERT_QUIET=1 .venv/bin/python -m gaudi_bert.runners.compile_kernels "$1"
+  .venv/bin/python -m gaudi_bert.runners.compile_kernels "$1"
 }
 
 case "${1:-}" in

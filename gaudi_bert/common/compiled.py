@@ -223,7 +223,7 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         """Whether there is machine code, for arguments of whatever types."""
         for _, cache_file in self._files:
             with contextlib.suppress(OSError):
-                if cache_file._load_index():
+                if cache_file._load_index():  # noqa: SLF001 - ours
                     return True
         return False
 
@@ -262,17 +262,18 @@ def _say_once(line: str) -> None:
 
 # --- what is shown while kernels are compiled
 #
-# A command does not know beforehand which kernels it will call. Counted are those that it has compiled so far, those that the
-# present one calls, directly or not, and those that were announced, without what is stored already; the number grows where
-# the command comes to its next solver. How long the rest takes is estimated by the size of its Python code.
+# Counted are the kernels that were announced, those that have been compiled, and those that the present one calls, directly
+# or not, without what is stored already. So the number is exact where a command announces what it calls, too large where it
+# then needs less, and grows where nothing is announced. How long the rest takes is estimated by the size of its Python code.
+
+_LEAST_SIZE = 500
+"""What a kernel without any code takes, in bytes of Python code."""
 
 
-def kernels_of(modules: Iterable[ModuleType]) -> list[Any]:
-    """The kernels that are defined in these modules."""
-    named = [(module, vars(module).values()) for module in modules]
-    return [
-        value for module, values in named for value in values if _is_kernel(value) and value.__module__ == module.__name__
-    ]
+def announce_kernels(modules: Iterable[ModuleType]) -> None:
+    """Count, before they are called, the kernels that are defined in these modules."""
+    if not os.environ.get(QUIET):
+        NOTICE.announce(value for module in modules for value in vars(module).values() if _is_kernel(value))
 
 
 def _is_kernel(value: Any) -> bool:
@@ -282,7 +283,7 @@ def _is_kernel(value: Any) -> bool:
 def _called(function: Any, kernels: dict[Any, int]) -> int:
     """Add to `kernels` what a compiled function calls; returns the size of its code, with what is inlined."""
     code = function.py_func.__code__
-    size = len(code.co_code)
+    size = _LEAST_SIZE + len(code.co_code)
     for name in code.co_names:
         value = function.py_func.__globals__.get(name)
         if not isinstance(value, Dispatcher) or value in kernels:
@@ -291,7 +292,7 @@ def _called(function: Any, kernels: dict[Any, int]) -> int:
             kernels[value] = 0  # before those it calls, which may call it
             kernels[value] = _called(value, kernels)
         else:
-            size += _called(value, kernels)
+            size += _called(value, kernels) - _LEAST_SIZE
     return size
 
 
@@ -304,18 +305,19 @@ class _Notice(event.Listener):  # type: ignore[misc]
         self.seconds_remaining, self._depth, self._is_shown = seconds, 0, False
         self._sizes: dict[Any, int] = {}
         self._compiled: set[Any] = set()
-        self._seconds, self._began = 0.0, 0.0
+        self._known: set[Any] = set()
+        self._seconds, self._since = 0.0, 0.0  # of compiling until the last kernel's end, and when that was
         self._idle = threading.Event()
 
     def announce(self, kernels: Iterable[Any]) -> None:
-        """Count kernels that will be called."""
+        """Count kernels that will be called, and those that they call."""
         for kernel in kernels:
             called: dict[Any, int] = {}
             called[kernel] = _called(kernel, called)
-            new = {each: size for each, size in called.items() if each not in self._sizes}
-            self._sizes.update(
-                (each, size) for each, size in new.items() if not each.signatures and not each._cache.is_stored
-            )  # noqa: SLF001
+            for each in called.keys() - self._known:
+                self._known.add(each)
+                if not each.signatures and not each._cache.is_stored:  # noqa: SLF001 - as above
+                    self._sizes[each] = called[each]
 
     def on_start(self, event: Any) -> None:
         """A kernel is being compiled, maybe for one that is being compiled."""
@@ -324,7 +326,7 @@ class _Notice(event.Listener):  # type: ignore[misc]
             self._depth += 1
             if self._depth == 1:
                 self.announce([kernel])
-                self._began, self._idle = time.monotonic(), threading.Event()
+                self._since, self._idle = time.monotonic(), threading.Event()
                 threading.Thread(target=self._watch, args=(self._idle,), daemon=True).start()
 
     def on_end(self, event: Any) -> None:
@@ -333,17 +335,21 @@ class _Notice(event.Listener):  # type: ignore[misc]
         if _is_kernel(kernel):
             self._depth -= 1
             self._compiled.add(kernel)
+            self._seconds += time.monotonic() - self._since
+            self._since = time.monotonic()
             if self._depth == 0:
                 self._idle.set()
-                self._seconds += time.monotonic() - self._began
 
     def line(self) -> str:
         """How far it is: compiling 5 of 12, 4 s left."""
-        done = sum(self._sizes.get(kernel, 0) for kernel in self._compiled)
-        seconds = self._seconds + (0.0 if self._idle.is_set() else time.monotonic() - self._began)
-        total = len(self._sizes.keys() | self._compiled)
-        text = f"compiling {min(len(self._compiled) + 1, total)} of {total}"
-        return f"{text}, {human_seconds(seconds * (sum(self._sizes.values()) - done) / done)} left" if done else text
+        compiled = self._compiled.copy()
+        total = len(self._sizes.keys() | compiled)
+        done = sum(self._sizes.get(kernel, 0) for kernel in compiled)
+        text = f"compiling {min(len(compiled) + 1, total)} of {total}"
+        if not done:
+            return text
+        remaining = self._seconds * (sum(self._sizes.values()) - done) / done - (time.monotonic() - self._since)
+        return f"{text}, {human_seconds(max(remaining, 0.0))} left"
 
     def _watch(self, idle: threading.Event) -> None:
         if idle.wait(max(self.seconds_remaining - self._seconds, 0.0)) or not _LOGGER.isEnabledFor(logging.WARNING):

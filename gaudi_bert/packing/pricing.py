@@ -69,7 +69,7 @@ def _raise(result: Worths, value: float, values: Worths) -> None:
 
 @inner_kernel
 def _raise_by_four(result: Worths, values: Worths, first: float, second: float, third: float, fourth: float) -> None:
-    """result[t] = max(result[t], first + values[t + 3], second + values[t + 2], third + values[t + 1], fourth + values[t])."""
+    """Raise result[t] to first + values[t + 3], second + values[t + 2], third + values[t + 1] or fourth + values[t]."""
     for position in range(result.size):
         best = max(result[position], first + values[position + 3])
         best = max(best, second + values[position + 2])

@@ -17,7 +17,7 @@ from gaudi_bert.common.errors import InputError, require
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TASK_NAMES, PackingSettings, TaskSettings
-from gaudi_bert.packing.algorithms import depth_of, pack_histogram
+from gaudi_bert.packing.algorithms import announce, depth_of, pack_histogram
 from gaudi_bert.packing.estimate import (
     ACCELERATORS,
     ESTIMATE_ALGORITHMS,
@@ -103,6 +103,8 @@ def estimate(
     """
     requested = [parse_depth(depth) for depth in depths]
     names = [_known_algorithm(name.strip()) for name in algorithms]
+    for name in names:
+        announce(name)
     if picture is not None:
         if picture.suffix.lower() not in PICTURE_ENDINGS:
             raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")

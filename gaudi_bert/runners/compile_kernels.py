@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.common.compiled import QUIET
+from gaudi_bert.common.compiled import QUIET, announce_kernels
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
@@ -50,6 +50,7 @@ LENGTH, PREDICTIONS = 96, 7
 LONG_PACK = 5003
 """Tokens; the sequences of long packs are dealt, swapped and matched."""
 SILENT = Reporter(quiet=True)
+_READING = ("gaudi_bert.common.", "gaudi_bert.tfrecords.", "gaudi_bert.tables.")
 
 
 def compile_kernels(part: str = "all") -> None:
@@ -70,6 +71,8 @@ def compile_kernels(part: str = "all") -> None:
 
 def _compile_in_two_processes(part: str, folder: Path) -> None:
     """What plans in one, quietly, what makes and reads records in the other; then what needs both."""
+    if part == "all":
+        announce_kernels(module for name, module in list(sys.modules.items()) if name.startswith(_READING))
     command = [sys.executable, "-m", __spec__.name, "packing" if part == "all" else "nnls"]
     planning = subprocess.Popen(command, env={**os.environ, QUIET: "1"})
     try:

@@ -96,7 +96,7 @@ def test_the_first_use_says_once_that_it_compiles(package: Path, quiet: bool) ->
     (package / "program.py").write_text(NOTICED + PROGRAM)
     printed, said = run(package, GAUDI_BERT_QUIET="1" if quiet else "")
     assert printed == "16 0"
-    assert said.count("compiling for this machine, once") == (not quiet)
+    assert said.count("for this machine, once: compiling 1 of 2") == (not quiet)
     assert run(package, GAUDI_BERT_QUIET="") == ("16 1", "")
 
 

@@ -185,7 +185,7 @@ def test_completions_and_their_items(max_total: int, max_items: int, seed: int) 
     chain = power_chain(max_items, max_total)
     table = np.zeros((len(chain) + 1, max_total + 1))
     table[0] = prices
-    completion = completion_values(chain, table)
+    completion = completion_values(chain, table, np.arange(1, max_total + 1))
     best = dict.fromkeys(range(1, max_total + 1), -1e300) | {0: 0.0}
     if max_items:
         for total in range(1, max_total + 1):
@@ -195,7 +195,7 @@ def test_completions_and_their_items(max_total: int, max_items: int, seed: int) 
         assert completion[total] == best[total]
         if best[total] > -1e299:
             items = np.zeros(max_total + 2, dtype=np.int64)
-            found = unwind(chain, table, total, items, 0)
+            found = unwind(chain, table, total, items, 0, np.zeros(2 * (max_total + len(chain) + 5), dtype=np.int64))
             assert found <= max_items
             assert items[:found].sum() == total
             assert prices[items[:found]].sum() == best[total]

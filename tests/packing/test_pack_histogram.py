@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +15,10 @@ from gaudi_bert.packing.certificate import check_certificate, simple_certificate
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing, packs_of
+from gaudi_bert.packing.nnls import loop_weights
+from gaudi_bert.packing.nnls_solver import solve_nnls
 from tests.builders.agree import agree
+from tests.builders.command_line import run_python
 from tests.builders.histograms import ADVERSARIAL, expected, published, small_histograms
 from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
@@ -21,6 +26,29 @@ from tests.oracles.packing import fewest_packs
 
 def test_the_settings_know_the_same_algorithms() -> None:
     assert tuple(ALGORITHMS) == CONFIG_ALGORITHMS
+
+
+def plans(seed: int) -> str:
+    """What the solvers return for some histograms, to the last bit."""
+    random, lines = np.random.default_rng(seed), []
+    for size in (1, 2, 3, 5, 7, 13, 29, 41):
+        counts = random.integers(1, 99, size) * random.integers(0, 2, size)
+        for depth in {1, 2, 3, 5, size}:
+            solution = solve_nnls(counts, loop_weights(size), depth)
+            lines.append(repr((solution.strategies, solution.usage.tolist(), solution.residual.tolist(), solution.rounds)))
+            if counts.any():
+                found = [solve(counts, algorithm, min(depth, size)) for algorithm in ("nnls", "optimal", "ffd")]
+                lines += [repr((each.mixture, each.certificate and each.certificate.prices.tolist())) for each in found]
+    return "\n".join(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_compiled_and_interpreted_kernels_agree_to_the_last_bit(seed: int) -> None:
+    code = f"from tests.packing.test_pack_histogram import plans; print(plans({seed}))"
+    done = run_python(code, NUMBA_DISABLE_JIT="1", PYTHONPATH=str(Path(__file__).parents[2]))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip("\n") == plans(seed)
 
 
 @given(histogram=small_histograms(16, 9), depth=st.integers(1, 6))
