@@ -286,7 +286,7 @@ def _comma_cells(part: RowPart, handle: BinaryIO) -> _CellRows:
 
 
 def _parquet(part: RowPart, settings: TaskSettings) -> Iterator[NumberedRecord]:
-    """The columns that a task may need, or all where there is no text."""
+    """The columns that a task may need; all, where that of the text is missing."""
     if part.path is None:
         raise InputError("standard input: Parquet cannot be read as it comes; give the name of the file")
     known = (settings.text, settings.text_pair, settings.label, settings.tokens, settings.tags, *_OTHER_COLUMNS)
