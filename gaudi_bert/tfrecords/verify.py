@@ -100,7 +100,7 @@ class _Folder:
     reporter: Reporter
     workers: int | None
 
-    @property
+    @cached_property
     def has_manifests(self) -> bool:
         """Whether gaudi-bert packed it."""
         return (self.packed / METADATA_NAME).exists()

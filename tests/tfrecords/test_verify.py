@@ -15,11 +15,12 @@ import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.tfrecords.convert import PREDECESSOR_PACKS, convert
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.plan import plan
-from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.verify import verify, verify_shard
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.write import write
@@ -236,6 +237,22 @@ def test_inputs_that_changed_are_found(case: PackingCase, tmp_path: Path) -> Non
     (records / "part-8").write_bytes(data[:size])
     with pytest.raises(FailedError, match="input file part-8 is not among those that were packed"):
         verify(records, case.packed, reporter=QUIET)
+
+
+def test_packs_of_the_predecessor_are_compared_with_their_records_and_nothing_is_stored(tmp_path: Path) -> None:
+    case, packs = make_case(tmp_path, masked_slots=8), tmp_path / "packs"
+    convert(case.packed, packs, PREDECESSOR_PACKS, reporter=QUIET)
+    before = sorted(path.name for path in packs.iterdir())
+    for _ in range(2):
+        found = verify(case.records, packs, reporter=QUIET)
+        assert (found.content.sequences, found.skipped) == (len(case.sequences), False)
+    assert found.content.fingerprint == verify(case.records, case.packed, reporter=QUIET).content.fingerprint
+    assert sorted(path.name for path in packs.iterdir()) == before
+    with pytest.raises(InputError, match="has no groups; verify it at once, without --shard"):
+        verify_shard(case.records, packs, (0, 2), reporter=QUIET)
+    (case.records / "part-2").unlink()
+    with pytest.raises(FailedError, match="packs: 23 are doubled, changed or foreign: strategy_mixed_part_0000"):
+        verify(case.records, packs, reporter=QUIET)
 
 
 def test_real_data_is_well_packed_and_verified(tmp_path: Path, shared_data: Path) -> None:

@@ -249,6 +249,16 @@ def test_overwrite_verifies_again_the_groups_of_the_part_alone(whole: PackingCas
     assert contents(packed) == contents(whole.packed), "one process removes the proofs of parts"
 
 
+def test_parts_of_a_folder_that_was_written_again_begin_again(whole: PackingCase, tmp_path: Path) -> None:
+    write(whole.records, whole.plan, tmp_path / "packed", reporter=QUIET)
+    part(whole, tmp_path / "packed", 0, 2)
+    shutil.rmtree(tmp_path / "packed")
+    write(whole.records, whole.plan, tmp_path / "packed", reporter=QUIET, shards={"shard_multiple": 3})
+    part(whole, tmp_path / "packed", 1, 2)
+    with pytest.raises(FailedError, match="3 of 5 groups are not verified: group 0 has no proof"):
+        finish(whole, tmp_path / "packed")
+
+
 def test_parts_need_a_folder_that_can_be_written(whole: PackingCase, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "8m") as disk:
         write(whole.records, whole.plan, disk / "packed", reporter=QUIET)
