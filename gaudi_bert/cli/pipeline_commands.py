@@ -89,7 +89,7 @@ def run(
     set_: arguments.Set = None,
     work: arguments.Work = Path("work"),
     shard: arguments.Shard = None,
-    finish: Annotated[bool, typer.Option("--finish", help="Finish `write` after all its shards.")] = False,
+    finish: Annotated[bool, typer.Option("--finish", help="Finish `write` or `verify` after all its shards.")] = False,
     workers: arguments.Workers = None,
     render: Annotated[Path | None, typer.Option(help="Write the Kubernetes manifests to this folder; run nothing.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and what is missing.")] = False,

@@ -38,7 +38,7 @@ class ImageSettings(Settings):
 class PodResources(Settings):
     """What one container requests."""
 
-    cpu: Quantity = Field("100m", description="cores; a limit only for training on cards, where request and limit are equal")
+    cpu: Quantity = Field("80m", description="cores; a limit only for training on cards, where request and limit are equal")
     memory: Quantity = "256Mi"
     memory_limit: Quantity | None = Field(None, description="default: the same as `memory`; not for training on cards")
 

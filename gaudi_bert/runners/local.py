@@ -52,8 +52,9 @@ def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:
         raise InputError(f"--shard: give one stage that can be shared out, --stages {' or '.join(SHARED_STAGES)}")
     finished = [stage.name for stage in STAGES.values() if stage.parts is not None]
     if run.finish and (len(stages) != 1 or stages[0] not in finished):
-        names = " or ".join(finished)
-        raise InputError(f"--finish: only `{names}` has a separate step that finishes it; give --stages {names}")
+        raise InputError(f"--finish: give one stage that has a step to finish it, --stages {' or '.join(finished)}")
+    if run.finish and run.overwrite:
+        raise InputError("--finish and --overwrite exclude each other; do the parts again with --shard K/N --overwrite")
 
 
 def missing_inputs(folder: WorkFolder, step: str) -> list[Path]:

@@ -131,8 +131,17 @@ class RunRequest:
     def verify(self) -> StageResult:
         """Proof that every example is in the packs once."""
         from gaudi_bert.tfrecords.verify import verify
+        from gaudi_bert.tfrecords.verify_parts import finish_verification, verify_shard
 
-        return self._each_split(lambda paths: verify(paths.records, paths.packed, workers=self.workers, **self._common()))
+        def make(paths: SplitPaths) -> object:
+            files = (paths.records, paths.packed)
+            if self.shard is not None:
+                return verify_shard(*files, self.shard, workers=self.workers, **self._common())
+            if self.finish:
+                return finish_verification(*files, reporter=self.reporter, store=self.settings.store)
+            return verify(*files, workers=self.workers, **self._common())
+
+        return self._each_split(make)
 
     # --- training and tasks
 

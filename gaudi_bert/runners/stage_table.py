@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from gaudi_bert import __version__
+from gaudi_bert.artefacts.packed import group_verification_path
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.store.copies import existing_histograms, exists, local_copy
 from gaudi_bert.artefacts.store.objects import in_store, path_below
@@ -89,16 +90,29 @@ def _examples(folder: WorkFolder) -> list[Path]:
     return [] if folder.records is not None else [folder.examples_summary]
 
 
-def _groups(folder: WorkFolder) -> list[Path]:
-    """The manifests of all groups, or the plans that say how many there are."""
-    manifests = []
-    for paths in map(folder.split, folder.splits):
+def _manifests(folder: WorkFolder) -> list[Path]:
+    """The manifests of all groups."""
+    return _of_each_group(folder, map(folder.split, folder.splits), SplitPaths.manifest)
+
+
+def _group_proofs(folder: WorkFolder) -> list[Path]:
+    """The proofs of all groups; none of a split that is verified, since its proofs are removed."""
+    splits = [paths for paths in map(folder.split, folder.splits) if not exists(paths.verification, folder.store)]
+    return _of_each_group(folder, splits, lambda paths, group: group_verification_path(paths.verification, group))
+
+
+def _of_each_group(
+    folder: WorkFolder, splits: Iterable[SplitPaths], product: Callable[[SplitPaths, int], Path]
+) -> list[Path]:
+    """A file of each group; or of a split without plan the plan, which says how many groups there are."""
+    products = []
+    for paths in splits:
         if not exists(paths.plan, folder.store):
-            manifests.append(paths.plan)
+            products.append(paths.plan)
             continue
         with local_copy(paths.plan, folder.store) as plan:
-            manifests += [paths.manifest(number) for number in range(Plan.read(plan).group_count)]
-    return manifests
+            products += [product(paths, group) for group in range(Plan.read(plan).group_count)]
+    return products
 
 
 _ROWS = (
@@ -126,10 +140,18 @@ _ROWS = (
         _of_each_split(lambda paths: paths.metadata),
         needs=("plan",),
         shared=True,
-        parts=_groups,
+        parts=_manifests,
         parallel=True,
     ),
-    Stage("verify", RunRequest.verify, _of_each_split(lambda paths: paths.verification), needs=("write",), parallel=True),
+    Stage(
+        "verify",
+        RunRequest.verify,
+        _of_each_split(lambda paths: paths.verification),
+        needs=("write",),
+        shared=True,
+        parts=_group_proofs,
+        parallel=True,
+    ),
     Stage(
         "train",
         RunRequest.train,

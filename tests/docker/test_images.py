@@ -61,7 +61,9 @@ from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.runners.kubernetes.manifests import render
 print(*render(pipeline_from_mapping({}, "the defaults")).steps)
 """
-    assert python(docker, DATA, code) == "prepare histogram plan write write-finish verify train evaluate report"
+    assert (
+        python(docker, DATA, code) == "prepare histogram plan write write-finish verify verify-finish train evaluate report"
+    )
 
 
 def test_the_training_image_has_horovod_over_gloo_and_mpi_and_an_sshd(docker: Docker) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-INDEXED = ("prepare", "histogram", "plan", "write")
-PARALLEL = (*INDEXED, "verify")
+INDEXED = ("prepare", "histogram", "plan", "write", "verify")
 CLUSTER_WIDE = ("Namespace",)
 
 
@@ -92,9 +91,9 @@ def _indexes(spec: Json, pod: Json, step: str) -> Iterator[str]:
             yield f"{spec.get('completions')} pods share {spec.get('backoffLimit')} retries"
     elif "JOB_COMPLETION_INDEX" in command or spec.get("completionMode"):
         yield "is Indexed, but not shared out"
-    if step in PARALLEL and not re.search(r"--workers [1-9]", command):
+    if step in INDEXED and not re.search(r"--workers [1-9]", command):
         yield "uses as many processes as the node has cores, whatever its memory limit"
-    if step not in command and step != "write-finish":
+    if step.removesuffix("-finish") not in command or ("--finish" in command) != step.endswith("-finish"):
         yield f"does not run the stage {step}"
 
 

@@ -38,7 +38,7 @@ BROKEN_SEMANTICS: list[tuple[str, str, Any, str]] = [
     ("plan", f"{POD}/initContainers", [], "does not wait for what it needs"),
     ("plan", f"{POD}/initContainers/0/command/6", "verify", "waits as verify"),
     ("plan", f"{POD}/initContainers/0/command/8", "never", "waits without limit"),
-    ("verify", "spec/completionMode", "Indexed", "is Indexed, but not shared out"),
+    ("report", "spec/completionMode", "Indexed", "is Indexed, but not shared out"),
     ("write", "spec/completionMode", REMOVED, "is shared out, but not Indexed"),
     ("write", "spec/completions", 3, "completions 3, parallelism 2"),
     ("write", f"{FIRST}/command/10", "$(JOB_COMPLETION_INDEX)/4", "its pods do not say"),

@@ -29,7 +29,7 @@ from tests.builders.s3_server import S3Server, contents, quick
 from tests.k8s.manifest_checks import check_schema
 
 PODS = 2
-DATA_STEPS = ("prepare", "histogram", "plan", "write", "write-finish", "verify")
+DATA_STEPS = ("prepare", "histogram", "plan", "write", "write-finish", "verify", "verify-finish")
 TEXT = "\n\n".join(
     "\n".join(f"Sentence {line} of document {document} says {'word ' * (line * document % 23 + 1)}." for line in range(30))
     for document in range(60)

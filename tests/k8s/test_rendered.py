@@ -268,7 +268,7 @@ def test_with_a_queue_the_top_of_a_rendered_folder_holds_no_quota_for_training(t
     settings = load_pipeline(None, ["kubernetes.queue=gpus"])
     write_rendered(settings, stages_of(settings), tmp_path)
     listed = yaml.safe_load((tmp_path / "kustomization.yaml").read_text())["resources"]
-    steps = ("prepare", "histogram", "plan", "write", "write-finish", "verify")
+    steps = ("prepare", "histogram", "plan", "write", "write-finish", "verify", "verify-finish")
     assert listed == ["base", *(f"data/{step}.yaml" for step in steps)]
 
 

@@ -37,8 +37,8 @@ TASK = ["task.name=classification", "finetune.data=python-docstrings", "predict.
 def test_the_stages_and_steps_are_those_of_the_design() -> None:
     pretraining = ["prepare", "histogram", "plan", "write", "verify", "train", "evaluate"]
     assert list(STAGES) == [*pretraining, "finetune", "predict", "report"]
-    assert steps_of(["report", "write"]) == ["write", "write-finish", "report"]
-    assert [name for name, stage in STAGES.items() if stage.shared] == ["prepare", "histogram", "plan", "write"]
+    assert steps_of(["report", "verify", "write"]) == ["write", "write-finish", "verify", "verify-finish", "report"]
+    assert [name for name, stage in STAGES.items() if stage.shared] == pretraining[:5]
     assert [name for name, stage in STAGES.items() if stage.trains] == ["train", "evaluate", "finetune", "predict"]
     assert [name for name, stage in STAGES.items() if stage.distributed] == ["train", "finetune"]
 
@@ -141,6 +141,9 @@ NEEDS = {
     "write": ["plan.json", "plan-evaluation.json"],
     "write-finish": [f"packed/{part}/group-0000{number}.json" for part in ("train", "evaluation") for number in (0, 1)],
     "verify": ["packed/train/metadata.json", "packed/evaluation/metadata.json"],
+    "verify-finish": [
+        f"packed/{part}/verification-0000{number}.json" for part in ("train", "evaluation") for number in (0, 1)
+    ],
     "train": ["packed/train/verification.json", "packed/evaluation/verification.json"],
     "evaluate": ["train/training.json"],
     "report": ["train/evaluation.json"],
@@ -180,8 +183,16 @@ def test_what_no_stage_makes_is_not_waited_for(override: str, waiting: dict[str,
     }
 
 
-def test_finishing_waits_for_the_plan_first(folder: WorkFolder) -> None:
-    assert missing_inputs(folder, "write-finish") == [folder.root / "plan.json", folder.root / "plan-evaluation.json"]
+@pytest.mark.parametrize("step", ["write-finish", "verify-finish"])
+def test_finishing_waits_for_the_plan_first(step: str, folder: WorkFolder) -> None:
+    assert missing_inputs(folder, step) == [folder.root / "plan.json", folder.root / "plan-evaluation.json"]
+
+
+def test_proofs_that_a_finished_verification_has_removed_are_not_waited_for(folder: WorkFolder) -> None:
+    for name in ("plan.json", "plan-evaluation.json", "packed/train/verification.json"):
+        make(folder, name)
+    proofs = [folder.root / "packed" / "evaluation" / f"verification-0000{number}.json" for number in (0, 1)]
+    assert missing_inputs(folder, "verify-finish") == proofs
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
@@ -241,7 +252,7 @@ def test_each_stage_has_its_image_and_its_resources() -> None:
     settings = load_pipeline(None, [*servers, "resources.data_workers=5", "images.tag=v1"])
     steps = {name: preview_stage(settings, name) for name in STAGES}
     assert steps["prepare"].image == "gaudi-bert-data:v1"
-    assert [step.containers for step in steps.values()] == [5, 5, 5, 5, 1, 2, 1, 2, 1, 1]
+    assert [step.containers for step in steps.values()] == [5, 5, 5, 5, 5, 2, 1, 2, 1, 1]
     assert [step.cards for step in steps.values()] == [0, 0, 0, 0, 0, 8, 1, 8, 1, 0]
     assert str(steps["train"]) == "train: 2 x gaudi-bert-train-gaudi:v1 (95 cpu, 409Gi, 8 cards)"
     assert "1 card)" in str(steps["evaluate"])

@@ -110,7 +110,7 @@ def test_what_is_wrong_with_a_cluster_is_said_with_its_remedy(
         ([node("a", **{"habana.ai/gaudi": "8"})] * 2, EFA, "EFA", "install the EFA device plugin"),
         ([node("a", **LAPTOP)], CARDS, "cpu", "with 95 cpu fit (the most of a node is 2 cpu); lower resources.training.cpu"),
         ([node("a", **LAPTOP)], CARDS, "memory", "with 409Gi memory fit (the most of a node is 15.6Gi memory)"),
-        ([node("a", cpu="50m", memory="1Gi")], DEMO, "data pods", "no node has room for one of 100m cpu, 256Mi memory"),
+        ([node("a", cpu="50m", memory="1Gi")], DEMO, "data pods", "no node has room for one of 80m cpu, 256Mi memory"),
     ],
 )
 def test_nodes_that_have_too_little_are_counted(nodes: list[Any], settings: PipelineSettings, check: str, said: str) -> None:
@@ -131,7 +131,7 @@ def test_nodes_of_which_each_lacks_something_else_are_seen() -> None:
 def test_data_pods_that_have_to_take_turns_are_a_warning() -> None:
     settings = load_pipeline(None, ["resources.data_workers=30"])
     found = wrong_with(settings, nodes=[node("a", **LAPTOP)])["data pods"]
-    assert (found.verdict, found.remedy) == ("warning", "set resources.data_workers to 20, or add nodes")
+    assert (found.verdict, found.remedy) == ("warning", "set resources.data_workers to 25, or add nodes")
 
 
 @pytest.mark.parametrize("closed_by", ["unschedulable", "NoSchedule", "NoExecute"])

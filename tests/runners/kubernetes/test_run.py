@@ -42,7 +42,7 @@ def settings(*overrides: str) -> PipelineSettings:
 
 def test_all_steps_are_submitted_in_order_and_their_objects_made(server: FakeApiServer, run: Run) -> None:
     result = run(["prepare", "histogram", "plan", "write", "verify"])
-    steps = ["prepare", "histogram", "plan", "write", "write-finish", "verify"]
+    steps = ["prepare", "histogram", "plan", "write", "write-finish", "verify", "verify-finish"]
     assert result == dict.fromkeys(steps, "done")
     assert server.created("Job") == [f"demo-{step}" for step in steps]
     assert ("PersistentVolumeClaim", "demo-work") in server.objects
