@@ -145,7 +145,7 @@ def _show_dry_run(
 ) -> None:
     import yaml
 
-    from gaudi_bert.runners.kubernetes.volumes import check_access_mode
+    from gaudi_bert.runners.kubernetes.run import check_access_mode
     from gaudi_bert.runners.stage_table import STAGES, missing_paths, preview_stage
 
     if on == "kubernetes":
@@ -196,7 +196,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool, json: bool) -> None:
-    from gaudi_bert.runners.kubernetes.rendered import write_rendered
+    from gaudi_bert.runners.kubernetes.run import write_rendered
 
     parts = write_rendered(settings, stages, folder, overwrite)
     lines = [f"{folder}: {', '.join(parts)}", *(f"kubectl apply -k {folder}/{part}" for part in parts)]

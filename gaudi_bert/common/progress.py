@@ -7,7 +7,6 @@ All goes to standard error, so that standard output holds only results.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import threading
@@ -25,7 +24,6 @@ LONGEST_SILENCE_SECONDS = 60.0
 """In the log of work that takes hours."""
 TERMINAL_LINE_EVERY_SECONDS = 0.5
 _BYTE_UNITS = {unit: 1000.0**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB"))}
-_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def count_of(number: int, noun: str) -> str:
@@ -50,57 +48,6 @@ def human_seconds(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-@dataclass(frozen=True)
-class TaskProgress:
-    """How far a task is.
-
-    Attributes:
-        share: what is done, in percent.
-        rate: units per second; 0 where none is done yet.
-        unit: "bytes", "sequences", ...: a plural.
-        seconds_remaining: at this rate; infinite where nothing is done yet.
-        seconds: so far; shown only where nothing is done yet.
-    """
-
-    name: str
-    share: float
-    rate: float
-    unit: str
-    seconds_remaining: float
-    seconds: float = 0.0
-
-    def line(self) -> str:
-        """As one line: share done, speed, time remaining; only the time so far, until there is a speed."""
-        if self.rate == 0:
-            return f"{self.name}: {self.share:.0f} %, {human_seconds(self.seconds)} so far"
-        return f"{self.name}: {self.share:.0f} %, {self._speed()}, {human_seconds(self.seconds_remaining)} left"
-
-    def _speed(self) -> str:
-        if self.unit == "bytes":
-            return f"{human_bytes(self.rate)}/s"
-        if self.rate < 1:
-            return f"{human_seconds(1 / self.rate)} per {self.unit.removesuffix('s')}"
-        return f"{self.rate:,.1f} {self.unit}/s" if self.rate < 10 else f"{self.rate:,.0f} {self.unit}/s"
-
-    @staticmethod
-    def parse(text: str) -> TaskProgress | None:
-        """The content of such a line, to the precision that it has; None for any other line."""
-        if match := re.fullmatch(r"([^:]+): (\d+) %, ([^,]+) so far", text):
-            return TaskProgress(match[1], float(match[2]), 0.0, "", float("inf"), _parsed_seconds(match[3]))
-        if match := re.fullmatch(r"([^:]+): (\d+) %, ([^,]+) per (\w+), (.+) left", text):
-            rate, unit = 1 / max(_parsed_seconds(match[3]), 0.1), f"{match[4]}s"
-        elif match := re.fullmatch(r"([^:]+): (\d+) %, ([\d.,]+) ([^/]+)/s, (.+) left", text):
-            scale = _BYTE_UNITS.get(match[4])
-            rate, unit = float(match[3].replace(",", "")) * (scale or 1.0), "bytes" if scale else match[4]
-        else:
-            return None
-        return TaskProgress(match[1], float(match[2]), rate, unit, _parsed_seconds(match[5]))
-
-
-def _parsed_seconds(text: str) -> float:
-    return sum(float(value) * _SECONDS[unit] for value, unit in re.findall(r"([\d.]+) (s|min|h)\b", text))
 
 
 class Task:
@@ -129,12 +76,21 @@ class Task:
             self._counts_since = time.monotonic()
 
     def line(self, now: float) -> str:
-        """The state of the task as one line: share done, speed, time remaining."""
+        """The state of the task as one line: share done, speed, time remaining; until there is a speed, the time so far."""
         with self._lock:
             done, new, elapsed = self.done, self.done - self._done_before, max(now - self._counts_since, 1e-9)
         share = 100.0 * done / self.total if self.total else 100.0
-        remaining = (self.total - done) * elapsed / new if new else float("inf")
-        return TaskProgress(self.name, share, new / elapsed, self.unit, remaining, now - self.started).line()
+        if not new:
+            return f"{self.name}: {share:.0f} %, {human_seconds(now - self.started)} so far"
+        remaining = human_seconds((self.total - done) * elapsed / new)
+        return f"{self.name}: {share:.0f} %, {self._speed(new / elapsed)}, {remaining} left"
+
+    def _speed(self, rate: float) -> str:
+        if self.unit == "bytes":
+            return f"{human_bytes(rate)}/s"
+        if rate < 1:
+            return f"{human_seconds(1 / rate)} per {self.unit.removesuffix('s')}"
+        return f"{rate:,.1f} {self.unit}/s" if rate < 10 else f"{rate:,.0f} {self.unit}/s"
 
 
 class Reporter:

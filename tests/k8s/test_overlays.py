@@ -16,9 +16,8 @@ import yaml
 
 from gaudi_bert import __version__
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
-from gaudi_bert.runners.kubernetes import kustomize
-from gaudi_bert.runners.kubernetes.kustomize import MANIFESTS, build
-from gaudi_bert.runners.kubernetes.manifests import pod_specs, render
+from gaudi_bert.runners.kubernetes import manifests
+from gaudi_bert.runners.kubernetes.manifests import MANIFESTS, build, pod_specs, render
 from tests.k8s.manifest_checks import VERSIONS, amount, check_manifests, check_pod, check_schema, containers
 
 Json = dict[str, Any]
@@ -240,7 +239,7 @@ def write(folder: Path, name: str, content: object) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(kustomize, "MANIFESTS", tmp_path)
+    monkeypatch.setattr(manifests, "MANIFESTS", tmp_path)
     for name in ("one", "two"):
         write(tmp_path, f"base/{name}.yaml", {"kind": "Job", "metadata": {"name": name}, "spec": {"list": ["a", "b"]}})
     write(tmp_path, "base/kustomization.yaml", {"resources": ["one.yaml", "two.yaml"]})

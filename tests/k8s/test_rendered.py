@@ -15,7 +15,7 @@ import yaml
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import Manifests, pod_specs, pod_templates, render
-from gaudi_bert.runners.kubernetes.rendered import write_rendered
+from gaudi_bert.runners.kubernetes.run import write_rendered
 from gaudi_bert.runners.stage_table import stages_of
 from tests.builders.effort import LONG
 from tests.k8s.cluster_settings import MAIN_VARIANTS, PIPELINES, VARIANTS, cluster_settings, existing_claims

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.runners.kubernetes.client import Cluster, ForbiddenError, NotFoundError
-from gaudi_bert.runners.kubernetes.kinds import needed_rights
+from gaudi_bert.runners.kubernetes.client import Cluster, ForbiddenError, Json, NotFoundError, needed_rights
 from gaudi_bert.runners.kubernetes.manifests import work_claim_name
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)

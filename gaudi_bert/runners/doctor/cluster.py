@@ -1,20 +1,19 @@
-"""What the answers of a cluster mean for a pipeline; storage and room on the nodes have files to themselves."""
+"""What the answers of a cluster mean for a pipeline; room on nodes and in the namespace is in `room.py`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from gaudi_bert.artefacts.store.objects import scheme_of
 from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.runners.docker.containers import STORE_TOOLS
 from gaudi_bert.runners.doctor.answers import ClusterAnswers, ask_cluster, named_classes
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
-from gaudi_bert.runners.doctor.nodes import check_nodes
-from gaudi_bert.runners.doctor.quotas import check_limits
-from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.doctor.room import check_limits, check_nodes
+from gaudi_bert.runners.kubernetes.client import Cluster, Json
 from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE, work_claim_name
-from gaudi_bert.runners.kubernetes.volumes import (
+from gaudi_bert.runners.kubernetes.run import (
     ALONE,
     SHARED,
     find_class,
@@ -24,9 +23,6 @@ from gaudi_bert.runners.kubernetes.volumes import (
 )
 from gaudi_bert.runners.resources import quantity_value
 from gaudi_bert.runners.stage_table import STAGES, stage_image, stages_of
-from gaudi_bert.runners.store_access import STORE_TOOLS
-
-Json = dict[str, Any]
 
 _OLDEST = (1, 24)
 

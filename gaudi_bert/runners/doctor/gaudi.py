@@ -2,13 +2,15 @@
 
 The vendor numbers three parts alike. The driver is in the kernel of the host; the tools (hl-smi) and the bridge, by which a
 framework uses cards, are in the image, or on a host where the vendor's framework is installed. What hl-smi does not tell,
-the package habana-pyhlml may.
+the package habana-pyhlml may, which this file asks where it is run as a program.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -40,7 +42,7 @@ class GaudiFacts:
 
 
 def read_facts(hl_smi: str, hlml: str) -> GaudiFacts:
-    """What the table of `hl-smi` states; where that names no driver, the JSON of `hlml.py`."""
+    """What the table of `hl-smi` states; where that names no driver, the JSON of `ask_library`."""
     tools = _release(r"^\|?\s*HL-SMI Version:\s*hl-", hl_smi)
     # Later releases have a line for the driver of the network, too.
     driver = _release(r"^\|?\s*Driver Version:\s*", hl_smi)
@@ -123,3 +125,28 @@ def check_cards(facts: GaudiFacts, device_nodes: tuple[str, ...], settings: Pipe
         remedy = "see `hl-smi` and `dmesg`: a card that does not start is not listed"
         return warning("cards", f"{finding}; {facts.source} lists {len(facts.cards)}", remedy)
     return passed("cards", finding)
+
+
+# --- what the vendor's library of cards reports, as one line of JSON: `python3 -m gaudi_bert.runners.doctor.gaudi`
+#
+# In a separate process, because the library prints, and may end the process where the driver does not answer.
+
+
+def ask_library(library: Any) -> dict[str, Any]:
+    """The driver's version, and the name of each card."""
+    library.hlmlInit()
+    try:
+        handles = [library.hlmlDeviceGetHandleByIndex(index) for index in range(library.hlmlDeviceGetCount())]
+        names = [_text(library.hlmlDeviceGetName(handle)) for handle in handles]
+        return {"driver": _text(library.hlmlGetDriverVersion()), "cards": names}
+    finally:
+        library.hlmlShutdown()
+
+
+def _text(value: bytes | str) -> str:
+    """A text of the library, which fills its buffers with zeros."""
+    return (value.decode("utf-8", "replace") if isinstance(value, bytes) else value).strip("\0 \n")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(ask_library(importlib.import_module("pyhlml"))) + "\n")

@@ -46,9 +46,9 @@ class Packages:
 class HostAnswers:
     """What the machine answered; an empty text is a command or file that does not exist.
 
-    `hlml` is the output of `hlml.py`, `modules` that of `hl-smi -Q`, `runtimes` that of `docker info`; `device_nodes` are
-    the names below /dev/accel and the /dev/hl* of old drivers. `memory_lock` is in bytes, -1 without limit; `cores` are
-    physical ones, 0 where that is not known; `environment` holds the variables that start with HABANA_.
+    `hlml` is what the vendor's library reports, `modules` the output of `hl-smi -Q`, `runtimes` that of `docker info`;
+    `device_nodes` are the names below /dev/accel and the /dev/hl* of old drivers. `memory_lock` is in bytes, -1 without
+    limit; `cores` are physical ones, 0 where that is not known; `environment` holds the variables that start with HABANA_.
     """
 
     hl_smi: str = ""
@@ -85,7 +85,7 @@ def ask_host() -> HostAnswers:
     nodes = [path.name for pattern in ("accel/accel[0-9]*", "hl[0-9]*") for path in sorted(Path("/dev").glob(pattern))]
     return HostAnswers(
         hl_smi=_output("hl-smi"),
-        hlml=_output(sys.executable, "-m", "gaudi_bert.runners.doctor.hlml") if find_spec("pyhlml") else "",
+        hlml=_output(sys.executable, "-m", "gaudi_bert.runners.doctor.gaudi") if find_spec("pyhlml") else "",
         modules=_output("hl-smi", "-Q", "module_id,bus_id", "--format=csv"),
         device_nodes=tuple(nodes),
         meminfo=_content("/proc/meminfo"),

@@ -1,4 +1,4 @@
-"""What the pods of a step write: their logs line by line, each line once, and from them how far the step is.
+"""What the pods of a step write: the log of one that is alone line by line, of those that share a step the last line.
 
 A thread follows each log. When the connection drops, the log is read again from a little before the last
 line that came, and what was shown already is recognised by its time.
@@ -9,115 +9,75 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
-from gaudi_bert.common.progress import Reporter, TaskProgress, human_seconds
+from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Json, NotFoundError, StreamDroppedError
 from gaudi_bert.runners.kubernetes.problems import is_worker
 from gaudi_bert.runners.launch import MPIRUN_FOOTER, rank_pieces
 
 EVERY_SECONDS = 60.0
-_TRAINING = re.compile(r"(?:train|finetune): (update \d+/\d+ \(\d+%\), .* left)")
 # More logs at once than a person can read help nobody.
 _MOST_LOGS = 8
 _OVERLAP_SECONDS = 5
 
-# --- how far a step is, in one line a minute, from the progress that its pods write into their logs
-#
-# The parts of a stage that is shared out are alike, so the logs that are read (a few of them) stand for the others: shares
-# are averaged over the pods at work, rates are added up, and the slowest part decides how much time remains.
-
 
 class StepProgress:
-    """The progress of one step."""
+    """How far a step is, in one line a minute where nothing else is shown."""
 
     def __init__(self, item: Json, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = item["metadata"]["name"]
         self._parts = int(item.get("spec", {}).get("completions") or 1)
         self._reporter, self._clock = reporter, clock
-        self._began = self._last = clock()
-        self._tasks: dict[str, TaskProgress] = {}
-        self._training = self._training_shown = ""
+        self._began = self._last_shown = clock()
+        self._last_lines: dict[str, str] = {}
         self._waits_for: str | None = None
         self._waiting_since = 0.0
-        self._lock = threading.Lock()
 
     @property
     def is_shared(self) -> bool:
         """Whether several pods share the step."""
         return self._parts > 1
 
-    def take(self, pod: str, text: str) -> bool:
-        """Whether a line of a pod's log is its progress, which is stored, and not shown by itself."""
-        plain = "".join(piece for _, piece in rank_pieces(text))
-        task = TaskProgress.parse(plain)
-        training = _TRAINING.fullmatch(plain)
-        with self._lock:
-            if task is not None:
-                self._tasks[pod] = task
-            elif training is not None:
-                self._training = training[1]
-        return task is not None or training is not None
+    def take(self, pod: str, prefix: str, lines: Sequence[str]) -> None:
+        """Show lines of a pod that is alone; of others keep the last one."""
+        for line in lines:
+            if self.is_shared:
+                self._last_lines[pod] = line
+            else:
+                self._last_shown = self._clock()
+                self._reporter.say(prefix + line)
 
     def show(self, item: Json, pods: Sequence[Json]) -> None:
         """Show how far the step is, where a minute has gone by (on a terminal: at once)."""
         self._waits_for = None
         at_work = [pod["metadata"]["name"] for pod in pods if pod.get("status", {}).get("phase") == "Running"]
-        if at_work and self._is_due():
-            self._reporter.show(self.line(int(item.get("status", {}).get("succeeded") or 0), at_work))
+        if not at_work or not self._is_due():
+            return
+        text = f"running for {human_seconds(self._clock() - self._began)}"
+        if self.is_shared:
+            done = int(item.get("status", {}).get("succeeded") or 0)
+            last_lines = [f"{pod}: {self._last_lines[pod]}" for pod in at_work if pod in self._last_lines]
+            text = "; ".join([f"{done} of {self._parts} parts done, {len(at_work)} at work", *(last_lines or [text])])
+        self._reporter.show(f"{self._name}: {text}")
 
     def show_waiting(self, reason: str) -> None:
         """Say what the step waits for: at once where that is new, and then every minute with the time that it took."""
         if reason != self._waits_for:
             if self._waits_for is None:
                 self._waiting_since = self._clock()
-            self._waits_for, self._last = reason, self._clock()
+            self._waits_for, self._last_shown = reason, self._clock()
             self._reporter.say(reason)
         elif self._is_due():
             self._reporter.show(f"{reason} ({human_seconds(self._clock() - self._waiting_since)} so far)")
 
-    def finish(self) -> None:
-        """Show the last line of training, unless it was shown."""
-        if self._training != self._training_shown:
-            self._reporter.say(f"{self._name}: {self._training}")
-
-    def line(self, done: int, at_work: Sequence[str]) -> str:
-        """The state of the step, of whose parts `done` have succeeded, and whose pods `at_work` run."""
-        elapsed = human_seconds(self._clock() - self._began)
-        with self._lock:
-            training = self._training_shown = self._training
-            tasks = [self._tasks[pod] for pod in at_work if pod in self._tasks]
-        parts = [f"{done} of {self._parts} parts done, {len(at_work)} at work"] if self._parts > 1 else []
-        if training:
-            parts.append(training)
-        elif tasks:
-            parts.append(_together(tasks, len(at_work)))
-        else:
-            parts.append(f"running for {elapsed}")
-        return f"{self._name}: {', '.join(parts)}"
-
     def _is_due(self) -> bool:
         """Whether a line may be shown now; the minute then starts again."""
         now = self._clock()
-        if not self._reporter.live and now - self._last < EVERY_SECONDS:
+        if not self._reporter.live and now - self._last_shown < EVERY_SECONDS:
             return False
-        self._last = now
+        self._last_shown = now
         return True
-
-
-def _together(tasks: Sequence[TaskProgress], pods: int) -> str:
-    """The progress of `pods` pods, of which `tasks` is known, in the work that most of them are at."""
-    name = Counter(task.name for task in tasks).most_common(1)[0][0]
-    same = [task for task in tasks if task.name == name]
-    return TaskProgress(
-        name=name,
-        share=sum(task.share for task in same) / len(same),
-        rate=sum(task.rate for task in same) / len(same) * pods,
-        unit=max(task.unit for task in same),
-        seconds_remaining=max(task.seconds_remaining for task in same),
-        seconds=max(task.seconds for task in same),
-    ).line()
 
 
 # --- the logs
@@ -172,7 +132,7 @@ class _Followed:
 
 
 class LogFollower:
-    """Reads the logs of a step's pods: progress goes to `progress`, other lines of a pod that is alone to `reporter`."""
+    """Reads the logs of a step's pods for `progress`."""
 
     def __init__(self, cluster: Cluster, reporter: Reporter, progress: StepProgress) -> None:
         self._cluster = cluster
@@ -211,9 +171,8 @@ class LogFollower:
                     moment, _, text = line.partition(" ")
                     if moment > shown_until:
                         log.last_moment = moment
-                        if not self._progress.take(pod, text) and not self._progress.is_shared:
-                            self._say(prefix, log.advice.shown(text))
-                self._say(prefix, log.advice.rest())
+                        self._progress.take(pod, prefix, log.advice.shown(text))
+                self._progress.take(pod, prefix, log.advice.rest())
                 log.reached_end = True
             except StreamDroppedError:
                 pass  # The next update takes the log up again.
@@ -223,10 +182,6 @@ class LogFollower:
         log.reached_end = False
         log.thread = threading.Thread(target=show, daemon=True)
         log.thread.start()
-
-    def _say(self, prefix: str, lines: Sequence[str]) -> None:
-        for line in lines:
-            self._reporter.say(prefix + line)
 
     def _report(self, error: ClusterError) -> None:
         """Report that logs cannot be read, once for each reason; the status of a pod that is gone explains its end."""

@@ -11,12 +11,17 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.follow import log_reader, pods_of, problem_of, workloads_of
-from gaudi_bert.runners.kubernetes.kustomize import Manifest
+from gaudi_bert.runners.kubernetes.follow import (
+    describe_suspension,
+    is_suspended,
+    log_reader,
+    pods_of,
+    problem_of,
+    workloads_of,
+)
 from gaudi_bert.runners.kubernetes.logs import followed_container
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifest, render
 from gaudi_bert.runners.kubernetes.problems import job_outcome, worst_problem
-from gaudi_bert.runners.kubernetes.suspension import describe_suspension, is_suspended
 
 _NOT_SUBMITTED = "not submitted"
 

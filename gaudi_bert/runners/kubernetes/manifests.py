@@ -6,9 +6,11 @@ file. `k8s/overlays/` are the same manifests filled by kustomize for the demo; t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -17,12 +19,15 @@ from gaudi_bert.artefacts.store.objects import in_store
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodPlacement
-from gaudi_bert.runners.kubernetes.kustomize import Manifest, build
 from gaudi_bert.runners.launch import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, training_command
 from gaudi_bert.runners.resources import evaluation_resources, pod_resources, quantity_value, training_resources
 from gaudi_bert.runners.stage_table import STEPS, named_paths, stage_image, stages_of, steps_of
-from gaudi_bert.runners.store_access import CREDENTIALS
 
+Manifest = dict[str, Any]
+
+MANIFESTS = Path(__file__).parent / "manifests"
+# Where PyYAML has libyaml, a hundred files are read in a tenth of a second.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PIPELINE_LABEL = "app.kubernetes.io/instance"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # The first version of Kubernetes in which podFailurePolicy and backoffLimitPerIndex are on by default.
@@ -35,6 +40,8 @@ _MOUNTED = (DATA_FOLDER, "/work")
 # Next to the pipeline in its ConfigMap, mounted as /etc/passwd.
 _USER_NAME_FILE = "passwd"
 _IMAGE_USER = 1000
+# What ranks on other pods get of the launcher's environment; `stop_ranks` writes out the names that exist.
+_CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,62 @@ def _components(settings: PipelineSettings, server_version: tuple[int, int] | No
         "components/scratch": True,
     }
     return [component for component, needed in components.items() if needed]
+
+
+# --- our own kustomizations, built without kustomize: resources, components and JSON patches (RFC 6902), and nothing else
+#
+# So the very manifests that `kubectl apply -k` takes are filled, on machines without kubectl too. What only overlays use
+# (name prefixes, image tags, generators) comes from the pipeline file instead.
+
+
+def build(resources: Sequence[str], components: Sequence[str] = ()) -> list[Manifest]:
+    """The objects of the kustomizations `resources`, patched by `components`; all are folders below `k8s/`."""
+    objects = [item for folder in resources for item in _build_folder(MANIFESTS / folder)]
+    for component in components:
+        _apply_patches(MANIFESTS / component, objects)
+    return objects
+
+
+def _build_folder(folder: Path) -> list[Manifest]:
+    kustomization = _read(folder / "kustomization.yaml")
+    objects: list[Manifest] = []
+    for name in kustomization.get("resources", ()):
+        path = (folder / name).resolve()
+        objects += _build_folder(path) if path.is_dir() else [_read(path)]
+    for name in kustomization.get("components", ()):
+        _apply_patches((folder / name).resolve(), objects)
+    _apply_patches(folder, objects)
+    return objects
+
+
+def _apply_patches(folder: Path, objects: Sequence[Manifest]) -> None:
+    """Apply the patches that `folder`'s kustomization lists to those of `objects` that they are meant for."""
+    for patch in _read(folder / "kustomization.yaml").get("patches", ()):
+        operations, target = _read(folder / patch["path"]), patch["target"]
+        for item in objects:
+            if item["kind"] == target["kind"] and re.fullmatch(target.get("name", ".*"), item["metadata"]["name"]):
+                for operation in operations:
+                    _apply_operation(item, operation)
+
+
+def _apply_operation(item: Any, operation: Mapping[str, Any]) -> None:
+    """One `add`, `replace` or `remove`; an index of a list is a number, and `-` is its end."""
+    *parents, last = operation["path"].lstrip("/").split("/")
+    for part in parents:
+        item = item[int(part)] if isinstance(item, list) else item[part]
+    value = copy.deepcopy(operation.get("value"))
+    if operation["op"] == "remove":
+        del item[int(last) if isinstance(item, list) else last]
+    elif not isinstance(item, list):
+        item[last] = value
+    elif operation["op"] == "replace":
+        item[int(last)] = value
+    else:
+        item.insert(len(item) if last == "-" else int(last), value)
+
+
+def _read(path: Path) -> Any:
+    return yaml.load(path.read_text(encoding="utf-8"), _LOADER)
 
 
 # --- what the steps share
@@ -239,7 +302,7 @@ def _fill_mpijob(settings: PipelineSettings, item: Manifest) -> None:
         over_ssh=True,
         variables=(
             *(variable["name"] for variable in container.get("env", ())),
-            *(CREDENTIALS if settings.kubernetes.store else ()),
+            *(_CREDENTIALS if settings.kubernetes.store else ()),
         ),
         ssh_port=root_port if resources.cards else USER_SSH_PORT,
         ssh_key=None if resources.cards else SSH_KEY,

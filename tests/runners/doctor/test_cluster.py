@@ -11,8 +11,7 @@ from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.doctor.answers import ClusterAnswers, ask_cluster
 from gaudi_bert.runners.doctor.checks import CheckResult
 from gaudi_bert.runners.doctor.cluster import check_cluster
-from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.kinds import needed_rights
+from gaudi_bert.runners.kubernetes.client import Cluster, needed_rights
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, node
 

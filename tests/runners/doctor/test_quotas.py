@@ -8,7 +8,7 @@ import pytest
 
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.doctor.answers import ClusterAnswers, ask_cluster
-from gaudi_bert.runners.doctor.quotas import check_limits
+from gaudi_bert.runners.doctor.room import check_limits
 from gaudi_bert.runners.kubernetes.client import Cluster
 from tests.builders.fake_api_server import FakeApiServer
 

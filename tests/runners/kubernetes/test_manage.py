@@ -11,11 +11,10 @@ import yaml
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter, TaskProgress
+from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import manage
-from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.kinds import needed_rights
+from gaudi_bert.runners.kubernetes.client import Cluster, needed_rights
 from gaudi_bert.runners.kubernetes.logs import StepProgress
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer, Run, State
@@ -119,10 +118,6 @@ def test_a_bucket_is_touched_only_with_data(
 
 SHARED = {"metadata": {"name": "demo-write"}, "spec": {"completions": 8}}
 ALONE = {"metadata": {"name": "demo-train"}, "spec": {}}
-TRAINING = (
-    "train: update 50/800 (6%), masked-LM loss 6.021 accuracy 0.103, next-sentence loss 0.690 accuracy 0.520, "
-    "9,871 tokens/s, 250 sequences/s (2.01 per pack), 3 min 10 s left"
-)
 
 
 class Clock:
@@ -162,71 +157,35 @@ def pods(*names: str) -> list[dict[str, Any]]:
     return [running(name, "write") for name in names]
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        TaskProgress("write", 43, 512e6, "bytes", 65),
-        TaskProgress("scan", 0, 0, "", float("inf"), 12),
-        TaskProgress("plan", 3, 0.4, "groups", 75),
-        TaskProgress("plan", 100, 12345, "sequences", 0.0),
-        TaskProgress("make examples", 7, 3, "documents", 7260),
-    ],
-)
-def test_a_line_says_what_it_is_made_of(task: TaskProgress) -> None:
-    assert TaskProgress.parse(task.line()) == task
-
-
-@pytest.mark.parametrize("text", ["", "--- write", "demo: done", "write: 43 %", TRAINING, "a: b %, 3 x/s, 1 s left"])
-def test_other_lines_are_no_progress_of_a_task(text: str) -> None:
-    assert TaskProgress.parse(text) is None
-
-
-def test_the_parts_of_a_stage_are_shown_as_one_once_a_minute(said: io.StringIO) -> None:
+def test_the_last_line_of_each_pod_that_shares_a_stage_is_shown_once_a_minute(said: io.StringIO) -> None:
     clock = Clock()
     progress = StepProgress(SHARED, Reporter(said), clock)
-    assert progress.take("a", "write: 40 %, 100.0 MB/s, 30 s left")
-    assert progress.take("b", "write: 60 %, 300.0 MB/s, 2 min 00 s left")
-    assert not progress.take("a", "group 3 is there already")
+    progress.take("a", "[a] ", ["--- write", "write: 40 %, 100.0 MB/s, 30 s left"])
+    progress.take("b", "[b] ", ["group 3 is there already"])
     for clock.now in range(0, 125, 5):
         progress.show({"status": {"succeeded": 3}}, [*pods("a", "b", "c"), succeeded("d", "write")])
-    expected = "demo-write: 3 of 8 parts done, 3 at work, write: 50 %, 600.0 MB/s, 2 min 00 s left"
+    expected = "demo-write: 3 of 8 parts done, 3 at work; a: write: 40 %, 100.0 MB/s, 30 s left; b: group 3 is there already"
     assert said.getvalue().splitlines() == [expected, expected]
 
 
-def test_a_stage_that_says_nothing_is_running_for_so_long(said: io.StringIO) -> None:
+def test_a_pod_that_is_alone_is_shown_line_by_line_or_for_how_long_it_has_been_silent(said: io.StringIO) -> None:
     clock = Clock()
     progress = StepProgress(ALONE, Reporter(said), clock)
-    clock.now = 61
-    progress.show({"status": {}}, pods("a"))
-    assert said.getvalue() == "demo-train: running for 1 min 01 s\n"
+    for clock.now in (30, 61, 90, 121):
+        progress.show({"status": {}}, pods("a"))
+        if clock.now == 30:
+            progress.take("a", "", ["train: update 50/800 (6%)"])
+    assert said.getvalue().splitlines() == ["train: update 50/800 (6%)", "demo-train: running for 1 min 30 s"]
 
 
-@pytest.mark.parametrize("stage", ["train", "finetune"])
-def test_training_by_mpirun_is_shown_once_a_minute_and_in_the_end(said: io.StringIO, stage: str) -> None:
-    line = TRAINING.replace("train:", f"{stage}:")
-    clock = Clock()
-    progress = StepProgress(ALONE, Reporter(said), clock)
-    for update in range(50, 801, 50):
-        clock.now += 20
-        assert progress.take("launcher", "[1,0]<stderr>:" + line.replace("50/800", f"{update}/800"))
-        progress.show({}, pods("launcher"))
-    assert progress.take("launcher", line.replace("50/800", "800/800"))
-    progress.finish()
-    shown = [line.split("(")[0] for line in said.getvalue().splitlines()]
-    assert shown == [f"demo-train: update {update}/800 " for update in (150, 300, 450, 600, 750, 800)]
-
-
-def test_on_a_terminal_the_line_stays_between_two_reports(said: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_the_passing_line_is_always_there(said: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")  # a passing line is cut off where the terminal ends
     reporter = Reporter(said)
     reporter.live = True
-    progress = StepProgress(ALONE, reporter, Clock())
-    assert progress.take("a", TRAINING)
+    progress = StepProgress(SHARED, reporter, Clock())
     for _ in range(3):
         progress.show({}, pods("a"))
-    assert said.getvalue().count(TRAINING.removeprefix("train: ")) == 3
-    progress.finish()
-    assert said.getvalue().count(TRAINING.removeprefix("train: ")) == 3
+    assert said.getvalue().count("demo-write: 0 of 8 parts done, 1 at work; running for 0.0 s") == 3
 
 
 def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minute(said: io.StringIO) -> None:
@@ -253,5 +212,5 @@ def test_pods_that_share_a_step_show_no_log(
     server.script("demo-write", *at_work, complete(succeeded("write-0"), succeeded("write-1")))
     server.watches.extend(["silence"] * 3)
     run(["write"], "resources.data_workers=2")
-    assert "demo-write: 0 of 2 parts done, 2 at work, write: 30 %, 20.0 MB/s, 9.0 s left" in said.getvalue()
+    assert "write-0: write: 20 %, 10.0 MB/s, 9.0 s left; write-1: write: 40 %, 10.0 MB/s, 9.0 s left" in said.getvalue()
     assert said.getvalue().count("--- write\n") == 0, "that of its pods"

@@ -18,7 +18,7 @@ from gaudi_bert.runners.kubernetes.problems import (
     pod_problem,
     worst_problem,
 )
-from gaudi_bert.runners.kubernetes.volumes import check_access_mode, shares_volumes
+from gaudi_bert.runners.kubernetes.run import check_access_mode, shares_volumes
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer, Run
 from tests.builders.recorded_answers import (
