@@ -1,15 +1,17 @@
-"""Pipelines with --on docker, in real containers, as a user runs them: to the end, stopped midway, in a bucket, in CI."""
+"""Pipelines in real containers, by either engine."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,9 @@ import yaml
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.store.objects import Objects
 from tests.builders.agree import identical
+from tests.builders.command_line import succeed
 from tests.builders.folders import comparable, contents
-from tests.builders.real_containers import DATA, TRAIN, Docker
+from tests.builders.real_containers import DATA, TRAIN, WHEELS, Docker, build
 from tests.builders.s3_server import ENVIRONMENT, S3Server, quick, s3_server, upload
 from tests.builders.s3_server import contents as bucket_contents
 
@@ -295,3 +298,109 @@ def test_every_step_of_the_workflow_ends_well(tmp_path: Path, docker: Docker) ->
             done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ)
             assert done.returncode == 0, f"{step['name']}: {done.stdout[-2000:]} {done.stderr[-2000:]}"
     assert "packing factor" in done.stdout
+
+
+# --- the images with PyTorch, on a stand-in for the vendor's: PyTorch for CPUs, and a bridge whose cards compute on the CPU
+
+
+STAND_IN = ROOT / "tests" / "docker" / "stand-in"
+BRIDGE = ROOT / "tests" / "engines" / "pytorch" / "stand_in"
+VENDOR = "gaudi-bert-test-vendor-pytorch"
+GAUDI = f"gaudi-bert-train-gaudi-pytorch:{__version__}"
+
+# Two processes: containers that each have one, or one container in which mpirun starts them as it does for cards.
+WORKERS = ("--set", "resources.workers=2")
+CARDS = ("--set", "resources={cards: 2, training: {cpu: 2, memory: 3Gi}}", "--set", "docker.runtime=runc")
+
+
+@pytest.fixture(scope="module")
+def vendor(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The stand-in for the vendor's image, and the image of this project on top of it."""
+    context = tmp_path_factory.mktemp("context")
+    shutil.copytree(ROOT / "docker", context / "docker")
+    shutil.copytree(BRIDGE, context / "stand_in", ignore=shutil.ignore_patterns("__pycache__"))
+    for file in (ROOT / "constraints.txt", STAND_IN / "make_wheels.py"):
+        shutil.copy(file, context)
+    done = build(STAND_IN / "vendor-pytorch.Dockerfile", context, VENDOR, BASE_IMAGE=WHEELS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    done = build(ROOT / "docker" / "train-gaudi-pytorch.Dockerfile", ROOT, GAUDI, BASE_IMAGE=VENDOR, VERSION=__version__)
+    assert done.returncode == 0, done.stderr[-3000:]
+    yield VENDOR
+    docker("image", "rm", GAUDI, VENDOR)
+
+
+@pytest.fixture
+def by_pytorch(tiny: Path) -> Path:
+    """The same small pipeline, trained by PyTorch."""
+    (tiny / "tiny.yaml").write_text(TINY.replace("device: cpu", "engine: pytorch"))
+    return tiny
+
+
+def test_an_image_of_gaudi_keeps_the_vendors_pytorch(docker: Docker, vendor: str) -> None:
+    shown = (
+        "import importlib.metadata as m, json; print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))"
+    )
+    before, after = (
+        json.loads(docker("run", "--rm", "--entrypoint", "python3", image, "-c", shown).stdout) for image in (vendor, GAUDI)
+    )
+    kept = [name for name in before if re.match(r"torch|habana|numpy", name)]
+    assert {"torch", "habana-torch-plugin", "numpy"} <= {name.replace("_", "-") for name in kept}
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    assert {"gaudi-bert", "transformers"} <= after.keys()
+    assert "tensorflow-cpu" not in after
+    assert docker("run", "--rm", GAUDI, "--version").stdout.strip() == f"gaudi-bert {__version__}"
+
+
+def test_a_build_that_would_replace_the_vendors_pytorch_fails(docker: Docker, vendor: str, tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(context)], check=True)
+    file = context / "docker" / "train-gaudi-pytorch.Dockerfile"
+    text, install = file.read_text(), "pip-install --no-cache-dir --no-deps /opt/gaudi-bert/src"
+    file.write_text(text.replace(install, f"{install} /opt/more-wheels/torch_of_others-1.0.0-py3-none-any.whl", 1))
+    assert file.read_text() != text
+    failed = build(file, context, "gaudi-bert-test-replaced", BASE_IMAGE=vendor)
+    assert failed.returncode != 0
+    assert re.search(r"error: files of the vendor's torch \S+ were replaced", failed.stderr + failed.stdout)
+
+
+@pytest.mark.parametrize("processes", [WORKERS, CARDS], ids=["two containers", "mpirun in the image for cards"])
+def test_two_processes_train_by_pytorch(docker: Docker, vendor: str, by_pytorch: Path, processes: tuple[str, ...]) -> None:
+    succeed("run", "tiny.yaml", "--on", "docker", "--stages", "prepare,histogram,plan,write,verify", folder=by_pytorch)
+    done = succeed(
+        "run", "tiny.yaml", "--on", "docker", "--stages", "train,evaluate", "--json", *processes, folder=by_pytorch
+    )
+    summary = json.loads(done.stdout)
+    assert (summary["train"]["updates"], summary["train"]["processes"]) == (6, 2)
+    assert 0 <= summary["evaluate"]["masked_lm_accuracy"] <= 1
+    assert docker("ps", "--all", "--quiet", "--filter", f"label=gaudi-bert.work={by_pytorch / 'work' / 'tiny'}").stdout == ""
+
+
+def test_two_processes_of_the_command_train_train_in_the_image(docker: Docker, vendor: str, by_pytorch: Path) -> None:
+    """As who knows the vendor's image starts it: mpirun, and the command that each process runs."""
+    succeed("run", "tiny.yaml", "--on", "docker", "--stages", "prepare,histogram,plan,write", folder=by_pytorch)
+    launcher = ["python3", "-m", "gaudi_bert.runners.stop_ranks", "mpirun", "--allow-run-as-root", "-np", "2"]
+    command = [
+        "gaudi-bert",
+        "train",
+        "--pipeline",
+        "tiny.yaml",
+        "--data",
+        "work/tiny/packed/train",
+        "--out",
+        "work/tiny/train",
+    ]
+    options = [
+        "--rm",
+        "--ipc=host",
+        "--volume",
+        f"{by_pytorch}:{by_pytorch}",
+        "--workdir",
+        str(by_pytorch),
+        "--entrypoint",
+        launcher[0],
+    ]
+    words = [*launcher[1:], "--bind-to", "none", "--host", "localhost:2", *command, "--set", "training.engine=pytorch"]
+    done = docker("run", *options, GAUDI, *words, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "train: on Gaudi card, PyTorch" in done.stdout + done.stderr
+    assert json.loads((by_pytorch / "work" / "tiny" / "train" / "training.json").read_text())["processes"] == 2

@@ -313,43 +313,6 @@ def test_weights_and_data_in_a_bucket(s3: S3Server, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-def test_a_run_folder_that_is_not_ours_is_refused(s3: S3Server, tmp_path: Path) -> None:
-    from gaudi_bert.training.train import train
-
-    objects = Objects(quick(s3.endpoint))
-    objects.write("s3://bucket/elses/thesis.txt", b"mine")
-    settings = stored_pipeline("s3://bucket/text", objects.settings.model_dump())
-    data, out = Path("s3://bucket/work/small/packed/train"), Path("s3://bucket/elses")
-    with pytest.raises(InputError, match=r"s3://bucket/elses: exists, but settings.json does not describe it"):
-        train(settings, data, None, out, reporter=QUIET)
-    assert contents("s3://bucket/elses", objects) == {"thesis.txt": b"mine"}
-    shutil.rmtree(tmp_path)
-
-
-@pytest.mark.slow
-def test_shards_that_have_no_room_are_refused(s3: S3Server, tmp_path: Path) -> None:
-    from gaudi_bert.training.train import train
-
-    settings = stored_pipeline("s3://bucket/text", quick(s3.endpoint, cache_bytes=999).model_dump())
-    data = Path("s3://bucket/work/small/packed/train")
-    with pytest.raises(InputError, match=r"small/packed/train: a process needs .* store.cache_bytes is 999; raise"):
-        train(settings, data, None, tmp_path / "run", reporter=QUIET)
-
-
-@pytest.mark.slow
-def test_a_shard_that_vanished_is_named(s3: S3Server, tmp_path: Path) -> None:
-    from gaudi_bert.training.train import train
-
-    objects = Objects(quick(s3.endpoint))
-    for name, content in contents("s3://bucket/work/small/packed/train", objects).items():
-        if name != "packed-00000-00001.tfrecord":
-            objects.write(f"s3://bucket/lacking/{name}", content)
-    settings = stored_pipeline("s3://bucket/text", objects.settings.model_dump())
-    with pytest.raises(InputError, match=r"s3://bucket/lacking/packed-00000-00001.tfrecord: no such object"):
-        train(settings, Path("s3://bucket/lacking"), None, tmp_path / "run", reporter=QUIET)
-
-
-@pytest.mark.slow
 def test_a_run_in_the_bucket_is_raised_and_started_anew(s3: S3Server) -> None:
     from gaudi_bert.training.train import train
 

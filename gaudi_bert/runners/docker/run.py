@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -151,7 +152,8 @@ def _run_stage(engine: Engine, run: DockerRun, stage: str, reporter: Reporter) -
                 follower.start()
             result: dict[str, Any] = _follow_all(followers).get(stage, {})
         except KeyboardInterrupt:
-            _stop_all(engine, [follower.container for follower in followers])
+            with ThreadPoolExecutor(len(followers)) as pool:
+                list(pool.map(lambda follower: engine.stop(follower.container, _STOP_SECONDS), followers))
             raise
     return result
 
@@ -292,11 +294,3 @@ def _follow_all(followers: Sequence[_Follower]) -> dict[str, Any]:
         if waiting and not ended:
             time.sleep(_POLL_SECONDS)
     return followers[0].result
-
-
-def _stop_all(engine: Engine, containers: Sequence[Any]) -> None:
-    threads = [threading.Thread(target=engine.stop, args=(container, _STOP_SECONDS)) for container in containers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()

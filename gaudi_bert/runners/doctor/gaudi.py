@@ -66,16 +66,11 @@ def _numbers(release: str) -> tuple[int, ...]:
     return tuple(map(int, release.split(".")))
 
 
-def engine_on_cards(bridges: Mapping[EngineName, str], settings: PipelineSettings) -> EngineName:
-    """The engine that would train on cards: the pipeline's, or the only one with a bridge here, or that of our images."""
-    if settings.training.engine != "auto":
-        return settings.training.engine
-    return "pytorch" if bridges["pytorch"] and not bridges["tensorflow"] else "tensorflow"
-
-
 def check_driver(facts: GaudiFacts, bridges: Mapping[EngineName, str], settings: PipelineSettings) -> CheckResult:
     """Driver and software must be of one release; `bridges` are the versions that are installed here."""
-    engine = engine_on_cards(bridges, settings)
+    engine = settings.training.engine
+    if engine == "auto":  # the only one with a bridge here, or that of our images
+        engine = "pytorch" if bridges["pytorch"] and not bridges["tensorflow"] else "tensorflow"
     software = _release(r"^", bridges[engine]) or IMAGE_RELEASES[engine]
     if not facts.driver:
         remedy = f"install the Gaudi driver {software} (habanalabs-dkms)"
@@ -100,7 +95,7 @@ def _remedy(driver: str, software: str, engine: EngineName) -> str:
     )
 
 
-def check_software(facts: GaudiFacts, bridges: Mapping[EngineName, str], settings: PipelineSettings) -> CheckResult:
+def check_software(facts: GaudiFacts, bridges: Mapping[EngineName, str]) -> CheckResult:
     """Which parts of the vendor's software are here."""
     parts = {"hl-smi": facts.tools, **{name: bridges[engine] for engine, name in BRIDGES.items()}}
     present = {name: version for name, version in parts.items() if version}

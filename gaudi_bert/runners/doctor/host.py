@@ -129,19 +129,13 @@ def check_host(answers: HostAnswers, settings: PipelineSettings) -> list[CheckRe
     if not settings.resources.cards and not answers.device_nodes and not answers.gaudi.cards:
         cards = passed("cards", "none here, and the pipeline asks for none")
         return [engines, cards, _runtime(answers, settings)]
-    return [engines, *(check(answers, settings) for check in _CHECKS)]
-
-
-def _driver(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
-    return check_driver(answers.gaudi, answers.packages.bridges, settings)
-
-
-def _software(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
-    return check_software(answers.gaudi, answers.packages.bridges, settings)
-
-
-def _cards(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
-    return check_cards(answers.gaudi, answers.device_nodes, settings)
+    return [
+        engines,
+        check_driver(answers.gaudi, answers.packages.bridges, settings),
+        check_software(answers.gaudi, answers.packages.bridges),
+        check_cards(answers.gaudi, answers.device_nodes, settings),
+        *(check(answers, settings) for check in _CHECKS),
+    ]
 
 
 def _modules(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
@@ -228,9 +222,6 @@ def _ports(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
 
 
 _CHECKS: tuple[Callable[[HostAnswers, PipelineSettings], CheckResult], ...] = (
-    _driver,
-    _software,
-    _cards,
     _modules,
     _hugepages,
     _memory_lock,

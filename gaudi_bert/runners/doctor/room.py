@@ -70,7 +70,12 @@ def _checks_for(
     """The results of `check` for those nodes that pods may run on; or why there are none, and how to get some."""
     selected = [node for node in nodes if placement.node_selector.items() <= (node["metadata"].get("labels") or {}).items()]
     cordoned = [node for node in selected if (node.get("spec") or {}).get("unschedulable")]
-    usable = [node for node in selected if node not in cordoned and _tolerates(placement, node)]
+    open_nodes = [node for node in selected if node not in cordoned]
+    usable = [
+        node
+        for node in open_nodes
+        if all(any(one.tolerates(taint) for one in placement.tolerations) for taint in _taints(node))
+    ]
     uncordon = f"kubectl uncordon {' '.join(_names(cordoned)[:3])}"
     if usable:
         results = check(usable)
@@ -81,20 +86,13 @@ def _checks_for(
     if not selected:
         labels = ", ".join(f"{key}={value}" for key, value in placement.node_selector.items())
         keys = f"kubernetes.{part}_pods.node_selector" + (" and kubernetes.node_selector" if part == "training" else "")
-        return [
-            failed(
-                f"{part} pods",
-                f"no node has the labels {labels}" if labels else "the cluster has no nodes",
-                f"correct {keys}",
-            )
-        ]
-    if len(cordoned) == len(selected):
-        return [
-            failed(f"{part} pods", f"cordoned, so that no pod is put on them: {', '.join(_names(cordoned)[:3])}", uncordon)
-        ]
-    closed = [node for node in selected if node not in cordoned]
-    taints = sorted({_taint_text(taint) for node in closed for taint in _taints(node)})
-    finding = f"taints that no pod of ours tolerates, on {', '.join(_names(closed)[:3])}: {', '.join(taints)}"
+        finding = f"no node has the labels {labels}" if labels else "the cluster has no nodes"
+        return [failed(f"{part} pods", finding, f"correct {keys}")]
+    if not open_nodes:
+        finding = f"cordoned, so that no pod is put on them: {', '.join(_names(cordoned)[:3])}"
+        return [failed(f"{part} pods", finding, uncordon)]
+    taints = sorted({_taint_text(taint) for node in open_nodes for taint in _taints(node)})
+    finding = f"taints that no pod of ours tolerates, on {', '.join(_names(open_nodes)[:3])}: {', '.join(taints)}"
     remedy = f"set kubernetes.{part}_pods.tolerations, or remove the taints"
     return [failed(f"{part} pods", finding, f"{uncordon}, or {remedy}" if cordoned else remedy)]
 
@@ -111,10 +109,6 @@ def _taints(node: Json) -> list[Json]:
 def _taint_text(taint: Json) -> str:
     value = f"={taint['value']}" if taint.get("value") else ""
     return f"{taint['key']}{value}:{taint['effect']}"
-
-
-def _tolerates(placement: PodPlacement, node: Json) -> bool:
-    return all(any(one.tolerates(taint) for one in placement.tolerations) for taint in _taints(node))
 
 
 def _fitting(node: Json, request: Mapping[str, str]) -> int:
@@ -238,11 +232,12 @@ def _broken(limit: Json, manifests: Manifests, claims: list[Amounts]) -> Iterato
     for step, item in manifests.steps.items():
         part = "training" if STEPS[step].trains else "data"
         for spec in pod_specs(item):
-            containers = {each["name"]: _filled(each, [limit]) for each in _containers(spec)}
-            together = {"": _pod(list(containers.values()))} if kind == "Pod" else {}
-            for name, container in (containers if kind == "Container" else together).items():
-                where = f"container {name} of {step}" if name else f"a pod of {step}"
-                yield from _outside(limit, container, where, f"change resources.{part}")
+            containers = [*spec.get("initContainers", ()), *spec["containers"]]
+            filled = {f"container {each['name']}": _filled(each, [limit]) for each in containers}
+            if kind == "Pod":
+                filled = {"a pod": _pod(list(filled.values()))}
+            for where, amounts in filled.items() if kind in ("Container", "Pod") else ():
+                yield from _outside(limit, amounts, f"{where} of {step}", f"change resources.{part}")
 
 
 def _outside(limit: Json, container: _Container, where: str, remedy: str) -> Iterator[tuple[str, str]]:
@@ -262,10 +257,6 @@ def _outside(limit: Json, container: _Container, where: str, remedy: str) -> Ite
             yield f"{where}: it requests {texts[0]}, and its limit would be {texts[1]}", f"{remedy} to at most that"
         if ratio is not None and amount > requested * quantity_value(str(ratio)):
             yield f"{where}: its limit of {resource} is more than {ratio} times its request", remedy
-
-
-def _containers(spec: Manifest) -> list[Manifest]:
-    return [*spec.get("initContainers", ()), *spec["containers"]]
 
 
 def _filled(container: Manifest, limits: list[Json]) -> _Container:

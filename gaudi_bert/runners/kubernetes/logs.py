@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Json, NotFoundError, StreamDroppedError
@@ -117,13 +118,13 @@ class _Advice:
         return MPIRUN_FOOTER.sub("", "".join(f"{line}\n" for line in held)).splitlines()
 
 
+@dataclass
 class _Followed:
-    def __init__(self) -> None:
-        self.advice = _Advice()
-        self.thread: threading.Thread | None = None
-        self.last_moment = ""
-        self.started = time.monotonic()
-        self.reached_end = False
+    advice: _Advice = field(default_factory=_Advice)
+    thread: threading.Thread | None = None
+    last_moment: str = ""
+    started: float = field(default_factory=time.monotonic)
+    reached_end: bool = False
 
     @property
     def is_read(self) -> bool:

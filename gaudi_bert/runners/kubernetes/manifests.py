@@ -68,14 +68,23 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     steps = {step: jobs[step] for step in steps_of(stages_of(settings))}
     shared = {item["kind"]: item for item in objects if item["kind"] not in ("Job", "MPIJob")}
     shared["ConfigMap"] = _configuration(settings)
-    _fill_claim(settings, shared["PersistentVolumeClaim"])
+    claim = shared["PersistentVolumeClaim"]["spec"]
+    claim["accessModes"] = [settings.kubernetes.access_mode]
+    claim["resources"]["requests"]["storage"] = settings.kubernetes.storage
+    if settings.kubernetes.storage_class:
+        claim["storageClassName"] = settings.kubernetes.storage_class
     if "NetworkPolicy" in shared:
         _fill_network_policy(settings, shared["NetworkPolicy"])
     for step, item in steps.items():
         _fill_step(settings, step, item)
-    for item in (*shared.values(), *steps.values()):
-        _set_names(settings, item)
     namespace = shared.pop("Namespace")
+    namespace["metadata"]["labels"][PIPELINE_LABEL] = settings.name
+    namespace["metadata"]["name"] = settings.kubernetes.namespace
+    for item in (*shared.values(), *steps.values()):
+        metadata = item["metadata"]
+        metadata["labels"][PIPELINE_LABEL] = settings.name
+        metadata["name"] = f"{settings.name}-{metadata['name']}"
+        metadata["namespace"] = settings.kubernetes.namespace
     if settings.kubernetes.work_claim or settings.kubernetes.store:
         del shared["PersistentVolumeClaim"]
     return Manifests(namespace, tuple(shared.values()), steps)
@@ -195,14 +204,6 @@ def _needs_user_name(settings: PipelineSettings) -> bool:
     return settings.trains_as_mpijob and not settings.resources.cards and settings.kubernetes.user != _IMAGE_USER
 
 
-def _fill_claim(settings: PipelineSettings, item: Manifest) -> None:
-    spec = item["spec"]
-    spec["accessModes"] = [settings.kubernetes.access_mode]
-    spec["resources"]["requests"]["storage"] = settings.kubernetes.storage
-    if settings.kubernetes.storage_class:
-        spec["storageClassName"] = settings.kubernetes.storage_class
-
-
 def _fill_network_policy(settings: PipelineSettings, item: Manifest) -> None:
     """Name the MPIJob whose pods may reach one another; its figures are open to anyone."""
     (rule,) = item["spec"]["ingress"]
@@ -212,21 +213,10 @@ def _fill_network_policy(settings: PipelineSettings, item: Manifest) -> None:
         item["spec"]["ingress"].append({"ports": [{"port": settings.training.metrics_port, "protocol": "TCP"}]})
 
 
-def _set_names(settings: PipelineSettings, item: Manifest) -> None:
-    metadata = item["metadata"]
-    metadata["labels"][PIPELINE_LABEL] = settings.name
-    if item["kind"] == "Namespace":
-        metadata["name"] = settings.kubernetes.namespace
-        return
-    metadata["name"] = f"{settings.name}-{metadata['name']}"
-    metadata["namespace"] = settings.kubernetes.namespace
-
-
 # --- the Job or MPIJob of a step: how many pods, what they run, what they request, where they run
 
 
 def _fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
-    """Fill the Job or MPIJob of `step`."""
     stage = STEPS[step]
     is_main_step = step == stage.name
     if settings.kubernetes.queue:
@@ -267,11 +257,6 @@ def _share_out(item: Manifest, pods: int) -> None:
     _set_option(next(pod_specs(item))["containers"][0], "--shard", f"$(JOB_COMPLETION_INDEX)/{pods}")
 
 
-def _stage_command(command: Sequence[str]) -> list[str]:
-    """What a training process runs: the command from `gaudi-bert` on."""
-    return list(command[list(command).index("gaudi-bert") :])
-
-
 def _fill_training_job(settings: PipelineSettings, item: Manifest) -> None:
     # A Job is one worker with all of its cards, whatever the pipeline's MPIJob has.
     resources = settings.resources.model_copy(update={"workers": 1})
@@ -279,10 +264,9 @@ def _fill_training_job(settings: PipelineSettings, item: Manifest) -> None:
     settings = settings.model_copy(update={"resources": resources, "kubernetes": kubernetes})
     spec = next(pod_specs(item))
     container = spec["containers"][0]
-    container["command"] = training_command(settings, _stage_command(container["command"]), over_ssh=False)
+    container["command"] = training_command(settings, _of_one_process(container["command"]), over_ssh=False)
     container["resources"] = training_resources(settings)
     _set_environment(settings, container)
-    _set_shared_memory(settings, spec)
 
 
 def _fill_mpijob(settings: PipelineSettings, item: Manifest) -> None:
@@ -298,7 +282,7 @@ def _fill_mpijob(settings: PipelineSettings, item: Manifest) -> None:
     root_port = EFA_SSH_PORT if settings.kubernetes.efa else ROOT_SSH_PORT
     container["command"] = training_command(
         settings,
-        _stage_command(container["command"]),
+        _of_one_process(container["command"]),
         over_ssh=True,
         variables=(
             *(variable["name"] for variable in container.get("env", ())),
@@ -312,7 +296,10 @@ def _fill_mpijob(settings: PipelineSettings, item: Manifest) -> None:
         for spec_of_role in (launcher, worker):
             name = {"name": "pipeline", "mountPath": "/etc/passwd", "subPath": _USER_NAME_FILE, "readOnly": True}
             spec_of_role["containers"][0]["volumeMounts"].append(name)
-    _set_shared_memory(settings, worker)
+
+
+def _of_one_process(command: list[str]) -> list[str]:
+    return command[command.index("gaudi-bert") :]
 
 
 def _set_environment(settings: PipelineSettings, container: Manifest) -> None:
@@ -321,12 +308,6 @@ def _set_environment(settings: PipelineSettings, container: Manifest) -> None:
     variables += [{"name": name, "value": value} for name, value in given.items()]
     if variables:
         container["env"] = variables
-
-
-def _set_shared_memory(settings: PipelineSettings, spec: Manifest) -> None:
-    for volume in spec["volumes"]:
-        if volume["name"] == "shared-memory":
-            volume["emptyDir"]["sizeLimit"] = settings.resources.shared_memory
 
 
 def _set_option(container: Manifest, option: str, value: str) -> None:
@@ -361,6 +342,8 @@ def _fill_volumes(settings: PipelineSettings, spec: Manifest) -> None:
             volume["configMap"]["name"] = f"{settings.name}-pipeline"
         if "persistentVolumeClaim" in volume:
             volume["persistentVolumeClaim"]["claimName"] = work_claim_name(settings)
+        if volume["name"] == "shared-memory":
+            volume["emptyDir"]["sizeLimit"] = settings.resources.shared_memory
         if volume["name"] == "scratch":
             volume["emptyDir"]["sizeLimit"] = settings.kubernetes.scratch
             for container in spec["containers"]:

@@ -139,7 +139,7 @@ def worst_problem(pods: Sequence[Json], read_log: ReadLog = lambda pod, containe
 
     What a pod does that has been replaced counts only if nothing is wrong with its successors; of a launcher, not at all.
     """
-    newest_first = sorted(pods, key=created, reverse=True)
+    newest_first = sorted(pods, key=_created, reverse=True)
     launchers = [pod for pod in newest_first if _role(pod) == "launcher"]
     newest_first = [pod for pod in newest_first if pod not in launchers[1:]]
     lost = _lost_worker(newest_first, read_log)
@@ -148,8 +148,8 @@ def worst_problem(pods: Sequence[Json], read_log: ReadLog = lambda pod, containe
     problems = {_name(pod): problem for pod in newest_first if (problem := pod_problem(pod, read_log)) is not None}
     if not problems:
         return None
-    newest = {_task_of(pod): created(pod) for pod in reversed(newest_first)}
-    replaced = {_name(pod) for pod in pods if created(pod) < newest[_task_of(pod)]}
+    newest = {_task_of(pod): _created(pod) for pod in reversed(newest_first)}
+    replaced = {_name(pod) for pod in pods if _created(pod) < newest[_task_of(pod)]}
     name, worst = min(
         problems.items(),
         key=lambda item: (item[0] in replaced, not item[1].hopeless, item[1].only_slow, not item[1].started),
@@ -161,7 +161,7 @@ def worst_problem(pods: Sequence[Json], read_log: ReadLog = lambda pod, containe
     return replace(worst, reason=f"{worst.reason} (likewise {', '.join(likewise[:_MOST_NAMED])}{more})")
 
 
-def created(pod: Json) -> str:
+def _created(pod: Json) -> str:
     """When a pod was created, as the API writes it; the texts sort as the times do."""
     return pod["metadata"].get("creationTimestamp") or ""
 
@@ -193,7 +193,7 @@ def _lost_worker(pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
     since = _seconds(ended.get("finishedAt")) - _REPLACEMENT_SECONDS
     for pod in filter(is_worker, pods):
         removed = _eviction(pod) or (_deleted(pod) if "deletionTimestamp" in pod["metadata"] else None)
-        if removed is None and ended and since <= _seconds(created(pod)) and created(pod) > str(ended.get("startedAt")):
+        if removed is None and ended and since <= _seconds(_created(pod)) and _created(pod) > str(ended.get("startedAt")):
             removed = _deleted(pod)
         if removed is not None:
             stop = _last_stop(launcher, read_log) if launcher and ended else None
@@ -396,7 +396,7 @@ def few_pods_problem(item: Json, pods: Sequence[Json], events: Sequence[Json]) -
     The pods that a Job has do its work one after another; those of an MPIJob wait for the others.
     """
     at_work = sum(_works(item, pod) for pod in pods)
-    refused = _refusal(item, f"{at_work} of {expected_pods(item)} pods", events)
+    refused = _refusal(item, f"{at_work} of {_expected_pods(item)} pods", events)
     return (
         None if refused is None else replace(refused, started=item["kind"] == "Job" and not refused.hopeless, may_pass=True)
     )
@@ -404,10 +404,10 @@ def few_pods_problem(item: Json, pods: Sequence[Json], events: Sequence[Json]) -
 
 def lacks_pods(item: Json, pods: Sequence[Json]) -> bool:
     """Whether a Job or MPIJob has fewer pods than it should have now."""
-    return sum(_works(item, pod) for pod in pods) < expected_pods(item)
+    return sum(_works(item, pod) for pod in pods) < _expected_pods(item)
 
 
-def expected_pods(item: Json) -> int:
+def _expected_pods(item: Json) -> int:
     """How many pods a Job should have at a time, or how many workers an MPIJob."""
     spec = item.get("spec", {})
     if item["kind"] == "MPIJob":

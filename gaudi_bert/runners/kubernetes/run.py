@@ -92,7 +92,7 @@ def _prepare_shared(cluster: Cluster, settings: PipelineSettings, manifests: Man
     own = [item for item in manifests.shared if item["kind"] == "PersistentVolumeClaim"]
     name = own[0]["metadata"]["name"] if own else str(kubernetes.work_claim)
     existing = cluster.read("PersistentVolumeClaim", name)
-    check_claim(cluster, settings, existing)
+    _check_claim(cluster, settings, existing)
     claim = existing or _create(cluster, own[0])
     phase = claim.get("status", {}).get("phase")
     if phase == "Lost":
@@ -203,7 +203,7 @@ def check_access_mode(settings: PipelineSettings) -> None:
         raise InputError(_refusal(settings, "kubernetes.access_mode", [ALONE], exists=False))
 
 
-def check_claim(cluster: Cluster, settings: PipelineSettings, claim: Json | None) -> None:
+def _check_claim(cluster: Cluster, settings: PipelineSettings, claim: Json | None) -> None:
     """Refuse a claim that exists, or that would be created, if the workers may not all mount it."""
     spec = claim.get("spec", {}) if claim is not None else {}
     modes = spec.get("accessModes") or [settings.kubernetes.access_mode]
@@ -219,12 +219,10 @@ def check_claim(cluster: Cluster, settings: PipelineSettings, claim: Json | None
 def find_class(classes: Sequence[Json], name: str | None) -> Json | None:
     """The storage class of that name, or the default class; None if there is none."""
     by_name = {item["metadata"]["name"]: item for item in classes}
-    return by_name.get(name) if name else next(filter(_is_default, classes), None)
-
-
-def _is_default(storage_class: Json) -> bool:
-    annotations = storage_class["metadata"].get("annotations") or {}
-    return annotations.get("storageclass.kubernetes.io/is-default-class") == "true"
+    if name:
+        return by_name.get(name)
+    default = {"storageclass.kubernetes.io/is-default-class": "true"}
+    return next((item for item in classes if default.items() <= (item["metadata"].get("annotations") or {}).items()), None)
 
 
 def shares_volumes(storage_class: Json | None) -> bool:
