@@ -104,7 +104,7 @@ def _group_proofs(folder: WorkFolder) -> list[Path]:
 def _of_each_group(
     folder: WorkFolder, splits: Iterable[SplitPaths], product: Callable[[SplitPaths, int], Path]
 ) -> list[Path]:
-    """A file of each group; or of a split without plan the plan, which says how many groups there are."""
+    """A file of each group; or of a split without plan the plan, which counts the groups."""
     products = []
     for paths in splits:
         if not exists(paths.plan, folder.store):

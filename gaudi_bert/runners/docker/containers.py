@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import ipaddress
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -156,7 +156,7 @@ def loopback_endpoint(settings: StoreSettings, environment: Mapping[str, str]) -
 
 @dataclass(frozen=True)
 class StoreAccess:
-    """What a container gets besides; nothing, where its stage uses no store.
+    """What a container gets besides; nothing, not even a mount, where its stage uses no store.
 
     The host's network is shared where the server listens there on loopback alone.
     """
@@ -164,7 +164,6 @@ class StoreAccess:
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     mounts: list[dict[str, Any]] = field(default_factory=list)
     host_network: bool = False
-    is_needed: bool = False
 
 
 def store_urls(settings: PipelineSettings, work: Path, stage: str) -> list[str]:
@@ -200,7 +199,7 @@ def store_access(
             f"{loopback}: {workers} training containers have a network of their own, which does not reach this machine's "
             "loopback; name the server by another address of this machine, or set resources.workers to 1"
         )
-    return StoreAccess(variables | {"TMPDIR": str(scratch)}, mounts, host_network=bool(loopback), is_needed=True)
+    return StoreAccess(variables | {"TMPDIR": str(scratch)}, mounts, host_network=bool(loopback))
 
 
 def _show_file(mounts: list[dict[str, Any]], name: str, path: Path) -> str:
@@ -430,8 +429,3 @@ def _worker(run: DockerRun, stage: str, single: Container, rank: int, workers: i
         "network": run.name("network"),
         "environment": environment | single["environment"],
     }
-
-
-def container_marks(containers: Sequence[Container]) -> list[str]:
-    """How each container's lines are marked: not at all where there is one."""
-    return [""] if len(containers) == 1 else [f"[worker {rank}] " for rank in range(len(containers))]

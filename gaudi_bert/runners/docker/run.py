@@ -33,7 +33,6 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.docker.containers import (
     DockerRun,
-    container_marks,
     portable_settings,
     rendezvous_container,
     stage_containers,
@@ -139,11 +138,12 @@ def _run_stage(engine: Engine, run: DockerRun, stage: str, reporter: Reporter) -
     memory_key = f"resources.{'training' if STAGES[stage].trains else 'data'}.memory_limit"
     with ExitStack() as stack:
         if len(containers) > 1:
-            stack.enter_context(engine.network(run.name("network"), run.labels, way_out=run.access(stage).is_needed))
+            stack.enter_context(engine.network(run.name("network"), run.labels, way_out=bool(run.access(stage).mounts)))
             if run.needs_rendezvous(stage):
                 _start_rendezvous(engine, run, stack)
         followers = []
-        for options, mark in zip(containers, container_marks(containers), strict=True):
+        for rank, options in enumerate(containers):
+            mark = f"[worker {rank}] " if len(containers) > 1 else ""
             container = engine.create(options)
             stack.callback(engine.remove, container)
             followers.append(_Follower(engine, container, reporter, mark, memory_key))

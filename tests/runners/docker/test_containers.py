@@ -18,7 +18,6 @@ from gaudi_bert.runners.docker.containers import (
     DockerRun,
     StoreAccess,
     bind_mount,
-    container_marks,
     input_mounts,
     portable_settings,
     rendezvous_container,
@@ -44,7 +43,7 @@ def test_a_data_stage_gets_its_image_its_folder_and_nothing_else(tmp_path: Path)
     work = str(tmp_path / "work" / "tiny")
     pipeline = str(tmp_path / "pipelines" / "tiny.yaml")
     confined = {"user": "1234:567", "read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"]}
-    limits = {"mem_limit": 2 * 2**30, "memswap_limit": 2 * 2**30, "cpu_shares": 102}
+    limits = {"mem_limit": 2 * 2**30, "memswap_limit": 2 * 2**30, "cpu_shares": 81}
     assert {**confined, **limits, "image": f"gaudi-bert-data:{__version__}"}.items() <= container.items()
     assert targets(container) == {work: (work, False), pipeline: (f"{work}/.pipeline-in-docker.yaml", True)}
     assert container["labels"] == {"gaudi-bert.work": work, "gaudi-bert.run": "0badcafe", "gaudi-bert.stage": "write"}
@@ -104,7 +103,6 @@ def test_three_workers_are_three_containers_that_know_their_rank(tmp_path: Path)
     assert {container["network"] for container in containers} == {rendezvous_container(run)["network"]}
     assert containers[0]["environment"]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == rendezvous_container(run)["name"]
     assert len(stage_containers(run, "evaluate")) == 1
-    assert container_marks(containers) == ["[worker 0] ", "[worker 1] ", "[worker 2] "]
 
 
 @pytest.mark.parametrize(("engine", "horovod"), [("pytorch", False), ("auto", True)])

@@ -54,11 +54,6 @@ def wrong_with(settings: PipelineSettings, **changed: Any) -> dict[str, CheckRes
     return wrong(check_cluster(dataclasses.replace(CLUSTER, **changed), settings))
 
 
-@pytest.mark.parametrize("settings", [DEMO, CARDS, EFA])
-def test_a_good_cluster_is_ready(settings: PipelineSettings) -> None:
-    assert wrong(check_cluster(CLUSTER, settings)) == {}
-
-
 def no_plugin(phase: str) -> list[dict[str, Any]]:
     return [{"metadata": {"name": "plugin"}, "status": {"phase": phase}}]
 
@@ -116,11 +111,6 @@ def test_nodes_that_have_too_little_are_counted(nodes: list[Any], settings: Pipe
     assert_failed(wrong_with(settings, nodes=nodes)[check], said)
 
 
-def test_workers_that_share_a_node_fit() -> None:
-    two = load_pipeline(None, ["resources.workers=2", "resources.cards=4"])
-    assert wrong_with(two, nodes=[node("a", **GAUDI_NODE)]) == {}
-
-
 def test_nodes_of_which_each_lacks_something_else_are_seen() -> None:
     nodes = [node("a", cpu="96", memory="1Gi"), node("b", cpu="2", memory="500Gi")]
     room = wrong_with(load_pipeline(None, ["resources.training={cpu: 95, memory: 409Gi}"]), nodes=nodes)["room"]
@@ -165,10 +155,6 @@ THREE_CORES = ["resources.data={cpu: 3, memory: 1Gi}"]
 )
 def test_why_no_node_takes_the_pods_has_a_remedy(overrides: list[str], nodes: list[Any], check: str, said: str) -> None:
     assert_failed(wrong_with(load_pipeline(None, overrides), nodes=nodes)[check], said)
-
-
-def test_scratch_that_the_nodes_have_is_no_problem() -> None:
-    assert wrong_with(load_pipeline(None, ["kubernetes.scratch=200Gi"]), nodes=[SMALL_DISK]) == {}
 
 
 @pytest.mark.parametrize("kind", ["PriorityClass", "RuntimeClass"])
@@ -238,10 +224,20 @@ def volume(
     return {"metadata": {"name": "disk-1"}, "spec": spec, "status": {"phase": phase}}
 
 
-def test_a_volume_made_by_hand_needs_no_storage_class() -> None:
-    assert wrong_with(DEMO, storage_classes=[], volumes=[volume()]) == {}
-    by_name = load_pipeline(None, ["kubernetes.storage_class=by-hand"])
-    assert wrong_with(by_name, volumes=[volume(storage_class="by-hand")]) == {}
+@pytest.mark.parametrize(
+    ("settings", "changed"),
+    [
+        *((settings, {}) for settings in (DEMO, CARDS, EFA)),
+        (load_pipeline(None, ["resources.workers=2", "resources.cards=4"]), {"nodes": [node("a", **GAUDI_NODE)]}),
+        (load_pipeline(None, ["kubernetes.scratch=200Gi"]), {"nodes": [SMALL_DISK]}),
+        (DEMO, {"storage_classes": [], "volumes": [volume()]}),
+        (load_pipeline(None, ["kubernetes.storage_class=by-hand"]), {"volumes": [volume(storage_class="by-hand")]}),
+        (DEMO, {"storage_classes": [], "claims": {"demo-work": {"status": {"phase": "Bound"}}}}),
+    ],
+    ids=["demo", "cards", "EFA", "workers share a node", "scratch", "volume made by hand", "by its class", "claim"],
+)
+def test_a_good_cluster_is_ready(settings: PipelineSettings, changed: dict[str, Any]) -> None:
+    assert wrong_with(settings, **changed) == {}
 
 
 @pytest.mark.parametrize(
@@ -298,8 +294,6 @@ def test_workers_on_several_nodes_need_a_volume_for_all(provisioner: str, nodes:
 
 
 def test_claims_that_are_there_are_taken_and_those_that_are_not_are_named() -> None:
-    bound = {"demo-work": {"status": {"phase": "Bound"}}}
-    assert wrong_with(DEMO, storage_classes=[], claims=bound) == {}
     lost = {"demo-work": {"status": {"phase": "Lost"}}}
     assert "has lost its volume" in wrong_with(DEMO, claims=lost)["storage"].found
     named = load_pipeline(None, ["kubernetes.data_claim=corpus"])

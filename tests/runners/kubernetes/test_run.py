@@ -189,9 +189,11 @@ def test_a_watch_that_breaks_is_resumed(behaviour: str, server: FakeApiServer, r
 
 
 @pytest.mark.parametrize(
-    ("code", "method", "path"), [(429, "GET", "/jobs/demo-plan"), (500, "POST", "/jobs"), (503, "GET", "/pods")]
+    ("code", "method", "path"),
+    [(429, "GET", "/jobs/demo-plan"), (500, "POST", "/jobs"), (503, "GET", "/pods"), (409, "POST", "/jobs")],
+    ids=["busy", "broken", "away", "somebody else creates it"],
 )
-def test_a_busy_server_is_asked_again(code: int, method: str, path: str, server: FakeApiServer, run: Run) -> None:
+def test_what_may_pass_is_tried_again(code: int, method: str, path: str, server: FakeApiServer, run: Run) -> None:
     server.faults = [Fault(method, path, code, {"Retry-After": "0"}) for _ in range(2)]
     server.script("demo-plan", active(), active(), complete())
     assert run(PLAN) == {"plan": "done"}
@@ -294,11 +296,6 @@ def test_pods_that_run_well_meanwhile_give_the_next_wait_its_whole_time(server: 
     stuck = active(unschedulable("p", "0/3 nodes are available: 3 Insufficient cpu."))
     well = active(running("p"))
     server.script("demo-plan", *[stuck, stuck, well] * 8, complete())
-    assert run(PLAN) == {"plan": "done"}
-
-
-def test_a_conflict_at_the_same_moment_is_looked_at_again(server: FakeApiServer, run: Run) -> None:
-    server.faults = [Fault("POST", "/jobs", 409)]
     assert run(PLAN) == {"plan": "done"}
 
 
