@@ -42,7 +42,7 @@ class GaudiFacts:
 
 
 def read_facts(hl_smi: str, hlml: str) -> GaudiFacts:
-    """What the table of `hl-smi` states; where that names no driver, the JSON of `ask_library`."""
+    """What the table of `hl-smi` states; where that names no driver, the JSON of `_ask_library`."""
     tools = _release(r"^\|?\s*HL-SMI Version:\s*hl-", hl_smi)
     # Later releases have a line for the driver of the network, too.
     driver = _release(r"^\|?\s*Driver Version:\s*", hl_smi)
@@ -127,7 +127,7 @@ def check_cards(facts: GaudiFacts, device_nodes: tuple[str, ...], settings: Pipe
 # In a separate process, because the library prints, and may end the process where the driver does not answer.
 
 
-def ask_library(library: Any) -> dict[str, Any]:
+def _ask_library(library: Any) -> dict[str, Any]:
     """The driver's version, and the name of each card."""
     library.hlmlInit()
     try:
@@ -144,4 +144,4 @@ def _text(value: bytes | str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(ask_library(importlib.import_module("pyhlml"))) + "\n")
+    sys.stdout.write(json.dumps(_ask_library(importlib.import_module("pyhlml"))) + "\n")

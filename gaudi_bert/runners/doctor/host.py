@@ -240,7 +240,7 @@ _NO_BRIDGES: Mapping[EngineName, str] = {"tensorflow": "", "pytorch": ""}
 
 
 @dataclass(frozen=True)
-class EngineState:
+class _EngineState:
     """Whether an engine can run: `reason` says why it cannot, and is empty where it can."""
 
     name: EngineName
@@ -271,40 +271,40 @@ def _installed(package: str) -> str:
         return ""
 
 
-def engine_states(packages: Packages, *, on_cards: bool) -> list[EngineState]:
+def engine_states(packages: Packages, *, on_cards: bool) -> list[_EngineState]:
     """Both engines; `on_cards`: on the Gaudi cards of this machine."""
     states = [_tensorflow(packages), _pytorch(packages)]
     return [_with_bridge(state, packages) if on_cards else state for state in states]
 
 
-def _tensorflow(packages: Packages) -> EngineState:
+def _tensorflow(packages: Packages) -> _EngineState:
     version, remedy = packages.tensorflow, install_command("tensorflow")
     title = f"TensorFlow {version}"
     if version.startswith(f"{_TENSORFLOW}."):
-        return EngineState("tensorflow", title)
+        return _EngineState("tensorflow", title)
     if version:
-        return EngineState("tensorflow", title, f"TensorFlow is {version}, and {_TENSORFLOW} is needed", remedy)
+        return _EngineState("tensorflow", title, f"TensorFlow is {version}, and {_TENSORFLOW} is needed", remedy)
     if not has_tensorflow(packages.python):
         python = ".".join(map(str, packages.python))
-        return EngineState("tensorflow", title, f"TensorFlow {_TENSORFLOW} has no version for Python {python}", remedy)
-    return EngineState("tensorflow", title, "TensorFlow is not installed", remedy)
+        return _EngineState("tensorflow", title, f"TensorFlow {_TENSORFLOW} has no version for Python {python}", remedy)
+    return _EngineState("tensorflow", title, "TensorFlow is not installed", remedy)
 
 
-def _pytorch(packages: Packages) -> EngineState:
+def _pytorch(packages: Packages) -> _EngineState:
     if not packages.torch:
-        return EngineState("pytorch", "PyTorch", "PyTorch is not installed", install_command("pytorch"))
+        return _EngineState("pytorch", "PyTorch", "PyTorch is not installed", install_command("pytorch"))
     only = "" if packages.transformers else ", BERT only: transformers is not installed"
-    return EngineState("pytorch", f"PyTorch {packages.torch}{only}")
+    return _EngineState("pytorch", f"PyTorch {packages.torch}{only}")
 
 
-def _with_bridge(state: EngineState, packages: Packages) -> EngineState:
+def _with_bridge(state: _EngineState, packages: Packages) -> _EngineState:
     """An engine on cards, which needs the vendor's framework and bridge."""
     if packages.bridges[state.name] and not state.reason:
         return state
     module = {"tensorflow": "habana_frameworks.tensorflow", "pytorch": "habana_frameworks.torch"}[state.name]
     remedy = f"install {BRIDGES[state.name]} of the driver's release, with the vendor's framework"
     reason = state.reason or f"{module} is not installed, which the cards need"
-    return EngineState(state.name, state.title, reason, remedy)
+    return _EngineState(state.name, state.title, reason, remedy)
 
 
 def check_engines(packages: Packages, settings: PipelineSettings, *, on_cards: bool) -> CheckResult:
@@ -320,7 +320,7 @@ def check_engines(packages: Packages, settings: PipelineSettings, *, on_cards: b
     return passed("engines", finding)
 
 
-def _described(states: list[EngineState]) -> Iterator[str]:
+def _described(states: list[_EngineState]) -> Iterator[str]:
     for state in states:
         yield f"{state.name} does not run ({state.reason})" if state.reason else f"{state.name} runs ({state.title})"
     if all(state.reason for state in states):

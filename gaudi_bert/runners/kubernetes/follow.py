@@ -109,7 +109,10 @@ def follow(
     try:
         while True:
             round_started = time.monotonic()
-            current = _read(cluster, item)
+            current = cluster.read(item["kind"], item["metadata"]["name"])
+            if current is None:
+                raise FailedError(f"{item['kind']} {item['metadata']['name']} was removed while it ran; run it again")
+            current = {"kind": item["kind"], **current}  # Answers about one object do not always name its kind.
             pods = pods_of(cluster, current)
             if shows_logs:
                 logs.update(pods)
@@ -215,14 +218,6 @@ class _Stops:
         return time.monotonic() - self._since >= RESTART_SECONDS
 
 
-def _read(cluster: Cluster, item: Json) -> Json:
-    """What `item` is now; answers about one object do not always name its kind."""
-    current = cluster.read(item["kind"], item["metadata"]["name"])
-    if current is None:
-        raise FailedError(f"{item['kind']} {item['metadata']['name']} was removed while it ran; run it again")
-    return {"kind": item["kind"], **current}
-
-
 def problem_of(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
     """What is wrong with the pods of a running Job or MPIJob, or why it has none, or too few."""
     if not pods:
@@ -309,7 +304,9 @@ def describe_suspension(item: Json, workloads: Sequence[Json]) -> str:
     """What a suspended Job or MPIJob waits for, in one line; `workloads` is what its queue keeps about it."""
     title = f"{item['kind']} {item['metadata']['name']}"
     queue = (item["metadata"].get("labels") or {}).get(QUEUE_LABEL)
-    reason = _queue_reason(workloads) or "; ".join(_own_reasons(item))
+    own = (item.get("status") or {}).get("conditions") or ()
+    own_reasons = [_message_of(each) for each in own if each["type"] == "Suspended" and each.get("status") == "True"]
+    reason = _queue_reason(workloads) or "; ".join(own_reasons)
     if queue is None:
         because = f": {reason}" if reason else ""
         return f"{title} is suspended{because}; a queue of the cluster, or `kubectl edit`, resumes it"
@@ -343,12 +340,6 @@ def _reasons(workload: Json) -> Iterator[str]:
             if conditions[kind].get("reason") == "Inadmissible":
                 yield "see `kubectl get localqueues`, and correct kubernetes.queue"
             return
-
-
-def _own_reasons(item: Json) -> Iterator[str]:
-    for condition in (item.get("status") or {}).get("conditions") or ():
-        if condition["type"] == "Suspended" and condition.get("status") == "True":
-            yield _message_of(condition)
 
 
 def _is(conditions: Json, kind: str, status: str) -> bool:

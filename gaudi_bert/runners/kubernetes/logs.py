@@ -146,7 +146,9 @@ class LogFollower:
         """Read the logs of those pods whose container has started, and resume those that were dropped."""
         for pod in pods:
             name, container = pod["metadata"]["name"], followed_container(pod)
-            state = _container_state(pod, container)
+            statuses = pod.get("status", {}).get("containerStatuses") or ()
+            states = [status.get("state") or {} for status in statuses if status["name"] == container]
+            state = next(iter(states[0]), "waiting") if states else "waiting"
             reading = sum(log.is_read for log in self._followed.values())
             log = self._followed.get(name)
             ended = log is not None and (log.is_read or (log.reached_end and state == "terminated"))
@@ -189,11 +191,3 @@ class LogFollower:
         if not isinstance(error, NotFoundError) and error.status not in self._reported:
             self._reported.add(error.status)
             self._reporter.say(f"{error}; the run continues without this log")
-
-
-def _container_state(pod: Json, container: str | None) -> str:
-    """`running`, `terminated` or `waiting`."""
-    for status in pod.get("status", {}).get("containerStatuses") or ():
-        if status["name"] == container:
-            return next(iter(status.get("state") or {}), "waiting")
-    return "waiting"
