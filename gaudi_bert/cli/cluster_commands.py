@@ -24,9 +24,7 @@ k8s = typer.Typer(
 
 def wait(
     pipeline: arguments.Pipeline,
-    for_: Annotated[
-        str, typer.Option("--for", help="The step that is to start, e.g. train or write-finish.", show_default=False)
-    ],
+    for_: Annotated[str, typer.Option("--for", help="The stage that is to start, or write-finish.", show_default=False)],
     work: arguments.Work = Path("work"),
     timeout: Annotated[float, typer.Option(min=0, help="Give up after this many seconds.")] = 86_400,
     json: arguments.Json = False,

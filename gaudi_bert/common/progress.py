@@ -82,7 +82,7 @@ class Task:
         share = 100.0 * done / self.total if self.total else 100.0
         if not new:
             return f"{self.name}: {share:.0f} %, {human_seconds(now - self.started)} so far"
-        remaining = human_seconds((self.total - done) * elapsed / new)
+        remaining = human_seconds(max(self.total - done, 0.0) * elapsed / new)
         return f"{self.name}: {share:.0f} %, {self._speed(new / elapsed)}, {remaining} left"
 
     def _speed(self, rate: float) -> str:
