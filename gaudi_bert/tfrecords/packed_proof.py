@@ -246,6 +246,10 @@ class PartlyVerified(Generic[_Stored]):
         numbers = self._groups[shard[0] :: shard[1]]
         proofs, out = self._proofs(), self.folder.out
         with exclusive_lock(settings_path(out), str(out), wait=True):
+            # Another process may have proven all of it, and removed the proofs of groups, before this one had the lock.
+            stored = None if overwrite else self.folder.stored()
+            if stored is not None:
+                return stored
             self.folder.begin(keep_groups=True)
         if overwrite:
             remove(*(path for path in map(proofs.summary_path, numbers) if path.exists()))
@@ -272,12 +276,15 @@ class PartlyVerified(Generic[_Stored]):
 
     def finish(self, add_up: Callable[[Iterable[GroupVerification]], Proof[_Stored]]) -> StageOutput[_Stored]:
         """Write verification.json where every group has its proof; nothing is read but these, manifests and names."""
+        out = self.folder.out
         stored = self.folder.stored()
         if stored is not None:
+            if self.folder.is_writable:
+                remove(*parts_of(out))  # a process that was killed here has left them
             return stored
         self._check_writable()
         _ = self.folder.identity  # before the proofs are held to the files
-        proofs, out = self._proofs(), self.folder.out
+        proofs = self._proofs()
         proof = add_up(self._all_proofs(proofs))
         _check_files(self.folder, proof)
         with exclusive_lock(settings_path(out), str(out), wait=True):

@@ -6,7 +6,8 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from gaudi_bert.artefacts.packed import GroupManifest, Metadata
 from gaudi_bert.artefacts.references import manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.tfrecords.packed_proof import counts_of_groups
 from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_shard
@@ -83,6 +85,34 @@ def test_any_number_of_parts_in_any_order_gives_the_proof_of_one_process(
     skipped = verify_shard(whole.records, packed, (0, parts), reporter=QUIET)
     assert isinstance(skipped, StageOutput)
     assert skipped.skipped
+
+
+def test_a_part_that_waited_while_all_was_finished_has_nothing_to_do(
+    whole: PackingCase, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part(whole, packed, 0, 1)
+
+    @contextmanager
+    def finished_meanwhile(*given: object, **options: object) -> Iterator[None]:
+        monkeypatch.undo()
+        finish(whole, packed)
+        with exclusive_lock(*given, **options):
+            yield
+
+    monkeypatch.setattr("gaudi_bert.tfrecords.packed_proof.exclusive_lock", finished_meanwhile)
+    late = verify_shard(whole.records, packed, (1, 2), reporter=QUIET)
+    assert isinstance(late, StageOutput)
+    assert late.skipped
+    assert contents(packed) == contents(whole.packed)
+
+
+def test_proofs_of_groups_that_a_killed_finish_left_are_removed(whole: PackingCase, packed: Path) -> None:
+    part(whole, packed, 0, 1)
+    kept = proof(packed, 3).read_bytes()
+    finish(whole, packed)
+    proof(packed, 3).write_bytes(kept)
+    assert finish(whole, packed).skipped
+    assert contents(packed) == contents(whole.packed)
 
 
 def test_what_is_missing_is_named_and_nothing_is_finished(whole: PackingCase, packed: Path) -> None:
