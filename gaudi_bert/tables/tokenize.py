@@ -86,8 +86,8 @@ def tokenize_texts(
     Returns:
         The content of tokens.json and whether there was nothing to do; or the parts that remain for other shards.
     """
-    for package in ("pyarrow", "tokenizers"):
-        require(package, "parquet,text", "tokenize")
+    for needed in ("pyarrow", "tokenizers"):
+        require(needed, "parquet,text", "tokenize")
     check_name(out)
     with local_copies([*texts, tokenizer], store) as copies, mirrored(out, store) as folder:
         *files, model = [str(copy) for copy in copies]
