@@ -91,30 +91,31 @@ class GroupReader:
         differing: of groups whose shards do not hold the sequences of their inputs, the first, and what was read of it.
     """
 
-    def __init__(self, files: Sequence[FileToRead], schema: PackedSchema, take: Callable[[int, ReadGroup], None]) -> None:
+    def __init__(self, schema: PackedSchema, take: Callable[[int, ReadGroup], None]) -> None:
         self.problems: dict[int, str] = {}
         self.differing: tuple[int, ReadGroup] | None = None
-        self._files, self._schema, self._take = files, schema, take
-        self._sizes = Counter(file.group for file in files)
+        self._schema, self._take = schema, take
+        self._sizes: Counter[int] = Counter()
         self._open: dict[int, ReadGroup] = {}
 
-    def read(self, task: Task, workers: int | None) -> None:
-        """Read all files; those of a store are fetched shortly before."""
-        lock, ahead = threading.Lock(), worker_count(workers, len(self._files))
-        sides = [[file.path for file in self._files if (file.shard is None) == is_input] for is_input in (False, True)]
+    def read(self, files: Sequence[FileToRead], task: Task, workers: int | None) -> None:
+        """Read the files of complete groups; those of a store are fetched shortly before."""
+        self._sizes = Counter(file.group for file in files)
+        lock, ahead = threading.Lock(), worker_count(workers, len(files))
+        sides = [[file.path for file in files if (file.shard is None) == is_input] for is_input in (False, True)]
         # Of each file, which one it is of its side.
-        of_side = np.cumsum([file.shard is None for file in self._files], dtype=np.int64)
+        of_side = np.cumsum([file.shard is None for file in files], dtype=np.int64)
         with read_ahead(sides[0], ahead) as shards, read_ahead(sides[1], ahead) as inputs:
 
             def read_file(number: int, buffer: ByteArray) -> None:
-                file, before = self._files[number], int(of_side[number])
+                file, before = files[number], int(of_side[number])
                 batches, batch = (inputs, before - 1) if file.shard is None else (shards, number - before)
                 with batches.batch(batch):
                     sums = sum_pieces(self._pieces(file, task, buffer) if file.path.stat().st_size else iter(()))
                     with lock:
                         self._add(file, sums)
 
-            map_files(read_file, range(len(self._files)), workers)
+            map_files(read_file, range(len(files)), workers)
 
     def _pieces(self, file: FileToRead, task: Task, buffer: ByteArray) -> Pieces:
         if file.shard is None:

@@ -37,6 +37,8 @@ from gaudi_bert.tfrecords.scanning.file_contents import SequenceSums, describe_d
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
 _NAMED = 3
+# Their files are listed together: a list of all would grow with the data.
+_GROUPS_AT_ONCE = 256
 
 
 def verify(
@@ -187,17 +189,25 @@ class _Folder:
                 f"{self.packed}: {len(missing):,} of {len(known):,} input files are missing from the records: {named};"
                 " verify with the files that were packed"
             )
-        files, sizes = [], self.metadata.shard_table.bytes
-        for number in numbers:
-            paths = (self._paths[name] for name in names[number])
-            files += [FileToRead(path, self.inputs.sizes[path], number, None) for path in paths]
-            shards = self._shards_of(number).items()
-            files += [FileToRead(path, int(sizes[shard]), number, shard) for shard, path in shards]
-        reader = GroupReader(files, PackedSchema.of(self.metadata), take)
-        with self.reporter.task("verify", sum(file.bytes for file in files), "bytes") as task:
-            reader.read(task, self.workers)
+        sizes = self.metadata.shard_table.bytes
+        firsts, counts = self.metadata.shard_table.group_firsts, self.metadata.shard_table.group_sizes
+        total = sum(self.inputs.sizes[self._paths[name]] for name in known)
+        total += sum(int(sizes[firsts[number] : firsts[number] + counts[number]].sum()) for number in numbers)
+        reader = GroupReader(PackedSchema.of(self.metadata), take)
+        with self.reporter.task("verify", total, "bytes") as task:
+            for first in range(0, len(numbers), _GROUPS_AT_ONCE):
+                at_once = numbers[first : first + _GROUPS_AT_ONCE]
+                files = [file for number in at_once for file in self._files_to_read(number, names[number])]
+                reader.read(files, task, self.workers)
         if reader.problems:
             raise FailedError(self._problem(reader))
+
+    def _files_to_read(self, group: int, inputs: Sequence[str]) -> Iterator[FileToRead]:
+        for name in inputs:
+            yield FileToRead(self._paths[name], self.inputs.sizes[self._paths[name]], group, None)
+        sizes = self.metadata.shard_table.bytes
+        for shard, path in self._shards_of(group).items():
+            yield FileToRead(path, int(sizes[shard]), group, shard)
 
     def _problem(self, reader: GroupReader) -> str:
         """The problem of the first group that is wrong, and how many are."""
