@@ -61,7 +61,7 @@ took, cpu = time.perf_counter() - start, time.process_time() - cpu
 mapped = {line.split()[-1] for line in open("/proc/self/maps") if ".tfrecord" in line}
 result = {"open_seconds": opened - start, "first_seconds": took, "first_cpu_seconds": cpu, "kernel_seconds": kernels,
           "first_megabytes": (disk() - bytes_before) / 1e6, "files": len(os.listdir("/proc/self/fd")), "mapped": len(mapped)}
-reader = getattr(dataset._source, "_reader", None)
+reader = getattr(dataset, "_reader", None)
 waited, cpu, start = getattr(reader, "waited_seconds", 0.0), time.process_time(), time.perf_counter()
 count = sum(1 for row in itertools.islice(read, rows))
 wall = time.perf_counter() - start

@@ -141,7 +141,7 @@ STOREYS = {
         *("train", "evaluate", "verify_model", "check_graph"),
     ),
     "engines": ("watchdog", "processes", "protocol", "tensorflow", "pytorch", "choose"),
-    "tasks": ("kinds", "task_data", "objective", "models", "finetune", "pretrain", "predict", "embed"),
+    "tasks": ("kinds", "task_data", "answers", "objective", "models", "finetune", "pretrain", "predict"),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": (
         *("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands"),

@@ -141,7 +141,7 @@ NOT_HERE = {
     r"gaudi-bert run mine.yaml --render manifests/": "of a pipeline in a bucket: tests/k8s/test_rendered.py",
     r"gaudi-bert (doctor --cluster --pipeline|run) wiki.yaml( --on kubernetes)?": "tests/k8s/test_commands.py",
     r"hf download .*": "downloads",
-    r"python examples/serving/.*|curl localhost.*": "serves until stopped: tests/pytorch/test_serving.py",
+    r"python examples/serving/.*|curl localhost.*": "serves until stopped: tests/pytorch/test_examples.py",
     r"python -m mlperf_logging\..*": "needs MLPerf's package",
 }
 # What is added to a command so that it takes seconds: fewer updates, a smaller model; containers are only planned.

@@ -232,7 +232,7 @@ def predict(
 ) -> None:
     """The answers of a fine-tuned model, one JSON line per row, in the order of the rows."""
     from gaudi_bert.tasks import predict
-    from gaudi_bert.tasks.answer_rows import PredictOptions
+    from gaudi_bert.tasks.answers import PredictOptions
 
     options = PredictOptions(max_sequence_length, precision, not unpacked, on_bad_row)  # type: ignore[arg-type]
     rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
@@ -271,9 +271,9 @@ def embed(
     json: arguments.Json = False,
 ) -> None:
     """A vector for each text, in the order of the texts."""
-    from gaudi_bert.tasks import embed
+    from gaudi_bert.tasks import predict
 
-    options = embed.EmbedOptions(
+    options = predict.EmbedOptions(
         max_sequence_length,
         precision,  # type: ignore[arg-type]
         not unpacked,
@@ -285,6 +285,6 @@ def embed(
     )
     rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
     settings = arguments.task_settings(["task.too_long=truncate", *(set_ or ())], rows)
-    result = embed.embed(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
+    result = predict.embed(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, partial(output.describe_answers, out=out))

@@ -25,7 +25,6 @@ import transformers
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.pytorch.feeding import Feeding, fed_positions, target_mask
 from gaudi_bert.pytorch.rows import Row
-from gaudi_bert.pytorch.small_copy import small_copy
 from gaudi_bert.pytorch.trial import (
     ALONE_BOUND,
     MODEL_ERRORS,
@@ -38,6 +37,7 @@ from gaudi_bert.pytorch.trial import (
     random_packs,
     scale_of,
     sequences_of,
+    small_copy,
     token_outputs,
     tokens_of_packs,
     trial_conditions,
@@ -130,15 +130,12 @@ def try_model(
 
     Args:
         model: it may be a small copy; with its head, unless that gathers.
-        feeding: that of the model.
         batch_of: what it is given for rows.
         row_tokens: of the longest rows; as many as the model has positions when None, but 512 to 1,024.
         training: try it in training mode too, with its dropout; an error there is not one of packs.
 
     Returns:
-        The tokens of the longest row that was tried.
-
-    It computes 576 tokens and two rows of `row_tokens`, and two more in training mode.
+        The tokens of the longest row. It computes 576 tokens and two such rows, and two more in training mode.
     """
     tried = model.base_model if getattr(model, "gathers", False) else model
     positions = tokens_of_packs(model.config, feeding.position_offset, _MOST_POSITIONS)
@@ -212,7 +209,10 @@ def _ask(config: Any, kind: Any, target: str) -> Feeding:
     try:
         model = small_copy(config, kind)
         with trial_conditions():
-            feeding = replace(_inputs(model), causal=_is_causal(model))
+            taken = inspect.signature(model.forward).parameters
+            has_types = (getattr(model.config, "type_vocab_size", None) or 0) > 1
+            feeding = Feeding(positions="position_ids" in taken, token_types="token_type_ids" in taken and has_types)
+            feeding = replace(feeding, causal=_is_causal(model))
             feeding = replace(feeding, position_offset=_offset(model) if feeding.positions else 0)
             feeding = replace(feeding, longest_sequence=_longest_sequence(model, feeding))
             form, difference = _right_form(model, feeding, target)
@@ -231,15 +231,8 @@ def _ask(config: Any, kind: Any, target: str) -> Feeding:
 
 
 def _refusal(config: Any, reason: str) -> str:
-    """Why packs cannot be fed to such a model, in one line."""
     name = f"model type {config.model_type!r}: "
     return f"{name}{reason.removeprefix(name)}; {REMEDY}"
-
-
-def _inputs(model: Any) -> Feeding:
-    taken = inspect.signature(model.forward).parameters
-    types = getattr(model.config, "type_vocab_size", None) or 0
-    return Feeding(positions="position_ids" in taken, token_types="token_type_ids" in taken and types > 1)
 
 
 def _is_causal(model: Any) -> bool:
@@ -360,7 +353,6 @@ def _window(config: Any) -> int | None:
 
 
 def _formed(config: Any, feeding: Feeding, form: _Form) -> Feeding:
-    """The feeding of a config in one form."""
     window = _window(config) if form.window else None
     reach = None if window is None else window - form.counts_itself
     if not form.by_layer:

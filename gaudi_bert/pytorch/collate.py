@@ -24,7 +24,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.pytorch.asking import feeding_of, known_model, try_model
 from gaudi_bert.pytorch.feeding import Feeding, fed_positions, target_mask
 from gaudi_bert.pytorch.rows import Row, sequence_counts, sequence_matrix, token_matrix
-from gaudi_bert.pytorch.small_copy import small_copy
+from gaudi_bert.pytorch.trial import small_copy
 from gaudi_bert.tfrecords.wire.schema import NOT_PREDICTED
 
 TARGETS = ("transformers-5", "transformers-4", "optimum-habana", "flash", "flex")
@@ -118,12 +118,7 @@ class PackCollator:
         return {**batch, "attention_mask": target_mask(sequence_ids_BL, self.feeding, self.target, self.dtype)}
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
-        """A batch of rows, integers as int64.
-
-        Raises:
-            InputError: rows of unequal lengths, with more masked positions or sequences than there are slots, or without the
-                labels of gathered heads.
-        """
+        """A batch of rows, integers as int64; rows of unequal lengths, or without enough slots, are refused."""
         if self.gather_heads and "labels" not in rows[0]:
             raise InputError(f"gather_heads: the packs have no labels, but {', '.join(rows[0])}; omit gather_heads")
         if self.sequence_labels is not None and self.sequence_labels not in rows[0]:
@@ -141,7 +136,11 @@ class PackCollator:
         if self.sequence_labels is not None:
             batch.pop("labels", None)
             batch["sequence_positions"] = self._first_positions(rows)
-            batch["sequence_labels"] = self._labels_of_sequences(rows, self.sequence_labels)
+            column = self.sequence_labels  # -100 in slots without a sequence; NaN in a column of other numbers
+            if np.issubdtype(rows[0][column].dtype, np.integer):
+                batch["sequence_labels"] = self._per_sequence(rows, column, NOT_PREDICTED)
+            else:
+                batch["sequence_labels"] = self._padded([row[column] for row in rows], np.nan, np.float32)
         batch["sequence_ids"] = torch.from_numpy(arrays["sequence_ids"])
         batch["seq_lens"] = self._per_sequence(rows, "seq_lens", 0)
         return batch | {name: self._own_column(rows, name) for name in self._own_columns(rows)}
@@ -196,8 +195,11 @@ class PackCollator:
         masked_BQ = np.full((len(rows), slots), NOT_PREDICTED, np.int64)
         positions_BQ[rows_M, slots_M] = positions_M
         masked_BQ[rows_M, slots_M] = labels_BL[rows_M, positions_M]
-        gathered = {"masked_lm_positions": torch.from_numpy(positions_BQ), "masked_lm_labels": torch.from_numpy(masked_BQ)}
-        gathered["sequence_positions"] = self._first_positions(rows)
+        gathered = {
+            "masked_lm_positions": torch.from_numpy(positions_BQ),
+            "masked_lm_labels": torch.from_numpy(masked_BQ),
+            "sequence_positions": self._first_positions(rows),
+        }
         if "next_sentence_labels" in rows[0]:
             gathered["next_sentence_label"] = self._per_sequence(rows, "next_sentence_labels", NOT_PREDICTED)
         return gathered
@@ -206,12 +208,6 @@ class PackCollator:
         """The first token of each sequence, int64 [B, S]; 0 where there is none."""
         lengths_BS = self._per_sequence(rows, "seq_lens", 0)
         return (lengths_BS.cumsum(1) - lengths_BS) * (lengths_BS > 0)
-
-    def _labels_of_sequences(self, rows: Sequence[Row], name: str) -> torch.Tensor:
-        """int64 [B, S], -100 in slots without a sequence; float32 and NaN for a column of other numbers."""
-        if np.issubdtype(rows[0][name].dtype, np.integer):
-            return self._per_sequence(rows, name, NOT_PREDICTED)
-        return self._padded([row[name] for row in rows], np.nan, np.float32)
 
     def _padded(self, values: Sequence[AnyArray], empty: float, dtype: Any) -> torch.Tensor:
         """The values of the sequences of each row, [B, S], then `empty`."""

@@ -17,6 +17,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,6 @@ _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
 _ROWS_OF_SMALL_SHARDS = 32  # all shards of one read are open at once, and each row may be of another shard
 _MOST_OPEN_SHARDS = 256
 _IDENTITY_DIGITS = 16
-_Share = tuple[int, int]
-"""A rank and the number of processes."""
 _THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or train with PackedTrainerMixin"
 
 
@@ -50,8 +49,8 @@ _THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or t
 class MappedPacks(Dataset[Row]):
     """Packs by their numbers, for tools that need a map-style data set: a sampler decides the order, `shuffle=True` too.
 
-    Pack i is the i-th of the folder, shard after shard. A few shards are open at a time. `shards` are `ShardFiles`
-    (`reading/streams.py`) with their `sizes`; `rows_of` converts what they `read` to rows.
+    Pack i is the i-th of the folder, shard after shard. A few shards are open at a time. `shards` are `ShardFiles` with
+    their `sizes`; `rows_of` converts what they `read` to rows.
     """
 
     def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Row]]) -> None:
@@ -98,43 +97,28 @@ class MappedPacks(Dataset[Row]):
             self._shards.close(shard)
 
 
+@dataclass(frozen=True, eq=False)
 class _StoredPacks:
-    """Packs that are stored in shards.
+    """Packs that are stored in shards: `files` are `ShardFiles` with their `sizes`, `rows_of` makes rows of what they read.
 
-    `rows_of` converts what `files.read` returns to rows, packs of a shard move within `window`, `identity` distinguishes
-    these packs from others, and `sets` and `regions` are as of `GlobalOrder`.
+    Packs of a shard move within `window`; `sets` and `regions` are as of `GlobalOrder`.
     """
 
-    def __init__(
-        self,
-        files: Any,
-        share: _Share,
-        seed: int,
-        *,
-        window: int | Callable[[int], int] = WINDOW_PACKS,
-        shard_multiple: int,
-        identity: str,
-        sets: int = 1,
-        regions: IntArray | None = None,
-        rows_of: Callable[[Any], Sequence[Row]] = list,
-    ) -> None:
-        self._files, self._rows_of, self.identity = files, rows_of, identity
-        order = GlobalOrder(files.sizes, seed, window, streams_of(shard_multiple), sets, regions)
-        self._reader = StreamReader(files, order, *share)
-        self.packs = order.packs
-        self.has_small_shards = order.packs < _ROWS_AT_ONCE * len(files.sizes)
+    files: Any
+    shard_multiple: int
+    identity: str
+    window: int | Callable[[int], int] = WINDOW_PACKS
+    sets: int = 1
+    regions: IntArray | None = None
+    rows_of: Callable[[Any], Sequence[Row]] = list
 
-    def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
-        """The packs of an epoch with these numbers, int64 [n]."""
-        return self._rows_of(self._files.read(*self._reader.locate(epoch, numbers)))
-
-    def as_map(self) -> MappedPacks:
-        """All packs by their numbers in the folder."""
-        return MappedPacks(self._files, self._rows_of)
+    def order(self, seed: int) -> GlobalOrder:
+        """The one order of the packs."""
+        streams = streams_of(self.shard_multiple)
+        return GlobalOrder(self.files.sizes, seed, self.window, streams, self.sets, self.regions)
 
 
-def _open_packs(folder: Path, seed: int, share: _Share, table: Path | None) -> _StoredPacks:
-    """Open the packs of `folder`, of whatever format."""
+def _open_packs(folder: Path, table: Path | None) -> _StoredPacks:
     if in_store(folder):
         raise InputError(
             f"{shown_location(folder)}: PackedDataset reads folders of this machine; copy it here, or train with "
@@ -142,24 +126,22 @@ def _open_packs(folder: Path, seed: int, share: _Share, table: Path | None) -> _
         )
     if table is not None:
         index = IndexedTable(folder, table)
-        return _StoredPacks(index, share, seed, shard_multiple=index.shard_multiple, identity=index.identity)
+        return _StoredPacks(index, index.shard_multiple, index.identity)
     has_metadata = is_packed(folder)
     tables = sorted(folder.glob("packed-*.parquet")) or ([] if has_metadata else sorted(folder.glob("*.parquet")))
     if tables:
         files, shard_multiple = open_tables(folder, tables)
         sizes = [[path.name, path.stat().st_size] for path in tables]
         identity = hashlib.sha256(repr(sizes).encode("utf-8")).hexdigest()[:_IDENTITY_DIGITS]
-        return _StoredPacks(files, share, seed, window=files.window_rows, shard_multiple=shard_multiple, identity=identity)
+        return _StoredPacks(files, shard_multiple, identity, files.window_rows)
     if has_metadata:
         metadata = read_metadata(folder)
         shards = metadata.shard_table
         check_before_reading(folder, shards)
         return _StoredPacks(
             open_shards(folder, metadata),
-            share,
-            seed,
-            shard_multiple=metadata.shard_multiple,
-            identity=metadata.identity(repr)[:_IDENTITY_DIGITS],
+            metadata.shard_multiple,
+            metadata.identity(repr)[:_IDENTITY_DIGITS],
             sets=MOST_SETS if metadata.groups else 1,
             regions=regions_of_groups(shards.group_sizes, metadata.input_files, metadata.seed) if metadata.groups else None,
             rows_of=rows_of_packs,
@@ -207,12 +189,13 @@ class PackedDataset(IterableDataset[Row]):
         if plan is not None:
             refuse_removed("PackedDataset(plan=)")
         check_rank(rank, world_size)
-        _check_batch(batch_packs)
+        self.batch_packs = None if batch_packs is None else whole_number("batch_packs", batch_packs, 1)
         self.folder, self.rank, self.world_size = Path(folder), rank, world_size
         self.seed = whole_number("seed", seed)
-        self.batch_packs = batch_packs
-        self._source = _open_packs(self.folder, seed, (rank, world_size), None if table is None else Path(table))
-        self.packs = self._source.packs
+        self._stored = _open_packs(self.folder, None if table is None else Path(table))
+        order = self._stored.order(seed)
+        self._reader = StreamReader(self._stored.files, order, rank, world_size)
+        self.packs = order.packs
         if self.packs < world_size * (batch_packs or 1):
             raise InputError(
                 f"{folder}: too few packs ({self.packs:,}) for a batch of {batch_packs or 1} on each of {world_size} "
@@ -224,7 +207,7 @@ class PackedDataset(IterableDataset[Row]):
 
     def as_map(self) -> MappedPacks:
         """The packs of all processes as a map-style data set, for tools that want one: `shuffle=True` is allowed there."""
-        return self._source.as_map()
+        return MappedPacks(self._stored.files, self._stored.rows_of)
 
     @property
     def dropped_packs(self) -> int:
@@ -237,24 +220,16 @@ class PackedDataset(IterableDataset[Row]):
             self._epoch, self._done = int(epoch), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The position: valid for any number of processes. Exact without workers; with workers use the `PackedLoader`'s.
-
-        Raises:
-            InputError: in a worker, which does not know what was used.
-        """
+        """The position, for any number of processes; a worker does not know what was used: take that of the loader."""
         if torch.utils.data.get_worker_info() is not None:
             raise InputError("a worker does not know which of its packs were used; take state_dict of the PackedLoader")
         position = {"epoch": self._epoch, "packs_done": self._done, "order": ORDER}
-        return {**position, "seed": self.seed, "data": self._source.identity}
+        return {**position, "seed": self.seed, "data": self._stored.identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where `state` was taken.
-
-        Raises:
-            InputError: it is of other packs, of another seed or order, or its numbers are not those of a position.
-        """
+        """Resume where `state` was taken; one of other packs, of another seed or order, or without a position is refused."""
         state = state if isinstance(state, Mapping) else {}
-        if state.get("data") != self._source.identity or state.get("seed") != self.seed:
+        if state.get("data") != self._stored.identity or state.get("seed") != self.seed:
             raise InputError(f"{self.folder}: the state was taken of other packs, or with another seed; give the same ones")
         if state.get("order") != ORDER:
             raise InputError(
@@ -297,8 +272,8 @@ class PackedDataset(IterableDataset[Row]):
         """Rows of this process (of this worker) to the end of the epoch.
 
         Raises:
-            InputError: a record is damaged; there are several workers, and `batch_packs` is not known; or Accelerate (or a
-                `Trainer` that uses it) would shard the rows of this process a second time.
+            InputError: a record is damaged; there are several workers, and `batch_packs` is not known; or Accelerate would
+                shard the rows of this process a second time.
         """
         worker = torch.utils.data.get_worker_info()
         if worker is not None and worker.num_workers > 1 and self.batch_packs is None:
@@ -306,9 +281,11 @@ class PackedDataset(IterableDataset[Row]):
                 f"{worker.num_workers} workers would change the order of the packs: use PackedLoader, or give PackedDataset "
                 "the batch_size of the DataLoader as batch_packs"
             )
-        processes = 1 if self.loader_is_ours else _processes_of_accelerate()
-        if processes > 1:
-            raise InputError(f"{processes} processes: Accelerate would shard the packs a second time; {_THE_WAY}")
+        accelerate: Any = sys.modules.get("accelerate.state")
+        if not self.loader_is_ours and accelerate is not None and accelerate.is_initialized():
+            processes = accelerate.PartialState().num_processes
+            if processes > 1:
+                raise InputError(f"{processes} processes: Accelerate would shard the packs a second time; {_THE_WAY}")
         return self._rows(worker)
 
     def _rows(self, worker: Any) -> Iterator[Row]:
@@ -317,14 +294,15 @@ class PackedDataset(IterableDataset[Row]):
         first = first_of_rank(self._done, self.rank, self.world_size)
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         rows = len(range(number, self.remaining_batches, workers)) * batch
-        most = _ROWS_OF_SMALL_SHARDS if self._source.has_small_shards else _ROWS_AT_ONCE
+        stored = self._stored
+        most = _ROWS_OF_SMALL_SHARDS if self.packs < _ROWS_AT_ONCE * len(stored.files.sizes) else _ROWS_AT_ONCE
         done = 0
         while done < rows:
             at_once = min(most, _FIRST_ROWS + 3 * done)  # few at first, so that the first rows come soon
             at_once = -(-at_once // batch) * batch  # complete batches, which are then collated without a copy
             batches, in_batch = np.divmod(np.arange(done, min(done + at_once, rows), dtype=np.int64), batch)
             numbers = first + self.world_size * ((number + workers * batches) * batch + in_batch)
-            for row in self._source.rows(epoch, numbers):
+            for row in stored.rows_of(stored.files.read(*self._reader.locate(epoch, numbers))):
                 done += 1
                 if worker is None and done % batch == 0:  # before the last row of a batch is yielded, so that it counts
                     self.note_batch(done == rows)
@@ -334,17 +312,10 @@ class PackedDataset(IterableDataset[Row]):
 class PackedLoader(DataLoader[Any]):
     """A `DataLoader` of a `PackedDataset` whose position is exact with any number of workers.
 
-    Args:
-        dataset: the packs.
-        batch_packs: packs of one batch.
-        collate: rows to a batch, such as a `PackCollator`.
-        **options: of the `DataLoader`: num_workers, pin_memory and so on.
-
-    Raises:
-        InputError: an epoch would have no batch, or workers are to be persistent.
-
-    `accelerator.prepare` leaves it as it is: each process has its share already. `save_state` and `load_state` of Accelerate
-    keep its position.
+    `batch_packs` are the packs of one batch, `collate` makes a batch of rows, as a `PackCollator` does, and `options` are
+    those of the `DataLoader`: num_workers, pin_memory and so on. An epoch without a batch, and persistent workers, are
+    refused. `accelerator.prepare` leaves it as it is: each process has its share already. `save_state` and `load_state` of
+    Accelerate keep its position.
     """
 
     _is_accelerate_prepared = True
@@ -355,8 +326,7 @@ class PackedLoader(DataLoader[Any]):
     ) -> None:
         if options.get("persistent_workers"):
             raise InputError("persistent_workers: they would read the first epoch again and again; omit it")
-        _check_batch(batch_packs)
-        dataset.batch_packs = batch_packs
+        dataset.batch_packs = whole_number("batch_packs", batch_packs, 1)
         if len(dataset) == 0:
             raise InputError(
                 f"{dataset.folder}: too few packs ({dataset.packs:,}) for {dataset.update_batches} batches of {batch_packs} "
@@ -367,11 +337,7 @@ class PackedLoader(DataLoader[Any]):
         super().__init__(dataset, batch_size=batch_packs, collate_fn=collate, drop_last=True, **options)
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches to the end of the epoch.
-
-        Raises:
-            InputError: the data set is the share of another process.
-        """
+        """Batches to the end of the epoch; a data set that is the share of another process is refused."""
         _check_process(self._packs)
         self._packs.begin()
         batches = self._packs.remaining_batches
@@ -394,23 +360,8 @@ class PackedLoader(DataLoader[Any]):
         return self._packs.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where `state` was taken.
-
-        Raises:
-            InputError: it is of other packs or of another seed.
-        """
+        """Resume where `state` was taken; as of `PackedDataset`."""
         self._packs.load_state_dict(state)
-
-
-def _check_batch(batch_packs: int | None) -> None:
-    if batch_packs is not None:
-        whole_number("batch_packs", batch_packs, 1)
-
-
-def _processes_of_accelerate() -> int:
-    """How many processes Accelerate has, where it is in use."""
-    state = sys.modules.get("accelerate.state")
-    return state.PartialState().num_processes if state is not None and state.is_initialized() else 1
 
 
 def _check_process(dataset: PackedDataset) -> None:

@@ -11,7 +11,6 @@ Letters: B packs of a batch, L positions, N sequences, T tokens, H hidden size, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -81,7 +80,12 @@ class PackedEncoder:
         most = getattr(config, "max_position_embeddings", None)
         positions = (most if type(most) is int else _MOST_POSITIONS) - self._feeding.position_offset
         self.positions: int = min(positions, self._feeding.longest_sequence or positions)
-        self.max_sequence_length = self._length(max_sequence_length, getattr(tokenizer, "model_max_length", self.positions))
+        if max_sequence_length is not None and not 3 <= max_sequence_length <= self.positions:
+            raise InputError(
+                f"max_sequence_length = {max_sequence_length}: the model has {self.positions} positions; give 3 to that"
+            )
+        usual = min(self.positions, getattr(tokenizer, "model_max_length", self.positions))
+        self.max_sequence_length: int = max_sequence_length or usual
         self.hidden_size: int = config.hidden_size
         self.task, self.labels = _task_of(model)
         if self.task == "token-classification":
@@ -100,21 +104,11 @@ class PackedEncoder:
                 module, self._feeding, lambda rows: packed_batch(rows, self._feeding), tokens, training=False
             )
 
-    def _length(self, requested: int | None, of_tokenizer: int) -> int:
-        if requested is not None and not 3 <= requested <= self.positions:
-            raise InputError(f"max_sequence_length = {requested}: the model has {self.positions} positions; give 3 to that")
-        return requested or min(self.positions, of_tokenizer)
-
     def embed(self, texts: Sequence[Text], pooling: Pooling = "mean", *, normalize: bool = False) -> Float32Array:
         """A vector for each text, float32 [texts, hidden size], in the order of the texts.
 
-        Args:
-            texts: any number of them.
-            pooling: the first token (`cls`), or the mean or the maximum over all tokens, special ones too.
-            normalize: give every vector the length 1.
-
-        Raises:
-            InputError: `pooling` is none of these, or a text is not one.
+        `pooling` takes the first token (`cls`), or the mean or the maximum over all tokens, special ones too; `normalize`
+        gives every vector the length 1.
         """
         if pooling not in get_args(Pooling):
             raise InputError(f"pooling = {pooling!r}: one of {', '.join(get_args(Pooling))} is allowed")
@@ -124,11 +118,7 @@ class PackedEncoder:
         return np.concatenate(vectors)
 
     def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
-        """The answer of the model's head for each text, in the order of the texts: what `gaudi-bert predict` writes.
-
-        Raises:
-            InputError: the model has no head for texts or tokens, or a text is not one.
-        """
+        """The answer of the model's head for each text, in the order of the texts: what `gaudi-bert predict` writes."""
         if self.task is None:
             raise InputError(
                 f"{type(self.model).__name__}: has no head that is known here; open it with "
@@ -172,7 +162,11 @@ class PackedEncoder:
         """A vector for each sequence, [N, H]; `computed(slots)` is called after each batch."""
 
         def pooled(hidden_TH: torch.Tensor, placed: Placement) -> torch.Tensor:
-            vectors_NH = _pooled(hidden_TH, torch.from_numpy(placed.lengths), pooling)
+            lengths_N = torch.from_numpy(placed.lengths).to(hidden_TH.device)
+            if pooling == "cls":
+                vectors_NH = hidden_TH[lengths_N.cumsum(0) - lengths_N]
+            else:
+                vectors_NH = torch.segment_reduce(hidden_TH, pooling, lengths=lengths_N)
             return torch.nn.functional.normalize(vectors_NH, dim=-1) if normalize else vectors_NH
 
         return self._run(self._base, sequences, plan, pooled, computed, per_token=False, width=self.hidden_size)
@@ -218,14 +212,19 @@ class PackedEncoder:
         """`finish` of a module's outputs for the tokens of each batch, put in the order of the sequences or tokens."""
         self._try_rows(max((part.length for part in plan.parts), default=0))
         out: Float32Array = np.zeros((len(sequences.input_ids) if per_token else len(sequences), width), np.float32)
-        with torch.inference_mode(), _evaluating(self.model):
-            for part, chosen, shape in self._batches(plan):
-                placed = lay_out_packs(sequences, part.packs, chosen, shape)
-                output_BLC = token_outputs(module(**self._inputs(placed, sequences))).float()
-                slots = torch.from_numpy(placed.slots).to(output_BLC.device)
-                values = finish(output_BLC.flatten(0, 1)[slots], placed).cpu().numpy()
-                out[placed.sources if per_token else placed.sequences] = values
-                computed(len(chosen) * part.length)
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.inference_mode():
+                for part, chosen, shape in self._batches(plan):
+                    placed = lay_out_packs(sequences, part.packs, chosen, shape)
+                    output_BLC = token_outputs(module(**self._inputs(placed, sequences))).float()
+                    slots = torch.from_numpy(placed.slots).to(output_BLC.device)
+                    values = finish(output_BLC.flatten(0, 1)[slots], placed).cpu().numpy()
+                    out[placed.sources if per_token else placed.sequences] = values
+                    computed(len(chosen) * part.length)
+        finally:
+            self.model.train(was_training)
         return out
 
     def _batches(self, plan: WindowPlan) -> Iterator[tuple[Part, AnyArray, BatchShape]]:
@@ -290,24 +289,6 @@ class PackedEncoder:
                 f"{type(self.model).__name__}: its head gives packed texts other answers than texts alone (they differ by "
                 f"{difference:.1e} of the largest); give it one text a row, or embed the texts"
             )
-
-
-def _pooled(hidden_TH: torch.Tensor, lengths_N: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """The hidden states of each sequence's tokens, side by side, as one vector, [N, H]."""
-    lengths_N = lengths_N.to(hidden_TH.device)
-    if pooling == "cls":
-        return hidden_TH[lengths_N.cumsum(0) - lengths_N]
-    return torch.segment_reduce(hidden_TH, pooling, lengths=lengths_N)
-
-
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def _task_of(model: Any) -> tuple[TaskName | None, tuple[str, ...]]:

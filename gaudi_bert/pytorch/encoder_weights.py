@@ -1,21 +1,32 @@
-"""The weights of an encoder's folder as a model of a task begins with them, by the names that `transformers` gives them."""
+"""Encoders of `transformers` as models of a task: their configs, their classes, and the weights of their folders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import transformers
 
 from gaudi_bert.common.arrays import Float32Array
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import read_json
 from gaudi_bert.model.config import EncoderConfig, ModelSizes
-from gaudi_bert.model.heads import Head, VectorHead
+from gaudi_bert.model.heads import Head, PretrainingHead, TaskHead, TaskKind, VectorHead
 from gaudi_bert.pytorch.asking import feeding_of
-from gaudi_bert.pytorch.classes import class_of, config_of
 from gaudi_bert.pytorch.model_folder import check_numbers, read_parts
+from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line
 
+_OF_TEXTS = transformers.AutoModelForSequenceClassification
+_AUTO: Mapping[TaskKind, Any] = {
+    "classification": _OF_TEXTS,
+    "multi-label": _OF_TEXTS,
+    "regression": _OF_TEXTS,
+    "token-classification": transformers.AutoModelForTokenClassification,
+    "question-answering": transformers.AutoModelForQuestionAnswering,
+    "masked-language-modelling": transformers.AutoModelForMaskedLM,
+    "causal-language-modelling": transformers.AutoModelForCausalLM,
+}
 _OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task")
 _OF_THE_FILE = ("transformers_version", "torch_dtype", "dtype", "_name_or_path", "gaudi_bert")
 _ENCODER = VectorHead("cls", normalize=False)
@@ -23,8 +34,56 @@ _ANY_POSITIONS = 1 << 20
 _ANY_SEGMENTS = 1 << 20
 
 
-@dataclass(frozen=True)
-class EncoderWeights:
+def config_of(config: EncoderConfig, head: Head) -> Any:
+    """The config of `transformers` for a model with this head."""
+    values = dict(config.values)
+    kind = values.get("model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        raise InputError(f"model_type {shown(kind)}: transformers does not know it; give a type that it has")
+    try:
+        made = transformers.CONFIG_MAPPING[kind].from_dict(values)
+        if isinstance(head, TaskHead):
+            if head.keeps_outputs:
+                made.num_labels = head.width
+            if head.is_causal:
+                made.is_decoder = True
+        made.use_cache = False
+    except MODEL_ERRORS as error:
+        raise InputError(f"model type {kind!r}: its config cannot be used: {one_line(error, 200)}; correct it") from error
+    return made
+
+
+def word_task_of(config: EncoderConfig) -> TaskKind:
+    """What a model is trained for on texts alone: masked words where it sees both sides, else the next one."""
+    made = config_of(config, VectorHead("cls", normalize=False))
+    tasks: tuple[TaskKind, ...] = ("masked-language-modelling", "causal-language-modelling")
+    for task in tasks[::-1] if getattr(made, "is_decoder", False) else tasks:
+        if type(made) in _AUTO[task]._model_mapping:  # noqa: SLF001 - which class it takes is said nowhere else
+            return task
+    raise InputError(f"model type {made.model_type!r}: transformers has no head of words for it; choose another model")
+
+
+def known_types() -> tuple[str, ...]:
+    """The types of models that `transformers` has."""
+    return tuple(transformers.CONFIG_MAPPING)
+
+
+def class_of(config: Any, head: Head) -> Any:
+    """The class of `transformers` for a config and a head."""
+    if isinstance(head, PretrainingHead):
+        raise InputError(f"model type {config.model_type!r}: next-sentence prediction is BERT's; pack a table of texts")
+    auto = transformers.AutoModel if isinstance(head, VectorHead) else _AUTO[head.kind]
+    found = auto._model_mapping.get(type(config), None)  # noqa: SLF001 - which class it takes is said nowhere else
+    if found is None:
+        what = "no vectors of tokens" if isinstance(head, VectorHead) else f"no class for {head.kind}"
+        raise InputError(f"model type {config.model_type!r}: transformers has {what}; choose another model or task")
+    return found[0] if isinstance(found, tuple) else found
+
+
+# --- configs and weights of folders
+
+
+class _EncoderWeights(NamedTuple):
     """An encoder, and its head where it fits.
 
     Attributes:
@@ -40,11 +99,7 @@ class EncoderWeights:
 
 
 def read_encoder_config(file: Path) -> EncoderConfig:
-    """What a config.json says of the encoder; what it says of a head and of the file is left out.
-
-    Raises:
-        InputError: it is not the config of a model of `transformers`.
-    """
+    """What a config.json says of the encoder; what it says of a head and of the file is left out."""
     content = read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise InputError(f"{file}: names no model_type; give the config.json of a model of transformers")
@@ -75,11 +130,7 @@ def fresh_config(
 
 
 def sizes_of(config: EncoderConfig, head: Head) -> ModelSizes:
-    """The sizes of a model that packs can be fed to.
-
-    Raises:
-        InputError: they cannot, or `transformers` has no such model.
-    """
+    """The sizes of a model; one that packs cannot be fed to is refused."""
     library = config_of(config, head)
     feeding, text = feeding_of(library), library.get_text_config()
     most = getattr(text, "max_position_embeddings", None)
@@ -94,18 +145,14 @@ def sizes_of(config: EncoderConfig, head: Head) -> ModelSizes:
     )
 
 
-def read_encoder_weights(folder: Path, head: Head, *, lacks_head: bool) -> EncoderWeights:
-    """The weights of a folder for a model with this head; with `lacks_head`, those of the head may be missing.
-
-    Raises:
-        InputError: the folder is damaged or incomplete, or `transformers` has no such model.
-    """
+def read_encoder_weights(folder: Path, head: Head, *, lacks_head: bool) -> _EncoderWeights:
+    """The weights of a folder for a model with this head; with `lacks_head`, those of the head may be missing."""
     config = read_encoder_config(folder / "config.json")
     library = config_of(config, head)
     kind = class_of(library, head)
     model, missing = read_parts(folder, kind, library, lacks_head=lacks_head)
     parameters: dict[str, Any] = dict(model.named_parameters())
-    return EncoderWeights(
+    return _EncoderWeights(
         config,
         kind.__name__,
         {name: value.detach().float().numpy() for name, value in parameters.items() if name not in missing},

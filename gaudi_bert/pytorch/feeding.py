@@ -80,8 +80,8 @@ def target_mask(sequence_ids_BL: torch.Tensor, feeding: Feeding, target: str, dt
         return additive_masks(sequence_ids_BL, feeding, dtype)
     if target != "flex":
         return allowed_BLL(sequence_ids_BL, feeding.causal).long()
-    layers = {kind: block_mask(sequence_ids_BL, feeding.causal, reach) for kind, reach in feeding.layers.items()}
-    return layers or block_mask(sequence_ids_BL, feeding.causal, feeding.window)
+    layers = {kind: _block_mask(sequence_ids_BL, feeding.causal, reach) for kind, reach in feeding.layers.items()}
+    return layers or _block_mask(sequence_ids_BL, feeding.causal, feeding.window)
 
 
 def fed_positions(position_ids: Any, feeding: Feeding) -> Any:
@@ -90,7 +90,7 @@ def fed_positions(position_ids: Any, feeding: Feeding) -> Any:
     return (position_ids if longest is None else position_ids.clip(max=longest - 1)) + feeding.position_offset
 
 
-def block_mask(sequence_ids_BL: torch.Tensor, causal: bool = False, window: int | None = None) -> Any:
+def _block_mask(sequence_ids_BL: torch.Tensor, causal: bool = False, window: int | None = None) -> Any:
     """The same as a `BlockMask` for flex attention."""
     from torch.nn.attention.flex_attention import create_block_mask
 

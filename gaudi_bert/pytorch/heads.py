@@ -111,7 +111,6 @@ class PackedBertForPreTraining(BertForPreTraining):
         """Logits [B, Q, vocabulary] and [B, S, 2], and, with labels, the loss.
 
         Args:
-            input_ids, attention_mask, token_type_ids, position_ids: as the collator makes them.
             masked_lm_positions: int64 [B, Q]; what unused slots point to is not used.
             sequence_positions: int64 [B, S], the first token of each sequence.
             masked_lm_labels: int64 [B, Q], -100 in unused slots.
@@ -157,13 +156,9 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
         """Logits [B, S, C], and, with labels, the loss; values of slots without a sequence have no meaning.
 
         Args:
-            input_ids, attention_mask, position_ids, token_type_ids: as the collator makes them.
             sequence_positions: int64 [B, S], the first token of each sequence.
             sequence_labels: int64 [B, S], -100 in unused slots; for a regression float32, NaN there.
             num_items_in_batch: `update_counts` of the complete update; those of this batch when None.
-
-        Raises:
-            InputError: integer labels for a regression, or others for classes.
         """
         hidden_BLH = self.bert(
             input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids
@@ -171,9 +166,9 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
         logits_BSC = self.classifier(self.dropout(_pooled(self.bert.pooler, hidden_BLH, sequence_positions)))
         loss = None
         if sequence_labels is not None:
-            counts = (
-                update_counts([{"sequence_labels": sequence_labels}]) if num_items_in_batch is None else num_items_in_batch
-            )
+            counts = num_items_in_batch
+            if counts is None:
+                counts = update_counts([{"sequence_labels": sequence_labels}])
             loss = self._summed_loss(logits_BSC, sequence_labels) / counts.clamp(min=1).to(logits_BSC.device).squeeze()
         return SequenceClassifierOutput(loss=loss, logits=logits_BSC)
 

@@ -41,9 +41,6 @@ def open_encoder(
     """The encoder of a folder with its tokenizer, on a device; on "hpu" all batches have one shape.
 
     `with_head` keeps a head for texts or tokens, if config.json names one; `precision` is that of weights and computation.
-
-    Raises:
-        InputError: the folder is damaged or incomplete, or the model cannot be fed packs.
     """
     auto: Any = transformers.AutoModel
     if with_head:
@@ -72,10 +69,8 @@ def architecture_of(folder: Path) -> str:
 def read_model(folder: Path, kind: Any, **options: Any) -> Any:
     """The model of a folder, in evaluation mode.
 
-    `kind` is a class of `transformers`, or one of its `AutoModel...`; `options` are those of `from_pretrained`.
-
-    Raises:
-        InputError: a file is damaged; or weights are missing, superfluous or not finite.
+    `kind` is a class of `transformers`, or one of its `AutoModel...`; `options` are those of `from_pretrained`. Weights that
+    are missing, superfluous or not finite are refused.
     """
     return read_parts(folder, kind, None, lacks_head=False, **options)[0]
 

@@ -26,7 +26,6 @@ from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
 from gaudi_bert.pytorch.feeding import Feeding, allowed_BLL
 from gaudi_bert.pytorch.model_folder import architecture_of, read_model
 from gaudi_bert.pytorch.rows import Row
-from gaudi_bert.pytorch.small_copy import window_settings
 from gaudi_bert.pytorch.trial import (
     ALONE_BOUND,
     MODEL_ERRORS,
@@ -41,6 +40,7 @@ from gaudi_bert.pytorch.trial import (
     sequences_of,
     tokens_of_packs,
     trial_conditions,
+    window_settings,
 )
 
 LENGTH, WINDOW = 256, 64
@@ -105,13 +105,7 @@ WAYS: dict[str, Feed] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What one way of feeding does.
-
-    Attributes:
-        alone: largest difference between packed and alone; None where the model refused.
-        neighbour: largest change by a changed neighbour; None where the model refused.
-        scale: the largest output, at least 1.
-    """
+    """As `FeedingFinding`, with the largest output, at least 1: `scale`."""
 
     way: str
     alone: float | None = None
@@ -142,9 +136,6 @@ def load_model(folder: str | Path, attention: str | None = None) -> Any:
     """The model in `folder`, in evaluation mode (no dropout); nothing is downloaded.
 
     `folder` is as `save_pretrained` writes it; `attention` (sdpa, eager, flex_attention, ...) is the model's own when None.
-
-    Raises:
-        InputError: the folder does not hold a model of `transformers`, or it cannot be opened, or not with this attention.
     """
     check_model(Path(folder))
     config_path = Path(folder) / "config.json"
@@ -154,7 +145,7 @@ def load_model(folder: str | Path, attention: str | None = None) -> Any:
     return read_model(Path(folder), kind, **({} if attention is None else {"attn_implementation": attention}))
 
 
-def check_ways(names: Iterable[str]) -> None:
+def _check_ways(names: Iterable[str]) -> None:
     """Refuse ways of feeding that are not known."""
     for name in names:
         if name not in (*WAYS, *TARGETS):
@@ -173,7 +164,7 @@ def probe_model(model: Any, ways: Iterable[str] | None = None, seed: int = 12345
         InputError: an unknown way, a model whose output is not one vector per token, or one that no packs can be fed to.
     """
     names = list(WAYS) if ways is None else list(ways)
-    check_ways(names)
+    _check_ways(names)
     model = model.eval()
     with trial_conditions(), _short_windows(model):
         feeding = feeding_of(model)
@@ -231,7 +222,7 @@ def verify_huggingface(
     `target` is the way of feeding to test, None for all; `attention` is one of `transformers`' (sdpa, eager,
     flex_attention), the model's own when None.
     """
-    check_ways([target] if target is not None else [])
+    _check_ways([target] if target is not None else [])
     model = load_model(folder, attention)
     used = model.config._attn_implementation  # noqa: SLF001 - in no public attribute
     findings = probe_model(model, [target] if target is not None else None)

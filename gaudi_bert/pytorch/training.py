@@ -98,7 +98,6 @@ class PackedTrainerMixin:
                 this process; the model gives one output for a row; or an argument cannot be applied to packs.
         """
         trainer: Any = self
-        self._check_share()
         self._check_arguments()
         check_head(self.model)
         self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True  # Trainer divides by nothing itself
@@ -115,18 +114,14 @@ class PackedTrainerMixin:
             self.train_dataset.load_state_dict(read_json(path))
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)  # type: ignore[misc]
 
-    def _check_share(self) -> None:
-        share = (self.train_dataset.rank, self.train_dataset.world_size)
-        if share != (self.args.process_index, self.args.world_size):
-            raise InputError(
-                f"PackedDataset is the share of process {share[0]} of {share[1]}, and this is process "
-                f"{self.args.process_index} of {self.args.world_size}; give PackedDataset rank=args.process_index, "
-                "world_size=args.world_size"
-            )
-
     def _check_arguments(self) -> None:
-        """Refuse arguments that have no effect on packs, and evaluation data that could not be read."""
-        args = self.args
+        """Refuse another share of the data, and arguments that have no effect on packs."""
+        args, rank, processes = self.args, self.train_dataset.rank, self.train_dataset.world_size
+        if (rank, processes) != (args.process_index, args.world_size):
+            raise InputError(
+                f"PackedDataset is the share of process {rank} of {processes}, and this is process {args.process_index} of "
+                f"{args.world_size}; give PackedDataset rank=args.process_index, world_size=args.world_size"
+            )
         refused = {
             "label_smoothing_factor": (args.label_smoothing_factor, "losses of packs add up, without smoothing"),
             "compute_loss_func": (self.compute_loss_func, "losses of packs add up as update_loss computes them"),
@@ -142,8 +137,6 @@ class PackedTrainerMixin:
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         if args.remove_unused_columns and any(isinstance(each, PackedDataset) for each in evaluated.values()):
             raise InputError("remove_unused_columns: would remove the columns of eval_dataset; set it to False")
-        for dataset in evaluated.values():
-            _all_packs(dataset)
 
 
 def _all_packs(dataset: Any) -> Any:
@@ -188,9 +181,6 @@ def translate_arguments(
     Returns:
         A copy with `per_device_train_batch_size`, `gradient_accumulation_steps` and, for `betas`, `adam_beta1`, `adam_beta2`
         and the numbers of steps changed, and `remove_unused_columns=False`.
-
-    Raises:
-        InputError: the factor is below 1, or `correction` is neither.
     """
     if packing_factor < 1:
         raise InputError(f"packing_factor = {packing_factor}: at least 1 is possible; take it from the data's metadata.json")

@@ -29,7 +29,7 @@ Mixture = dict[tuple[int, ...], int]
 
 
 def _paths(workdir: Path) -> dict[str, Path]:
-    """The paths of the inputs, by the names of `ReportInputs`."""
+    """By the names of `ReportInputs`."""
     folder = WorkFolder.existing(workdir)
     train = folder.split("train")
     return {
@@ -111,35 +111,33 @@ def read_inputs(workdir: Path) -> ReportInputs:
     if not any(paths[key].exists() for key in _ENOUGH):
         names = ", ".join(NAMES[key] for key in _ENOUGH)
         raise InputError(f"{workdir}: nothing to report on (looked for {names}); run the pipeline first")
-    metadata = _read(paths["metadata"], lambda path: Metadata.read(path.parent))
 
-    def read_verification(path: Path) -> Verification:
-        return Verification.read(path) if metadata is None else Verification.read_of(path, metadata)
+    def read(key: str, reader: Callable[[Path], Content]) -> Content | None:
+        return reader(paths[key]) if paths[key].exists() else None
 
+    metadata = read("metadata", lambda path: Metadata.read(path.parent))
     inputs = ReportInputs(
         name=workdir.resolve().name,
-        examples=_read(paths["examples"], lambda path: PreparedExamples.read(path.parent)),
-        prepare_settings=_read(paths["prepare_settings"], read_signature),
-        histogram_file=_read(paths["histogram_file"], HistogramFile.read),
-        plan=_read(paths["plan"], Plan.read),
-        plan_settings=_read(paths["plan_settings"], read_signature),
+        examples=read("examples", lambda path: PreparedExamples.read(path.parent)),
+        prepare_settings=read("prepare_settings", read_signature),
+        histogram_file=read("histogram_file", HistogramFile.read),
+        plan=read("plan", Plan.read),
+        plan_settings=read("plan_settings", read_signature),
         metadata=metadata,
-        verification=_read(paths["verification"], read_verification),
-        metrics=_read(paths["metrics"], MetricsLine.read_lines),
-        training=_read(paths["training"], TrainingResult.read),
-        evaluation=_read(paths["evaluation"], EvaluationResult.read),
-        pipeline=_read(paths["pipeline"], _read_pipeline),
-        finetuning=_read(paths["finetuning"], FineTuning.read),
-        finetuning_lines=_read(paths["finetuning_lines"], FineTuningLine.read_lines),
-        finetuning_pipeline=_read(paths["finetuning_pipeline"], _read_pipeline),
-        predictions=_read(paths["predictions"], _count_lines),
+        verification=read(
+            "verification", lambda path: Verification.read_of(path, metadata) if metadata else Verification.read(path)
+        ),
+        metrics=read("metrics", MetricsLine.read_lines),
+        training=read("training", TrainingResult.read),
+        evaluation=read("evaluation", EvaluationResult.read),
+        pipeline=read("pipeline", _read_pipeline),
+        finetuning=read("finetuning", FineTuning.read),
+        finetuning_lines=read("finetuning_lines", FineTuningLine.read_lines),
+        finetuning_pipeline=read("finetuning_pipeline", _read_pipeline),
+        predictions=read("predictions", _count_lines),
     )
     _check_together(paths["plan"], inputs)
     return inputs
-
-
-def _read(path: Path, reader: Callable[[Path], Content]) -> Content | None:
-    return reader(path) if path.exists() else None
 
 
 def _count_lines(path: Path) -> int:

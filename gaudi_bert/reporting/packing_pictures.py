@@ -45,8 +45,7 @@ def draw_histogram(
     lengths = range(1, len(counts) + 1)
     axes.bar(lengths, counts, width=1.0, color=BLUE, label="sequences")
     axes.set_yscale("symlog", linthresh=max(1, max(counts, default=1) / 1000))
-    axes.set_xlabel("length in tokens")
-    axes.set_ylabel("sequences of this length")
+    axes.set(xlabel="length in tokens", ylabel="sequences of this length")
     sequences = sum(counts)
     tokens = sum(length * count for length, count in zip(lengths, counts, strict=True))
     title = f"{sequences:,} sequences, {100 * tokens / max(sequences * len(counts), 1):.1f} % of unpacked slots are tokens"
@@ -58,8 +57,7 @@ def draw_histogram(
     if prices is not None and max(prices, default=0) > 0:
         right = axes.twinx()
         right.plot(lengths, [price / max(prices) for price in prices], color=ORANGE, label="price that proves the bound")
-        right.set_ylabel("price, share of the dearest")
-        right.set_ylim(0, 1.05)
+        right.set(ylabel="price, share of the dearest", ylim=(0, 1.05))
         right.legend(loc="upper left", frameon=False)
     return figure
 
@@ -83,9 +81,7 @@ def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: in
         share = f"{100 * mixture[strategy] / packs:.2f} %"
         axes.text(max_sequence_length * 1.01, row, share, va="center", fontsize=size)
     axes.invert_yaxis()
-    axes.set_yticks([])
-    axes.set_xlim(0, max_sequence_length)
-    axes.set_xlabel("slots of one pack; right: share of all packs")
+    axes.set(yticks=[], xlim=(0, max_sequence_length), xlabel="slots of one pack; right: share of all packs")
     covered = sum(mixture[strategy] for strategy in shown)
     axes.set_title(f"{len(shown)} of {len(mixture):,} strategies, {100 * covered / max(packs, 1):.1f} % of {packs:,} packs")
     return figure
@@ -116,10 +112,7 @@ def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Fi
             lengths = f"{spans[-1][0] + 1} to {slots}" if width > 1 else str(slots)
             words = f"{percent(share[-1] / 100)} of rows: {lengths} tokens ↑"
             panel.set_title(words, loc="right", fontsize="medium")
-        panel.set_xlim(0, slots)
-        panel.set_ylim(0, top)
-        panel.set_xlabel(f"real tokens in a row {when}")
-        panel.set_ylabel("% of rows")
+        panel.set(xlim=(0, slots), ylim=(0, top), xlabel=f"real tokens in a row {when}", ylabel="% of rows")
         panel.grid(axis="y", alpha=0.3)
     return figure
 
@@ -133,10 +126,7 @@ def draw_slots(rows_before: int, rows_after: int, tokens: int, slots: int, lower
         share = percent(tokens / (rows * slots), 2)
         axes.text(0.005 * rows_before * slots, bar - 0.25, f"{when}: {rows:,} rows, {share} real tokens", va="bottom")
     axes.plot([lower_bound * slots] * 2, [0.78, 1.4], color=RED, label=f"proven bound: {lower_bound:,} rows")
-    axes.set_xlim(0, rows_before * slots)
-    axes.set_ylim(1.6, -0.6)
-    axes.set_yticks([])
-    axes.set_xlabel("slots")
+    axes.set(xlim=(0, rows_before * slots), ylim=(1.6, -0.6), yticks=[], xlabel="slots")
     axes.xaxis.set_major_formatter(_short_numbers())
     _legend_above(axes)
     return figure
@@ -157,8 +147,7 @@ def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
         values = [own[depths[position]] for position in positions]
         axes.plot(positions, values, line, marker="o", markersize=4, label=algorithm)
     axes.set_xticks(range(len(depths)), [str(depth) for depth in depths])
-    axes.set_xlabel("depth: most sequences per pack")
-    axes.set_ylabel("efficiency, % of slots that hold a token")
+    axes.set(xlabel="depth: most sequences per pack", ylabel="efficiency, % of slots that hold a token")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return figure
@@ -177,8 +166,7 @@ def draw_unpadding(
     axes.axhline(packing, color=BLUE, label="packing of these data")
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(accelerators), [str(count) for count in accelerators])
-    axes.set_xlabel("accelerators")
-    axes.set_ylabel("speed-up over padding")
+    axes.set(xlabel="accelerators", ylabel="speed-up over padding")
     axes.set_ylim(bottom=1.0)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -192,11 +180,10 @@ def draw_curves(
     is_accuracy: bool,
     baseline: tuple[str, float] | None = None,
 ) -> Figure:
-    """A figure over the sequences seen, in training (line) and on held-out documents (dots).
+    """A figure over the sequences seen, in training (line) and on held-out documents (dots): points (sequences, value).
 
-    Points are (sequences seen, value). Losses are shown over their own range, which is at least a tenth of the highest,
-    and so are accuracies, in percent, that are high from the start; others begin at 0. `baseline` is a horizontal line,
-    what is reached without any learning, with its name.
+    Losses are shown over their own range, which is at least a tenth of the highest, and so are accuracies that are high from
+    the start; others begin at 0. `baseline` is a horizontal line, what is reached without any learning, with its name.
     """
     figure, axes = _figure(height=3.6)
     if is_accuracy:
@@ -219,9 +206,8 @@ def draw_curves(
         # What hardly moved gets a tenth of its height, or its noise would look like learning.
         height = max(highest - lowest, 0.1 * highest)
         axes.set_ylim(highest - 1.06 * height, highest + 0.06 * height)
-    # A little further than the last point, whose dot would be cut in half.
-    axes.set_xlim(0, 1.02 * (max([seen for seen, _ in [*training, *held_out]], default=1) or 1))
-    axes.set_xlabel("sequences seen")
+    last = max([seen for seen, _ in [*training, *held_out]], default=1) or 1
+    axes.set(xlim=(0, 1.02 * last), xlabel="sequences seen")  # the dot of the last point would be cut in half
     axes.xaxis.set_major_formatter(_short_numbers())
     axes.grid(axis="y", alpha=0.3)
     if values:

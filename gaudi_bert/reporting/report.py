@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 
 from gaudi_bert.artefacts.results import ReportResult
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, shown_path
-from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.files import write_text
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -53,9 +51,8 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> ReportResult
 # The template holds the words; this module turns the inputs into the figures, pictures and tables that it shows.
 
 
-@dataclass(frozen=True)
-class _Card:
-    """One figure of the summary: its name, the figure itself, and what stands below it."""
+class _Card(NamedTuple):
+    """One figure of the summary, and what stands below it."""
 
     name: str
     figure: str
@@ -122,15 +119,10 @@ def summary_cards(inputs: ReportInputs) -> list[_Card]:
             cards += _speedup_card(inputs, totals.packing_factor)
             after = percent(totals.efficiency, 2)
             cards.append(_Card("Efficiency", after, f"real tokens / slots; {percent(before)} unpacked"))
-            gap = packs - bound
-            share = f"{percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
-            cards.append(
-                _Card(
-                    "Above the bound",
-                    f"{gap:,} {'pack' if gap == 1 else 'packs'}",
-                    share if gap else f"{bound:,} packs: proven optimal",
-                )
-            )
+            gap, note = packs - bound, f"{bound:,} packs: proven optimal"
+            if gap:
+                note = f"{percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
+            cards.append(_Card("Above the bound", f"{gap:,} {'pack' if gap == 1 else 'packs'}", note))
     if inputs.verification is not None:
         note = f"each of {inputs.verification.sequences:,} sequences is there once, byte for byte"
         cards.append(_Card("Verified", "yes", note))
@@ -138,7 +130,7 @@ def summary_cards(inputs: ReportInputs) -> list[_Card]:
 
 
 def _speedup_card(inputs: ReportInputs, packing_factor: float) -> list[_Card]:
-    """The speed-up that was measured on the device that trained, where `training.measure_speedup` is set."""
+    """The one that was measured on the device that trained, where `training.measure_speedup` is set."""
     speedup = inputs.training.realized_speedup if inputs.training is not None else None
     if speedup is None:
         return []
@@ -154,10 +146,9 @@ def _learning_cards(inputs: ReportInputs) -> list[_Card]:
     if evaluation is None:
         return []
     accuracy, baseline = evaluation.masked_lm_accuracy, evaluation.unigram_baseline
-    note = "on held-out documents"
+    note = next_sentence_note = "on held-out documents"
     if baseline:
         note = f"{accuracy / baseline:.1f} times the unigram baseline, {percent(baseline)}"
-    next_sentence_note = "on held-out documents"
     if evaluation.next_sentence_baseline is not None:
         next_sentence_note = f"the more frequent answer alone: {percent(evaluation.next_sentence_baseline)}"
     return [
@@ -187,11 +178,6 @@ def _task(inputs: ReportInputs) -> dict[str, Any] | None:
         (_title(name), _metric(name, value), _metric(name, learnt.baseline[name]) if name in learnt.baseline else "")
         for name, value in learnt.metrics.items()
     ]
-    return {"metrics": metrics, "work": _work(inputs, learnt), "best_update": f"{learnt.best_update:,}"}
-
-
-def _work(inputs: ReportInputs, learnt: FineTuning) -> list[tuple[str, str]]:
-    """Rows (name, value): from what, in how many packs, and how fast it learnt."""
     rows = [
         ("task", f"{learnt.task}, {len(learnt.labels)} labels" if learnt.labels else learnt.task),
         ("weights it started from", learnt.model),
@@ -205,7 +191,7 @@ def _work(inputs: ReportInputs, learnt: FineTuning) -> list[tuple[str, str]]:
     if last is not None and last.sequences_per_second is not None:
         tokens = f" ({last.tokens_per_second:,.0f} real tokens)" if last.tokens_per_second is not None else ""
         rows.append(("sequences per second", f"{last.sequences_per_second:,.0f}{tokens}"))
-    return rows
+    return {"metrics": metrics, "work": rows, "best_update": f"{learnt.best_update:,}"}
 
 
 def _title(metric: str) -> str:
@@ -243,8 +229,9 @@ def _figures(inputs: ReportInputs) -> dict[str, tuple[Figure, str]]:
     if histogram is not None:
         slots = histogram.max_sequence_length
         before, after = histogram.counts, _fills(slots, mixture)
-        words = f"Bars: share of rows by their real tokens. Before packing, {_full(before)} of the rows are full"
-        words += f"; after packing, {_full(after)}." if after is not None else "."
+        full = [percent(int(fills[-1]) / max(int(fills.sum()), 1)) for fills in (before, after) if fills is not None]
+        words = f"Bars: share of rows by their real tokens. Before packing, {full[0]} of the rows are full"
+        words += f"; after packing, {full[1]}." if len(full) > 1 else "."
         figures["fill"] = draw_fills(before, after), words
         if totals is not None:
             figure = draw_slots(histogram.sequences, totals.packs, histogram.tokens, slots, totals.lower_bound)
@@ -259,11 +246,6 @@ def _figures(inputs: ReportInputs) -> dict[str, tuple[Figure, str]]:
         for name in _CURVES:
             figures[name] = _curves(inputs, name)
     return figures
-
-
-def _full(fills: NDArray[np.int64]) -> str:
-    """The share of rows without padding."""
-    return percent(int(fills[-1]) / max(int(fills.sum()), 1))
 
 
 # What is reached without learning, by the curve that has it as a line.
@@ -356,8 +338,8 @@ def _settings(inputs: ReportInputs) -> tuple[_Tables, _Tables]:
     changed: _Tables = []
     others: _Tables = []
     for name, rows in sections.items():
+        defaults = usual.get(name, {})
         for tables, is_usual in ((changed, False), (others, True)):
-            defaults = usual.get(name, {})
             own = [(key, _written(value)) for key, value in rows.items() if (defaults.get(key, value) == value) == is_usual]
             tables += [(name, own)] if own else []
     return changed, others

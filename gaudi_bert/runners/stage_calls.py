@@ -199,7 +199,7 @@ class RunRequest:
         """Write the rows that Python carries, where the pipeline names any of them."""
         names = (self.settings.finetune.data, self.settings.finetune.evaluation_data, self.settings.predict.data)
         if any(name in BUILT_IN_ROWS for name in names):
-            from gaudi_bert.tasks.task_rows import make_built_in_rows
+            from gaudi_bert.tasks.task_data import make_built_in_rows
 
             train, evaluation = self.folder.rows("train"), self.folder.rows("evaluation")
             make_built_in_rows(train, evaluation, reporter=self.reporter, overwrite=self.overwrite)
@@ -232,7 +232,7 @@ class RunRequest:
 
     def predict(self) -> StageResult:
         """Rows and a model of the task to answers."""
-        from gaudi_bert.tasks.answer_rows import PredictOptions
+        from gaudi_bert.tasks.answers import PredictOptions
         from gaudi_bert.tasks.predict import predict
 
         settings = self.settings.predict

@@ -23,7 +23,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.sections import FineTuneSettings, LoopSettings, TaskName, TaskSettings, TrainingSettings
+from gaudi_bert.config.sections import FineTuneSettings, LoopSettings, TaskName, TrainingSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.communicator import Communicator
@@ -34,8 +34,7 @@ from gaudi_bert.rows.types import QuestionRow
 from gaudi_bert.tasks.kinds.task import Task, task_named
 from gaudi_bert.tasks.models.task_models import StartWeights, is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.tasks.objective import TaskEvaluator, TaskObjective
-from gaudi_bert.tasks.task_data import TaskData, task_batches
-from gaudi_bert.tasks.task_rows import file_identity, labels_of, tokenized_file
+from gaudi_bert.tasks.task_data import TaskData, file_identity, labels_of, task_batches, tokenized_file
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.input.batches import TrainingOrder
 from gaudi_bert.training.loop import Evaluation, TrainingLoop
@@ -72,9 +71,7 @@ def finetune(
     Args:
         settings: `task`, `finetune` and `store` are used.
         files: rows and weights; what lies in an object store is copied to scratch.
-        out: the folder to make.
-        reporter: where progress goes.
-        overwrite: remove the run in `out`, whatever it is, and start anew.
+        overwrite: remove the run in `out`, whatever it is, and start again.
         dry_run: say what the run would be, write nothing.
 
     Returns:
@@ -118,7 +115,7 @@ def finetune(
 class _FineTuneJob:
     """What is known of a run before anything is built."""
 
-    settings: PipelineSettings
+    section: FineTuneSettings
     task: Task
     start: StartWeights
     tokenizer: RowTokenizer
@@ -127,11 +124,6 @@ class _FineTuneJob:
     plan: RunPlan
     best_metric: str
     out: Path
-
-    @property
-    def section(self) -> FineTuneSettings:
-        """The settings of fine-tuning."""
-        return self.settings.finetune
 
 
 def _plan_job(
@@ -155,8 +147,11 @@ def _plan_job(
     if length > positions:
         raise InputError(f"finetune.max_sequence_length = {length}: the model has {positions} positions; set it to no more")
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
-    data = _data(files.data, settings, tokenizer, labels, section.depth, reporter)
-    task_settings = _settled(task_settings, data)
+    data = _data(files.data, settings, tokenizer, labels, section.depth, reporter, is_first=True)
+    # Questions without an answer need a threshold for giving none.
+    has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
+    if has_unanswerable and task_settings.null_score_threshold is None:
+        task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
     task = kind(task_settings, labels, vocabulary_of(tokenizer) if name == "masked-language-modelling" else NO_VOCABULARY)
     evaluation = None
     if files.evaluation_data is not None:
@@ -164,7 +159,7 @@ def _plan_job(
     processes = processes_of(settings, communicator, dry_run)
     plan = _plan(section, data, processes, settings.resources.processes_per_worker)
     best_metric = _best_metric(task, section, evaluation is not None)
-    return _FineTuneJob(settings, task, start, tokenizer, data, evaluation, plan, best_metric, out)
+    return _FineTuneJob(section, task, start, tokenizer, data, evaluation, plan, best_metric, out)
 
 
 def _data(
@@ -174,12 +169,14 @@ def _data(
     labels: tuple[str, ...],
     depth: int | str,
     reporter: Reporter,
+    *,
+    is_first: bool = False,
 ) -> TaskData:
+    """The packs of a file; of the first one a line states how it is read, as all are."""
     section, name = settings.finetune, cast(TaskName, settings.task.name)
     length = section.max_sequence_length
-    sequences, rows = tokenized_file(
-        path, name, settings.task, tokenizer, labels, length, lambda line: reporter.say(f"finetune: {line}")
-    )
+    say = (lambda line: reporter.say(f"finetune: {line}")) if is_first else None
+    sequences, rows = tokenized_file(path, name, settings.task, tokenizer, labels, length, say)
     if sequences.cut_rows:
         what = "cut" if settings.task.too_long == "truncate" else "taken in windows"
         reporter.say(f"finetune: {path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
@@ -194,20 +191,11 @@ def _data(
     )
 
 
-def _settled(settings: TaskSettings, data: TaskData) -> TaskSettings:
-    """With a threshold for giving no answer, where the data has questions without one and the settings do not say it."""
-    unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
-    if unanswerable and settings.null_score_threshold is None:
-        return settings.model_copy(update={"null_score_threshold": 0.0})
-    return settings
-
-
 def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
     factor, packs = data.packing.packing_factor, data.packing.packs
     micro_batch, steps = _batch_of(section, factor, processes)
     per_update = micro_batch * steps * processes
-    updates = math.ceil(section.epochs * packs / per_update)
-    an_epoch = math.ceil(packs / per_update)
+    updates, an_epoch = (math.ceil(epochs * packs / per_update) for epochs in (section.epochs, 1))
     in_other_words = {
         "micro_batch_packs": micro_batch,
         "global_batch_sequences": section.batch_sequences,

@@ -20,7 +20,7 @@ from gaudi_bert.tasks.task_data import EVALUATION_EPOCH, TaskData
 
 
 @dataclass(frozen=True)
-class TaskFigures:
+class _TaskFigures:
     """Mean loss of a task, and the share of right answers; None where answers are not right or wrong."""
 
     loss: float
@@ -47,10 +47,10 @@ class TaskObjective:
         """What the loss is a mean of, the only loss."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 
-    def figures(self, sums: FloatArray) -> TaskFigures:
+    def figures(self, sums: FloatArray) -> _TaskFigures:
         """The loss, and the share of right answers where the task has such."""
         loss, _, right = sums / max(sums[1], 1.0)
-        return TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)
+        return _TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)
 
 
 # --- Evaluation: every sequence once, the same figures packed or not, on any number of processes

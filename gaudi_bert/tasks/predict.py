@@ -1,25 +1,47 @@
-"""Stage predict: the answers of a fine-tuned model, one JSON line per row, in the order of the rows."""
+"""Stages predict and embed: rows through a model, a window at a time, to an answer or a vector each, in their order.
+
+Answers are JSON lines. Vectors go to `.npy` (float32 [rows, hidden size]), `.parquet` (a column `embedding`), or JSON lines
+(`{"embedding": [...]}`), which is also what standard output gets. For the first two they are plain bytes until all are
+written, so a killed run is resumed.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, get_args
+
+import numpy as np
 
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.tokenizer import open_tokenizer
+from gaudi_bert.model.heads import Pooling
 from gaudi_bert.rows.tokenizing import check_policy
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.rows.window_plan import Runner
-from gaudi_bert.tasks.answer_rows import ModelRows, PredictOptions, local_files
-from gaudi_bert.tasks.answer_stream import AnswerStream, StreamResult, open_answers, shown_progress
-from gaudi_bert.tasks.models.model_folders import open_task_folder
+from gaudi_bert.tables.packed_parquet import write_vectors
+from gaudi_bert.tasks.answers import (
+    STANDARD_OUTPUT,
+    AnswerStream,
+    ModelRows,
+    PredictOptions,
+    StreamResult,
+    check_choice,
+    local_files,
+    open_answers,
+    shown_progress,
+)
+from gaudi_bert.tasks.models.folders import TaskFolder, open_encoder_folder
+from gaudi_bert.training.weights.model_files import SentenceFolder, read_sentence_folder
+
+_ENDINGS = (".npy", ".parquet", ".jsonl")
+_ROWS_AT_ONCE = 8192
 
 
 def predict(
@@ -50,16 +72,14 @@ def predict(
         local_files(model, data, out, store) as (path, rows_file, answers_file),
         shown_progress("predict", rows_file, reporter) as task,
     ):
-        folder = open_task_folder(path)
+        folder = TaskFolder(path)
         name = changes.get("name", folder.task)
         if name != folder.task:
             raise InputError(f"task.name = {name}: {path} is a model of {folder.task}; leave it out, or fine-tune another")
         # The columns that the model was trained on are defaults: those that are named here must apply.
         settings = TaskSettings.model_construct(_fields_set=set(changes), **{**dict(folder.settings), **changes})
         length = options.sequence_length(folder.positions, folder.usual_length)
-        tokenizer = open_tokenizer(path)
-        folder.check_fits(tokenizer)
-        rows = ModelRows(rows_file, settings, tokenizer, length, options.on_bad_row, folder.task, folder.labels)
+        rows = ModelRows(rows_file, settings, folder.tokenizer, length, options.on_bad_row, folder.task, folder.labels)
         chosen = {"max_sequence_length": length, "precision": options.precision, "packed": options.packed}
         signature = rows.signature("predict", chosen, folder.identity)
         check_policy(folder.task, settings)
@@ -69,13 +89,12 @@ def predict(
             return list(map(_json_line, folder.answers(settings, outputs, sequences, answered)))
 
         with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=task) as answers:
-            if not answers.finished:
-                answer_windows(rows, runner, answers, options.packed, lines, _problem_line)
-                answers.finish()
+            _answer_windows(rows, runner, answers, options.packed, lines, lambda why: _json_line({"error": why}))
+            answers.finish()
         return answers.result()
 
 
-def answer_windows(
+def _answer_windows(
     rows: ModelRows,
     runner: Runner,
     answers: AnswerStream,
@@ -83,7 +102,7 @@ def answer_windows(
     encode: Callable[[Float32Array, Sequences, Sequence[Row]], list[bytes]],
     encode_problem: Callable[[str], bytes],
 ) -> None:
-    """Answer all rows that have no answer yet, a window at a time.
+    """Answer all rows that have no answer yet.
 
     `encode` turns the outputs for the sequences of rows into what is written for each row, `encode_problem` what is wrong
     with a row that cannot be read.
@@ -93,7 +112,8 @@ def answer_windows(
         plan, encoded = None, []
         if sequences is not None:
             plan = runner.plan(sequences, packed)
-            outputs = runner.run(sequences, plan, partial(_advance, answers, len(window) / plan.slots))
+            rows_per_slot = len(window) / plan.slots
+            outputs = runner.run(sequences, plan, partial(answers.advance, rows_per_slot))
             encoded = encode(outputs, sequences, good)
         else:
             answers.advance(len(window))
@@ -102,13 +122,124 @@ def answer_windows(
         answers.append(window, b"".join(all_rows), sequences, plan, len(problems))
 
 
-def _advance(answers: AnswerStream, rows_per_slot: float, slots: int) -> None:
-    answers.advance(slots * rows_per_slot)
-
-
-def _problem_line(problem: str) -> bytes:
-    return _json_line({"error": problem})
-
-
 def _json_line(content: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(content, ensure_ascii=False, allow_nan=False)}\n".encode("utf-8", "backslashreplace")
+
+
+# --- vectors
+
+
+@dataclass(frozen=True)
+class EmbedOptions(PredictOptions):
+    """How texts become vectors; `max_sequence_length` is None for the folder's own, or the model's.
+
+    Attributes:
+        pooling: cls, mean or max; None for the folder's own, or the mean.
+        normalize: whether vectors get the length 1; None for what the folder does, or not.
+        prompt: what precedes each text; None for the folder's own.
+        prompt_name: one of the folder's prompts, by its name.
+    """
+
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompt is not None and self.prompt_name is not None:
+            raise InputError("--prompt and --prompt-name exclude each other; leave one out")
+        check_choice("pooling", self.pooling, get_args(Pooling))
+        super().__post_init__()
+
+
+def embed(
+    model: Path,
+    data: str,
+    out: str,
+    options: EmbedOptions,
+    settings: TaskSettings,
+    *,
+    reporter: Reporter,
+    overwrite: bool = False,
+    store: StoreSettings | None = None,
+) -> StreamResult:
+    """Embed the texts of a file.
+
+    Args:
+        model: a Hugging Face or sentence-transformers folder with its tokenizer.
+        data: a file of rows.
+        out: `.npy`, `.parquet` or `.jsonl`, or `-` for JSON lines on standard output.
+        options: how.
+        settings: names of columns, and what becomes of texts that are too long.
+        reporter, overwrite, store: as for `predict`.
+    """
+    ending = ".jsonl" if out == STANDARD_OUTPUT else Path(out).suffix
+    if ending not in _ENDINGS:
+        raise InputError(f"{out}: vectors are written as {', '.join(_ENDINGS)}; give it one of these endings")
+    with (
+        local_files(model, data, out, store) as (path, rows_file, answers_file),
+        shown_progress("embed", rows_file, reporter) as task,
+    ):
+        own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
+        prompt = _prompt(path, own, options)
+        folder = open_encoder_folder(path)
+        usual = min(own.max_sequence_length or folder.usual_length, folder.positions)
+        length = options.sequence_length(folder.positions, usual)
+        rows = ModelRows(
+            rows_file, settings, folder.tokenizer, length, options.on_bad_row, lower_case=own.lower_case, prompt=prompt
+        )
+        normalize = own.normalize if options.normalize is None else options.normalize
+        chosen = {
+            "pooling": own.pooling,
+            "normalize": normalize,
+            "max_sequence_length": length,
+            "lower_case": own.lower_case,
+            "precision": options.precision,
+            "packed": options.packed,
+            "ending": ending,
+            **({"prompt": prompt} if prompt else {}),
+        }
+        signature = rows.signature("embed", chosen, folder.identity)
+        check_policy(None, settings)
+        runner = folder.embedder(own.pooling, normalize, options.precision, length)
+        with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=task) as answers:
+            if ending == ".jsonl":
+                _answer_windows(rows, runner, answers, options.packed, _vector_lines, lambda why: _vector_line("error", why))
+                answers.finish()
+            else:
+                no_vector = np.full(folder.hidden_size, np.nan, np.float32).tobytes()  # no text has NaN
+                _answer_windows(rows, runner, answers, options.packed, _vector_bytes, lambda _: no_vector)
+                answers.finish(partial(_write_array, ending, folder.hidden_size))
+        return answers.result()
+
+
+def _prompt(path: Path, own: SentenceFolder, options: EmbedOptions) -> str:
+    prompt = own.prompt(options.prompt_name) if options.prompt is None else options.prompt
+    if prompt and not own.pools_prompt:
+        raise InputError(f"{path}: leaves the prompt out of the mean, which cannot be done here; give --prompt '' for none")
+    return prompt
+
+
+def _vector_lines(vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[bytes]:
+    """One object per line; nine digits tell every float32 from its neighbours."""
+    return [_vector_line("embedding", [float(f"{value:.9g}") for value in vector]) for vector in vectors.tolist()]
+
+
+def _vector_line(name: str, value: Any) -> bytes:
+    return f"{json.dumps({name: value})}\n".encode()
+
+
+def _vector_bytes(vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[bytes]:
+    return [vector.tobytes() for vector in vectors]
+
+
+def _write_array(ending: str, hidden_size: int, stored: Path, handle: BinaryIO) -> None:
+    """Write plain bytes as an array or a table."""
+    vectors = np.memmap(stored, np.float32, "r").reshape(-1, hidden_size)
+    if ending == ".parquet":
+        write_vectors(handle, vectors)
+        return
+    header = {"descr": "<f4", "fortran_order": False, "shape": vectors.shape}
+    np.lib.format.write_array_header_1_0(handle, header)
+    for first in range(0, len(vectors), _ROWS_AT_ONCE):
+        handle.write(vectors[first : first + _ROWS_AT_ONCE].tobytes())

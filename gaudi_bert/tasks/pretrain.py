@@ -10,6 +10,7 @@ import difflib
 import glob
 import math
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,11 +86,7 @@ _FRESH = "fresh weights"
 
 
 def is_table_of_tokens(data: Path, store: StoreSettings | None = None) -> bool:
-    """Whether `data` is a packed table, on a disk or in an object store; anything else is packed or unpacked records.
-
-    Raises:
-        InputError: there is nothing, or a table that is not packed.
-    """
+    """Whether `data` is a packed table, on a disk or in an object store; anything else is packed or unpacked records."""
     if not in_store(data) and not os.path.lexists(data) and not glob.glob(os.fspath(data)):
         raise InputError(f"{data}: no such folder or file, and no file matches it as a pattern; check the path")
     with mirrored(data, store) if in_store(data) else nullcontext(data) as folder:
@@ -115,15 +112,13 @@ def train_on_table(
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> StageOutput[TableTraining] | DryRun:
-    """Train a model of words.
+    """Train a model of words; `resume`, `overwrite` and `dry_run` are as of `training.train.train`.
 
     Args:
         settings: `model`, `training` and `task.masked_lm_probability` are used.
         data: a packed table.
         model: a folder with weights; a config.json or a type of `transformers`: fresh weights; None: a BERT of `model`.
         evaluation_data: another packed table of the same tokenizer; None for none.
-        out: the folder of the run.
-        resume, overwrite, dry_run: as `training.train.train`.
     """
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
@@ -224,14 +219,14 @@ def _start(path: Path | None, settings: PipelineSettings, source: TableSource) -
         name = name_of_sizes(settings.model) or "sizes of the settings"
         return task, StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
     check_transformers(f"--model {path}")
-    from gaudi_bert.pytorch.classes import class_of, config_of, word_task_of
-    from gaudi_bert.pytorch.encoder_weights import fresh_config, sizes_of
+    from gaudi_bert.pytorch import encoder_weights as encoders
 
-    given = _config_values(path)
-    task = _task(word_task_of(given), settings, tokenizer)
-    complete = fresh_config(given.values, tokenizer.vocabulary_size, tokenizer.token_ids(), source.length)
-    architecture = class_of(config_of(complete, task.head), task.head).__name__
-    return task, StartWeights(path, _FRESH, complete, sizes_of(complete, task.head), architecture, {}, (), "")
+    is_file = path.suffix == ".json"
+    given = encoders.read_encoder_config(path) if is_file else _config_of_type(path, encoders.known_types())
+    task = _task(encoders.word_task_of(given), settings, tokenizer)
+    complete = encoders.fresh_config(given.values, tokenizer.vocabulary_size, tokenizer.token_ids(), source.length)
+    architecture = encoders.class_of(encoders.config_of(complete, task.head), task.head).__name__
+    return task, StartWeights(path, _FRESH, complete, encoders.sizes_of(complete, task.head), architecture, {}, (), "")
 
 
 def _task(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
@@ -243,26 +238,19 @@ def _task_of_folder(path: Path) -> TaskKind:
     file = path / "config.json"
     if is_bert(path):
         return _task_of_bert(read_config(file)) if file.is_file() else _MASKED
-    from gaudi_bert.pytorch.classes import word_task_of
-    from gaudi_bert.pytorch.encoder_weights import read_encoder_config
+    from gaudi_bert.pytorch import encoder_weights
 
-    return word_task_of(read_encoder_config(file))
+    return encoder_weights.word_task_of(encoder_weights.read_encoder_config(file))
 
 
 def _task_of_bert(config: BertConfig) -> TaskKind:
     return "causal-language-modelling" if config.attention == "causal" else _MASKED
 
 
-def _config_values(path: Path) -> EncoderConfig:
-    """The config in a file, or of a type."""
-    from gaudi_bert.pytorch.classes import known_types
-    from gaudi_bert.pytorch.encoder_weights import read_encoder_config
-
+def _config_of_type(path: Path, known_types: Sequence[str]) -> EncoderConfig:
     name = str(path)
-    if path.suffix == ".json":
-        return read_encoder_config(path)
-    if name not in known_types():
-        near = difflib.get_close_matches(name, [*MODELS, *known_types()], n=1, cutoff=0.6) if "/" not in name else []
+    if name not in known_types:
+        near = difflib.get_close_matches(name, [*MODELS, *known_types], n=1, cutoff=0.6) if "/" not in name else []
         hint = f"did you mean {near[0]}?" if near else "not a folder; give one, a config.json, or a type of transformers"
         raise InputError(f"--model {shortened(name)}: {hint}")
     return EncoderConfig({"model_type": name})

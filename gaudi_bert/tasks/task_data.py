@@ -1,17 +1,21 @@
-"""Sequences of a task to batches of packs: planned once, paired differently each epoch, every sequence once an epoch.
+"""Files of labelled rows to sequences to batches of packs: every sequence once an epoch, paired differently each time.
 
-The plan states how many packs hold which lengths; which sequences share a pack, and the order of the packs, are seeded
-permutations of (seed, epoch). Packs are numbered through all epochs, and batch k of process r of R takes the packs
-k R b + r, k R b + r + R, ...: so an update holds the same packs whatever the number of processes, nothing is dropped at the
-end of an epoch, and a position is one number. After the last epoch come empty packs, which fill up the last update.
+A file is read and tokenized a window of rows at a time, and identified by its content. Its packs are planned once: the plan
+states how many packs hold which lengths; which sequences share a pack, and the order of the packs, are seeded permutations
+of (seed, epoch). Packs are numbered through all epochs, and batch k of process r of R takes the packs k R b + r,
+k R b + r + R, ...: so an update holds the same packs whatever the number of processes, nothing is dropped at the end of an
+epoch, and a position is one number. After the last epoch come empty packs, which fill up the last update.
 
 Letters: b packs of a batch, R processes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Iterator
+import json
+import platform
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,17 +23,104 @@ from typing import cast
 
 import numpy as np
 
+from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.common.arrays import IntArray, random_words
 from gaudi_bert.common.dealing import deal_sequences
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.features import BUILT_IN_ROWS
+from gaudi_bert.common.files import exclusive_lock, explained_os_errors, open_file, write_text
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, LabelledText, labelled_docstrings, python_texts
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
+from gaudi_bert.rows.fields import find_labels
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
-from gaudi_bert.rows.types import Row, Sequences
+from gaudi_bert.rows.reading import read_rows, windows
+from gaudi_bert.rows.tokenizer import RowTokenizer
+from gaudi_bert.rows.tokenizing import tokenize_rows
+from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, Sequences, join_sequences
 from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 
 EVALUATION_EPOCH = -1
+_WINDOW_ROWS = 20_000
+
+
+def file_identity(path: Path) -> str:
+    """Name and SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with explained_os_errors(path, "read"), open_file(path) as handle:
+        while block := handle.read(2**20):
+            digest.update(block)
+    return f"{path.name}:{digest.hexdigest()}"
+
+
+def labels_of(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, ...]:
+    """The names of all labels of a file of rows (or those that `task.labels` names); () for a task without any."""
+    names = find_labels(read_rows(path, task, settings, labelled=True), task, settings.labels)
+    if task in TASKS_WITH_LABELS and len(names) < 2:
+        problem = f"only the label {names[0]!r}" if names else "no label"
+        raise InputError(f"{path}: has {problem}; a task needs at least two")
+    return names
+
+
+def tokenized_file(
+    path: Path,
+    task: TaskName,
+    settings: TaskSettings,
+    tokenizer: RowTokenizer,
+    labels: tuple[str, ...],
+    max_sequence_length: int,
+    say: Callable[[str], None] | None = None,
+) -> tuple[Sequences, tuple[Row, ...]]:
+    """All sequences of a file of labelled rows, and the rows themselves; `say` gets a line on what is read."""
+    labelled = not task.endswith("-language-modelling")
+    parts, counts, all_rows = [], [], []
+    for rows in windows(read_rows(path, task, settings, labelled=labelled, say=say), _WINDOW_ROWS):
+        parts.append(
+            tokenize_rows(
+                rows,
+                tokenizer,
+                task=task,
+                settings=settings,
+                max_sequence_length=max_sequence_length,
+                labels=labels,
+                file=path,
+                length_key="finetune.max_sequence_length",
+            )
+        )
+        counts.append(len(rows))
+        all_rows += rows
+    if not parts:
+        raise InputError(f"{path}: holds no rows; give a file with at least one")
+    return join_sequences(parts, counts), tuple(all_rows)
+
+
+def make_built_in_rows(training: Path, held_out: Path, *, reporter: Reporter, overwrite: bool = False) -> None:
+    """Write the rows that `python-docstrings` stands for, `{"text": ..., "label": ...}`, where they do not exist yet.
+
+    They are a function of the Python that runs; the files are of one folder. Several processes may call this at the same
+    time: one writes, the others wait for it.
+    """
+    folder, (name,) = held_out.parent, BUILT_IN_ROWS
+    signature = Signature("rows", {"labels": LABELS, "held_out_of": HELD_OUT_OF}, {name: platform.python_version()})
+    with exclusive_lock(folder, str(folder), wait=True):
+        if begin_artefact(folder, held_out, signature, overwrite):
+            return
+        rows = labelled_docstrings(python_texts(name))
+        write_text(training, _json_lines(row for row in rows if not row.held_out))
+        write_text(held_out, _json_lines(row for row in rows if row.held_out))
+    held_out_rows = sum(row.held_out for row in rows)
+    reporter.say(f"{folder}: {len(rows) - held_out_rows:,} docstrings of {LABELS} packages, and {held_out_rows:,} held out")
+
+
+def _json_lines(rows: Iterable[LabelledText]) -> str:
+    return "".join(json.dumps({"text": row.text, "label": row.label}, ensure_ascii=False) + "\n" for row in rows)
+
+
+# --- packs of the sequences
 
 
 @dataclass(frozen=True)
@@ -79,30 +170,23 @@ class TaskData:
         return Packs(assignment.members.astype(np.int64), assignment.starts)
 
 
-def _task_batch(data: TaskData, task: Task, packs: Packs, chosen: IntArray, shape: BatchShape, draw: Draw) -> Batch:
-    """The features of some packs, [b, ...]; those that are missing are empty."""
-    placed = lay_out_packs(data.sequences, packs, chosen, shape)
-    return {**placed.features(data.sequences), **cast(Batch, task.target_features(data.sequences, placed, draw))}
-
-
 def task_batches(data: TaskData, task: Task, batch_packs: int, epochs: int, order: TrainingOrder) -> Iterator[Batch]:
     """Batches of the packs of all epochs, and then empty ones without end."""
     shape, each = data.shape(batch_packs), data.packing.packs
     shuffled = lru_cache(maxsize=2)(lambda epoch: data.packs_of(order.seed, epoch))
+
+    def features(epoch: int, chosen: IntArray) -> Batch:
+        placed = lay_out_packs(data.sequences, shuffled(epoch), chosen, shape)
+        targets = task.target_features(data.sequences, placed, Draw(order.seed, epoch))
+        return {**placed.features(data.sequences), **cast(Batch, targets)}
+
     for number in itertools.count(order.packs_done // (batch_packs * order.size)):
         packs = order.rank + order.size * (number * batch_packs + np.arange(batch_packs))
-        packs = packs[packs < epochs * each]
-        parts = [
-            (int(epoch), _task_batch(data, task, shuffled(int(epoch)), packs[packs // each == epoch] % each, shape, draw))
-            for epoch in np.unique(packs // each)
-            for draw in [Draw(order.seed, int(epoch))]
-        ]
-        if len(parts) == 1:
-            yield parts[0][1]
-            continue
-        batch = _task_batch(data, task, shuffled(0), packs[:0], shape, Draw(order.seed, 0))
-        for epoch, part in parts:
-            here = packs // each == epoch
-            for name, values in part.items():
-                batch[name][: len(packs)][here] = values[: int(here.sum())]
+        epoch_of, numbers = np.divmod(packs[packs < epochs * each], each)
+        first, *later = np.unique(epoch_of).tolist() or [0]
+        batch = features(first, numbers[epoch_of == first])
+        for epoch in later:  # whose packs follow those of the first epoch
+            here = np.flatnonzero(epoch_of == epoch)
+            for name, values in features(epoch, numbers[here]).items():
+                batch[name][here] = values[: len(here)]
         yield batch

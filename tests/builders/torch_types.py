@@ -10,8 +10,7 @@ from transformers.models.auto import modeling_auto
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.pytorch import PackCollator, probe_model
-from gaudi_bert.pytorch.small_copy import small_copy, spread_weights
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line
+from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line, small_copy, spread_weights
 
 WINDOW = 24  # other than the one that the answer was found with
 _CLASSES = {

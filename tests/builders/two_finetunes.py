@@ -17,8 +17,7 @@ from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.finetune import finetune
 from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder, start_weights
 from gaudi_bert.tasks.objective import TaskEvaluator
-from gaudi_bert.tasks.task_data import TaskData
-from gaudi_bert.tasks.task_rows import tokenized_file
+from gaudi_bert.tasks.task_data import TaskData, tokenized_file
 from gaudi_bert.training.results import FineTuneInput
 from tests.builders.bert_folder import write_bert
 from tests.builders.effort import LONG

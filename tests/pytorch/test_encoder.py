@@ -95,12 +95,6 @@ def test_tags_for_words(name: str) -> None:
     assert several > 5
 
 
-def test_a_model_that_no_mask_is_right_for_is_refused() -> None:
-    model = model_of("deberta")
-    with pytest.raises(InputError, match="model type 'deberta-v2': no mask is right for it"):
-        PackedEncoder(model, TOKENIZER, max_sequence_length=64)
-
-
 def test_a_tokenizer_of_transformers_and_texts_that_are_cut() -> None:
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, pad_token="<pad>", model_max_length=12)
     model = model_of("roberta")
@@ -115,30 +109,30 @@ def test_a_tokenizer_of_transformers_and_texts_that_are_cut() -> None:
     agree(encoder.embed(TEXTS), torch.stack(expected).numpy(), 1e-5, scale=1.0)
 
 
+CLASSES = "AutoModelForSequenceClassification"
+
+
+def encoder_of(kind: str = "AutoModel", **more: Any) -> PackedEncoder:
+    return PackedEncoder(model_of("roberta", kind, **more), TOKENIZER)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: PackedEncoder(torch.nn.Linear(2, 2), TOKENIZER), "Linear: its attention is not known"),
+        (lambda: PackedEncoder(model_of("deberta"), TOKENIZER), "model type 'deberta-v2': no mask is right for it"),
         (lambda: PackedEncoder(model_of("roberta"), "tokenizer"), "str: is not a tokenizer of the library tokenizers"),
-        (lambda: PackedEncoder(model_of("roberta", vocab_size=200), TOKENIZER), "tokens, the model has 200; give"),
+        (lambda: encoder_of(vocab_size=200), "tokens, the model has 200; give"),
         (lambda: PackedEncoder(model_of("roberta"), TOKENIZER, max_sequence_length=65), "the model has 64 positions"),
-        (lambda: PackedEncoder(model_of("roberta"), TOKENIZER).embed(["a"], pooling="last"), "pooling = 'last': one of cls"),
+        (lambda: encoder_of().embed(["a"], pooling="last"), "pooling = 'last': one of cls"),
         (
-            lambda: PackedEncoder(
-                model_of("roberta", "AutoModelForSequenceClassification", id2label={0: "a", 2: "c"}), TOKENIZER
-            ),
-            "id2label has no label 1, and there are 2; name all of them",
+            lambda: encoder_of(CLASSES, id2label={0: "a", 2: "c"}),
+            "id2label has no label 1, and there are 2",
         ),
-        (lambda: PackedEncoder(model_of("roberta"), TOKENIZER).predict(["a"]), "has no head that is known here"),
-        (lambda: PackedEncoder(model_of("roberta"), TOKENIZER).embed(["a", 3]), r"texts\[1\]: is int; give a text"),
-        (
-            lambda: PackedEncoder(model_of("roberta"), TOKENIZER).embed("alpha beta"),
-            "'alpha beta': is one text; give a list",
-        ),
-        (
-            lambda: PackedEncoder(model_of("roberta", "AutoModelForSequenceClassification"), TOKENIZER).predict("alpha"),
-            "texts = 'alpha': is one text; give a list of texts",
-        ),
+        (lambda: encoder_of().predict(["a"]), "has no head that is known here"),
+        (lambda: encoder_of().embed(["a", 3]), r"texts\[1\]: is int; give a text"),
+        (lambda: encoder_of().embed("alpha beta"), "'alpha beta': is one text; give a list"),
+        (lambda: encoder_of(CLASSES).predict("alpha"), "texts = 'alpha': is one text; give a list of texts"),
     ],
 )
 def test_refused(make: Any, message: str) -> None:

@@ -1,7 +1,11 @@
-"""`PackedTrainerMixin` applies an argument of `Trainer`, or refuses it before anything is trained."""
+"""`Trainer` on packs: arguments are applied or refused; any number of processes has one loss and reads each pack once."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +18,14 @@ pytest.importorskip("pyarrow")
 from transformers import TrainingArguments
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch import PackedDataset
+from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.pytorch import PackedDataset, translate_arguments
+from gaudi_bert.training.run_plan import RunPlan
 from tests.builders.agree import agree
-from tests.builders.packed_training import PACKS, PackedTrainer, make, write_packs
+from tests.builders.effort import LONG
+from tests.builders.packed_training import HEADS, PACKS, UPDATES, WAYS, PackedTrainer, make, write_packs
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -33,32 +42,32 @@ def trainer_of(data: Path, out: Path, arguments: dict[str, Any], **options: Any)
     return PackedTrainer(model=model, args=args, train_dataset=dataset, data_collator=collate, **options)
 
 
+WORKERS = {"dataloader_persistent_workers": True, "dataloader_num_workers": 1}
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
         ({"label_smoothing_factor": 0.1}, {}, "label_smoothing_factor: cannot be applied to packs"),
         ({}, {"compute_loss_func": lambda *_, **__: 0}, "compute_loss_func: cannot be applied to packs"),
         ({"train_sampling_strategy": "group_by_length"}, {}, "train_sampling_strategy: cannot be applied to packs"),
+        (WORKERS, {}, r"dataloader_persistent_workers: cannot .* \(each epoch starts its own workers\); leave it out"),
         (
-            {"dataloader_persistent_workers": True, "dataloader_num_workers": 1},
-            {},
-            r"dataloader_persistent_workers: cannot .* \(each epoch starts its own workers\); leave it out",
+            {"remove_unused_columns": True},
+            {"eval_dataset": "data"},
+            "remove_unused_columns: would remove the columns of eval_",
         ),
     ],
 )
 def test_what_packs_cannot_have_is_refused_before_training(
     data: Path, tmp_path: Path, arguments: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
+    if "eval_dataset" in options:
+        options = {"eval_dataset": {"held out": PackedDataset(data)}}
     trainer = trainer_of(data, tmp_path, arguments, **options)
     with pytest.raises(InputError, match=message):
         trainer.train()
     assert trainer.state.global_step == 0
-
-
-def test_columns_of_packs_to_evaluate_are_not_removed(data: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(data, tmp_path, {"remove_unused_columns": True}, eval_dataset={"held out": PackedDataset(data)})
-    with pytest.raises(InputError, match="remove_unused_columns: would remove the columns of eval_dataset; set it to False"):
-        trainer.train()
 
 
 def test_every_pack_is_evaluated_each_time_whatever_its_share(data: Path, tmp_path: Path) -> None:
@@ -73,7 +82,111 @@ def test_every_pack_is_evaluated_each_time_whatever_its_share(data: Path, tmp_pa
 
 
 def test_options_of_the_loader_are_applied(data: Path, tmp_path: Path) -> None:
-    loader = trainer_of(
-        data, tmp_path, {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 5}
-    ).get_train_dataloader()
+    options = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 5}
+    loader = trainer_of(data, tmp_path, options).get_train_dataloader()
     assert (loader.num_workers, loader.prefetch_factor) == (1, 5)
+
+
+# --- arguments for packs: the figures of `train --dry-run`
+
+PADDED = {
+    "per_device_train_batch_size": 96,
+    "max_steps": 1000,
+    "warmup_steps": 101,
+    "logging_steps": 10,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "learning_rate": 1e-4,
+}
+
+
+@pytest.mark.parametrize("correction", ["batch", "betas"])
+@pytest.mark.parametrize("factor", [1.0, 2.008, 7.7])
+@pytest.mark.parametrize("processes", [1, 3])
+def test_the_rules_are_those_of_our_trainer(correction: str, factor: float, processes: int) -> None:
+    settings = TrainingSettings(
+        global_batch_sequences=96 * processes,
+        micro_batch_packs=4,
+        updates=1000,
+        warmup_updates=101,
+        log_every_updates=10,
+        beta_1=0.9,
+        beta_2=0.999,
+        packing_correction=correction,
+    )
+    plan = RunPlan(settings, factor, processes=processes, processes_per_worker=1, slots_per_pack=8, packs=None)
+    actual = translate_arguments(PADDED, factor, processes=processes, batch_packs=4, correction=correction)
+    steps = actual.pop("gradient_accumulation_steps")
+    agree(steps, plan.accumulation_steps, 1 if correction == "betas" else 0, scale=1.0)
+    agree(actual.pop("adam_beta1"), plan.settings.beta_1)
+    agree(actual.pop("adam_beta2"), plan.settings.beta_2)
+    assert actual == {
+        "per_device_train_batch_size": 4,
+        "max_steps": plan.settings.updates,
+        "warmup_steps": plan.settings.warmup_updates,
+        "logging_steps": plan.settings.log_every_updates,
+        "learning_rate": 1e-4,
+        "remove_unused_columns": False,
+    }
+    assert PADDED["per_device_train_batch_size"] == 96
+
+
+def test_what_is_not_named_is_left_to_trainer_and_nonsense_is_refused() -> None:
+    actual = translate_arguments({"per_device_train_batch_size": 32}, 2.0)
+    assert actual == {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 1, "remove_unused_columns": False}
+    assert translate_arguments({"max_steps": -1, "warmup_steps": 0.1}, 2.0, correction="betas")["max_steps"] == -1
+    with pytest.raises(InputError, match=r"packing_factor = 0\.5: at least 1"):
+        translate_arguments({}, 0.5)
+    with pytest.raises(InputError, match=r"correction = 'beta': batch or betas"):
+        translate_arguments({}, 2.0, correction="beta")
+
+
+# --- Trainer and Accelerate, one process and two, undisturbed or stopped and resumed
+
+RUNS = [(1, False), (2, True), *([(1, True), (2, False)] if LONG else [])]
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, bool], list[dict]]:
+    """What each process wrote, by the number of processes and whether they were stopped."""
+    return {each: run(data, tmp_path_factory.mktemp("processes"), *each) for each in RUNS}
+
+
+def run(data: Path, out: Path, processes: int, stopped: bool) -> list[dict]:
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
+    script = str(ROOT / "tests" / "builders" / "packed_training.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, *start, script, str(data), str(out), *(["stopped"] if stopped else [])]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=580, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]  # of every process
+    return [json.loads((out / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)]
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("way", WAYS)
+def test_losses_are_those_of_one_process_and_each_pack_is_read_once(runs, way: str, head: str) -> None:
+    wanted = runs[1, False][0][f"trainer {head}"]
+    assert len(wanted["losses"]) == UPDATES
+    assert len({tuple(pack) for pack in wanted["packs"]}) == PACKS
+    for ranks in runs.values():
+        for found in ranks:
+            agree(found[f"{way} {head}"]["losses"], wanted["losses"], 1e-4, scale=1.0)
+        read = [pack for found in ranks for pack in found[f"{way} {head}"]["packs"]]
+        assert sorted(read) == sorted(wanted["packs"])
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("head", HEADS)
+def test_all_packs_are_evaluated_by_any_number_of_processes(runs, head: str) -> None:
+    expected = runs[1, False][0][f"trainer {head}"]["evaluation"]
+    for actual in (found for ranks in runs.values() for found in ranks):
+        agree(actual[f"trainer {head}"]["evaluation"], [expected[0], expected[0]], 1e-4, scale=1.0)
+
+
+def test_every_other_combination_is_refused_in_every_process(runs) -> None:
+    for found in runs[2, True]:
+        for name, message in found["refused"].items():
+            assert "PackedDataset" in message, name
+            assert "rank" in message, name
+            assert "\n" not in message

@@ -114,23 +114,22 @@ def test_curves_of_few_and_of_no_reports(count: int) -> None:
     assert b"nan" not in pictures.picture_bytes(figure, "svg")
 
 
-def test_a_loss_is_shown_over_its_own_range_and_one_that_hardly_moved_over_a_tenth() -> None:
-    low, high = pictures.draw_curves([(10, 0.70), (20, 0.69)], [], is_accuracy=False).axes[0].get_ylim()
-    assert 0.62 < low < 0.64
-    assert 0.70 < high < 0.71
-    moved = pictures.draw_curves([(10, 9.0), (20, 6.0)], [], is_accuracy=False)
-    assert 5 < moved.axes[0].get_ylim()[0] < 6
-
-
-def test_an_accuracy_that_is_high_from_the_start_is_shown_over_its_own_range() -> None:
-    low, high = pictures.draw_curves([(10, 0.72), (20, 0.78)], [], is_accuracy=True).axes[0].get_ylim()
-    assert 0.69 < low < 0.71
-    assert 0.78 < high < 0.80
-
-
-def test_the_dot_of_the_last_point_has_room() -> None:
-    figure = pictures.draw_curves([(10, 0.7), (1000, 0.6)], [(1000, 0.65)], is_accuracy=False)
-    assert 1010 < figure.axes[0].get_xlim()[1] < 1050
+@pytest.mark.parametrize(
+    ("training", "is_accuracy", "lowest", "highest"),
+    [
+        ([(10, 0.70), (20, 0.69)], False, (0.62, 0.64), (0.70, 0.71)),  # one that hardly moved has a tenth of its height
+        ([(10, 9.0), (20, 6.0)], False, (5, 6), (9, 9.3)),
+        ([(10, 0.72), (20, 0.78)], True, (0.69, 0.71), (0.78, 0.80)),  # an accuracy that is high from the start
+    ],
+)
+def test_a_curve_is_shown_over_its_own_range(
+    training: list[tuple[int, float]], is_accuracy: bool, lowest: tuple[float, float], highest: tuple[float, float]
+) -> None:
+    axes = pictures.draw_curves(training, [(1000, training[0][1])], is_accuracy=is_accuracy).axes[0]
+    low, high = axes.get_ylim()
+    assert lowest[0] < low < lowest[1]
+    assert highest[0] < high < highest[1]
+    assert 1010 < axes.get_xlim()[1] < 1050, "the dot of the last point has room"
 
 
 def test_pictures_of_a_page_have_no_background_and_an_ink_for_light_and_dark_pages() -> None:
@@ -179,14 +178,8 @@ def test_empty_data_are_drawn_too_and_other_endings_are_refused(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("share", "decimals", "written"),
     [
-        (0.9949, 1, "99.5 %"),
-        (0.9949, 2, "99.49 %"),
-        (0.99997, 2, "99.997 %"),
-        (0.999951, 2, "99.995 %"),
-        (200 / 6_294_495, 2, "0.003 %"),
-        (1, 2, "100.00 %"),
-        (0, 1, "0.0 %"),
-        (1e-30, 1, "0.000000000 %"),
+        *((0.9949, 1, "99.5 %"), (0.9949, 2, "99.49 %"), (0.99997, 2, "99.997 %"), (0.999951, 2, "99.995 %")),
+        *((200 / 6_294_495, 2, "0.003 %"), (1, 2, "100.00 %"), (0, 1, "0.0 %"), (1e-30, 1, "0.000000000 %")),
         (1.5, 1, "150.0 %"),
     ],
 )

@@ -17,7 +17,7 @@ from gaudi_bert.runners.compile_kernels import compile_kernels
 from gaudi_bert.runners.local import missing_inputs, run_stages
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import stages_of
-from gaudi_bert.tasks.task_rows import make_built_in_rows
+from gaudi_bert.tasks.task_data import make_built_in_rows
 from gaudi_bert.tfrecords.scanning.unpacked_index import scan_unpacked
 from tests.builders import folders
 from tests.builders.bert_folder import write_bert

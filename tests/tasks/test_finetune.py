@@ -38,33 +38,6 @@ def content(out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in names}
 
 
-@pytest.mark.parametrize("task", TASK_NAMES)
-def test_what_a_run_leaves_is_what_transformers_opens(task, files, model, finished) -> None:
-    transformers = pytest.importorskip("transformers")
-    out, result = finished(task).out, finished(task).result
-    again = run(task, *files[task], model, out)
-    assert (again.skipped, again.content) == (True, result)
-    assert result.sequences >= 53
-    assert result.packs >= result.lower_bound
-    assert result.evaluated_rows == 19
-    assert set(result.metrics) > {"loss"}
-    kind = json.loads((out / "config.json").read_text())["architectures"][0]
-    opened, report = getattr(transformers, kind).from_pretrained(out, output_loading_info=True)
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    if result.labels:
-        assert tuple(opened.config.id2label.values()) == result.labels
-    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    assert tokenizer("The cat.")["input_ids"][0] == tokenizer.cls_token_id
-    if not task.endswith("language-modelling"):
-        answers = lines_of(out / "predictions.jsonl")
-        assert len(answers) == 19
-    if task == "classification":
-        for row, answer in zip(lines_of(files[task][1]), answers, strict=True):
-            logits = opened.eval()(**tokenizer(row["text"], row["text_pair"], return_tensors="pt")).logits
-            agree(list(answer["probabilities"].values()), logits[0].softmax(-1).tolist(), 1e-5, scale=1.0)
-
-
 # Spans in windows are put together from several sequences; the other tasks are in tests/tasks/test_equivalence.
 @pytest.mark.repeated
 @pytest.mark.parametrize("task", TASK_NAMES if LONG else ("question-answering",))

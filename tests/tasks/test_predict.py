@@ -1,8 +1,11 @@
-"""Answers as a user gets them, in the order of the rows: those of transformers' own models, one row at a time."""
+"""Answers and vectors as a user gets them, in the order of the rows: those of transformers' own models, one row at a time;
+in each form, from a file and through a pipe.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,12 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tasks.answer_rows import PredictOptions
-from gaudi_bert.tasks.predict import predict
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.tasks import answers
+from gaudi_bert.tasks.answers import AnswerFile, PredictOptions, StreamResult
+from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
 from tests.builders.agree import agree
-from tests.builders.bert_folder import CONFIG, write_tokenizer
+from tests.builders.bert_folder import CONFIG, write_bert, write_tokenizer
 from tests.builders.command_line import run_command
 from tests.builders.reporters import QUIET
 
@@ -54,38 +59,33 @@ def logits_alone(model: Any, folder: Path, *texts: str) -> Any:
         return model(**AutoTokenizer.from_pretrained(folder)(*texts, return_tensors="pt"))
 
 
-def test_classes_of_texts(tmp_path: Path) -> None:
-    names = {0: "bad", 1: "fair", 2: "good"}
-    model = write_model(tmp_path / "m", "BertForSequenceClassification", id2label=names, num_labels=3)
-    rows = [{"text": text, "label": "whatever"} for text in TEXTS]
-    answers = run(tmp_path / "m", write_rows(tmp_path / "x.jsonl", rows), tmp_path / "y.jsonl")
-    assert len(answers) == len(TEXTS)
+@pytest.mark.parametrize(
+    ("config", "pair", "expect"),
+    [
+        ({"id2label": {0: "bad", 1: "fair", 2: "good"}, "num_labels": 3}, None, lambda logits: logits.softmax(-1)),
+        (
+            {"id2label": {0: "joy", 1: "fear"}, "num_labels": 2, "problem_type": "multi_label_classification"},
+            "the cat",
+            lambda logits: logits.sigmoid(),
+        ),
+        ({"num_labels": 1, "problem_type": "regression"}, None, lambda logits: logits),
+    ],
+)
+def test_texts_and_pairs(tmp_path: Path, config: dict[str, Any], pair: str | None, expect: Any) -> None:
+    """Classes, several labels, a number; labels in the rows are ignored."""
+    model = write_model(tmp_path / "m", "BertForSequenceClassification", **config)
+    more = {"label": "whatever"} if pair is None else {"text_pair": pair}
+    data = write_rows(tmp_path / "x.jsonl", [{"text": text, **more} for text in TEXTS])
+    names, answers = list(config.get("id2label", {}).values()), run(tmp_path / "m", data, tmp_path / "y.jsonl")
     for text, answer in zip(TEXTS, answers, strict=True):
-        expected = logits_alone(model, tmp_path / "m", text).logits.softmax(-1)[0].numpy()
-        agree([answer["probabilities"][name] for name in names.values()], expected, 1e-5, scale=1.0)
-        assert answer["label"] == names[int(expected.argmax())]
-    assert len({answer["label"] for answer in answers}) > 1
-
-
-def test_several_labels_and_pairs(tmp_path: Path) -> None:
-    names = {0: "joy", 1: "fear"}
-    given = {"id2label": names, "num_labels": 2, "problem_type": "multi_label_classification"}
-    model = write_model(tmp_path / "m", "BertForSequenceClassification", **given)
-    rows = [{"text": text, "text_pair": "the cat"} for text in TEXTS]
-    for text, answer in zip(
-        TEXTS, run(tmp_path / "m", write_rows(tmp_path / "x.jsonl", rows), tmp_path / "y.jsonl"), strict=True
-    ):
-        expected = logits_alone(model, tmp_path / "m", text, "the cat").logits.sigmoid()[0].numpy()
-        agree(list(answer["probabilities"].values()), expected, 1e-5, scale=1.0)
-        assert answer["labels"] == [names[place] for place in np.flatnonzero(expected >= 0.5)]
-
-
-def test_numbers(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=1, problem_type="regression")
-    data = write_rows(tmp_path / "x.jsonl", [{"text": text} for text in TEXTS])
-    expected = [float(logits_alone(model, tmp_path / "m", text).logits) for text in TEXTS]
-    answers = run(tmp_path / "m", data, tmp_path / "y.jsonl")
-    agree([answer["value"] for answer in answers], expected, 1e-5, scale=1.0)
+        texts = (text,) if pair is None else (text, pair)
+        expected = expect(logits_alone(model, tmp_path / "m", *texts).logits)[0].numpy()
+        agree(list(answer["probabilities"].values()) if names else [answer["value"]], expected, 1e-5, scale=1.0)
+        if pair is not None:
+            assert answer["labels"] == [names[place] for place in np.flatnonzero(expected >= 0.5)]
+        elif names:
+            assert (answer["label"], list(answer["probabilities"])) == (names[int(expected.argmax())], names)
+    assert len({json.dumps(answer) for answer in answers}) > 1
 
 
 def test_tags_with_their_characters(tmp_path: Path) -> None:
@@ -185,21 +185,11 @@ def test_rows_that_cannot_be_read_are_named_in_their_places(tmp_path: Path, caps
 def test_rows_that_were_cut_are_counted(tmp_path: Path) -> None:
     write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
     long = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "cat " * 90}, {"text": "cat " * 11}])
-    done = run_command(
-        "predict",
-        "--model",
-        tmp_path / "m",
-        "--data",
-        long,
-        "--out",
-        tmp_path / "y.jsonl",
-        "--set",
-        "task.too_long=truncate",
-    )
+    words = ("predict", "--model", tmp_path / "m", "--data", long, "--set", "task.too_long=truncate")
+    done = run_command(*words, "--out", tmp_path / "y.jsonl")
     assert "1 of 3 rows were too long and were cut to 64 tokens" in done.stderr
     assert "; 1 were longer than 64 tokens;" in done.stdout
-    done = run_command("predict", "--model", tmp_path / "m", "--data", long, "--out", tmp_path / "z.jsonl", "--json",
-                       "--max-sequence-length", 8, "--set", "task.too_long=truncate")  # fmt: skip
+    done = run_command(*words, "--out", tmp_path / "z.jsonl", "--json", "--max-sequence-length", 8)
     result = json.loads(done.stdout)
     assert (result["rows"], result["cut_rows"], result["max_sequence_length"]) == (3, 2, 8)
 
@@ -210,3 +200,198 @@ def test_another_task_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"task.name = regression: .* is a model of classification; leave it out"):
         run(tmp_path / "m", data, tmp_path / "y.jsonl", name="regression")
     run(tmp_path / "m", data, tmp_path / "y.jsonl", name="classification")
+
+
+# --- vectors
+
+SENTENCES = ["the cat sat on the mat", "dogs runs", "over the hill, and south!", "the river flows north", "unable"] * 5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_bert(tmp_path_factory.mktemp("bert"))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}', encoding="utf-8")
+    kinds = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in SENTENCES), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Any:
+    """Mean, normalised, by transformers, one text at a time."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    found = []
+    for text in SENTENCES:
+        with torch.inference_mode():
+            mean = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy().mean(axis=0)
+        found.append(mean / np.linalg.norm(mean))
+    return np.array(found)
+
+
+def embedded(folder: Path, data: Path | str, out: Path, options: EmbedOptions | None = None, **given: Any) -> StreamResult:
+    settings = TaskSettings(too_long="truncate")
+    options = EmbedOptions() if options is None else options
+    return embed(folder, str(data), str(out), options, settings, reporter=QUIET, **given)
+
+
+def test_every_form_holds_the_same_vectors(folder: Path, data: Path, expected: Any, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    result = embedded(folder, data, tmp_path / "v.npy")
+    assert (result.rows, result.cut_rows, result.packed) == (25, 0, True)
+    vectors = np.load(tmp_path / "v.npy")
+    agree(vectors, expected, 1e-5, scale=1.0)
+    embedded(folder, data, tmp_path / "p.parquet")
+    column = parquet.read_table(tmp_path / "p.parquet").column("embedding")
+    np.testing.assert_array_equal(np.array(column.to_pylist(), np.float32), vectors)
+    embedded(folder, data, tmp_path / "j.jsonl")
+    lines = (tmp_path / "j.jsonl").read_text(encoding="utf-8").splitlines()
+    np.testing.assert_array_equal(np.array([json.loads(line)["embedding"] for line in lines], np.float32), vectors)
+    assert embedded(folder, data, tmp_path / "v.npy").skipped
+
+
+def test_options_differ_from_the_folder_s_own(folder: Path, data: Path, expected: Any, tmp_path: Path) -> None:
+    embedded(folder, data, tmp_path / "v.npy", EmbedOptions(normalize=False, packed=False))
+    vectors = np.load(tmp_path / "v.npy")
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert abs(lengths - 1).max() > 0.01
+    agree(vectors / lengths, expected, 1e-5, scale=1.0)
+    with pytest.raises(InputError, match=r"written with --pooling mean, not --pooling cls"):
+        embedded(folder, data, tmp_path / "v.npy", EmbedOptions(pooling="cls", normalize=False, packed=False))
+    cut = embedded(folder, data, tmp_path / "w.npy", EmbedOptions(max_sequence_length=5))
+    assert cut.cut_rows == 15
+
+
+def test_killed_between_windows(folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of seven rows. A kill while the third is written leaves what is on the disk then, and a part of it."""
+    write, calls = AnswerFile.write, []
+
+    def dying(answers: AnswerFile, window: bytes) -> None:
+        calls.append(window)
+        if len(calls) == 3:
+            shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+            with (tmp_path / "killed" / ".v.npy.partial").open("ab") as handle:
+                handle.write(window[:11])
+        write(answers, window)
+
+    monkeypatch.setattr(answers, "WINDOW_ROWS", 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswerFile, "write", dying)
+        embedded(folder, data, tmp_path / "whole" / "v.npy")
+    out = tmp_path / "killed" / "v.npy"
+    assert not out.exists()
+    assert embedded(folder, data, out).rows == 25
+    assert out.read_bytes() == (tmp_path / "whole" / "v.npy").read_bytes()
+
+
+@pytest.mark.parametrize("ending", ["npy", "parquet", "jsonl"])
+def test_rows_that_cannot_be_read_keep_their_places(folder: Path, tmp_path: Path, ending: str) -> None:
+    """An empty text has a vector; a row without a text has none, and its place says so."""
+    (tmp_path / "x.jsonl").write_text('{"text": ""}\n{"text": null}\n{"text": "the cat"}\n')
+    with pytest.raises(InputError, match="row 2: text is None; it must be a text"):
+        embedded(folder, tmp_path / "x.jsonl", tmp_path / f"v.{ending}")
+    result = embedded(folder, tmp_path / "x.jsonl", tmp_path / f"v.{ending}", EmbedOptions(on_bad_row="skip"))
+    assert (result.rows, result.bad_rows) == (3, 1)
+    if ending == "jsonl":
+        lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+        assert [next(iter(line)) for line in lines] == ["embedding", "error", "embedding"]
+        assert lines[1]["error"].startswith("row 2: text is None")
+        return
+    vectors = np.load(tmp_path / "v.npy") if ending == "npy" else _vectors(tmp_path / "v.parquet")
+    assert np.isnan(vectors).all(axis=1).tolist() == [False, True, False]
+
+
+def _vectors(path: Path) -> Any:
+    from pyarrow import parquet
+
+    return np.array(parquet.read_table(path).column("embedding").to_pylist())
+
+
+@pytest.fixture
+def prompted(folder: Path, tmp_path: Path) -> Path:
+    """The folder as version 6 of sentence-transformers writes it: prompts by name, the cut with the tokenizer."""
+    copied = shutil.copytree(folder, tmp_path / "m")
+    prompts = {"prompts": {"query": "THE dog: ", "passage": "cat: "}, "default_prompt_name": "query"}
+    (copied / "config_sentence_transformers.json").write_text(json.dumps(prompts), encoding="utf-8")
+    (copied / "tokenizer_config.json").write_text('{"do_lower_case": true, "model_max_length": 9}', encoding="utf-8")
+    return copied
+
+
+def test_prompts_precede_each_text_before_it_is_cut(folder: Path, data: Path, prompted: Path, tmp_path: Path) -> None:
+    prompts = [({}, "the dog: "), ({"prompt_name": "passage"}, "cat: "), ({"prompt": "on "}, "on "), ({"prompt": ""}, "")]
+    for number, (options, prompt) in enumerate(prompts):
+        result = embedded(prompted, data, tmp_path / f"{number}.npy", EmbedOptions(**options))
+        assert result.max_sequence_length == 9
+        rows = "".join(json.dumps({"text": prompt + text}) + "\n" for text in SENTENCES)
+        (tmp_path / f"{number}.jsonl").write_text(rows, encoding="utf-8")
+        plain = tmp_path / f"plain-{number}.npy"
+        same = embedded(folder, tmp_path / f"{number}.jsonl", plain, EmbedOptions(max_sequence_length=9))
+        assert same.cut_rows == result.cut_rows
+        agree(np.load(tmp_path / f"{number}.npy"), np.load(plain), 1e-6, scale=1.0)
+    with pytest.raises(InputError, match="written with prompt = THE dog: , not prompt = nothing"):
+        embedded(prompted, data, tmp_path / "0.npy", EmbedOptions(prompt=""))
+
+
+def test_texts_and_prompts_are_lower_cased_where_the_folder_does(prompted: Path, tmp_path: Path) -> None:
+    (prompted / "tokenizer_config.json").write_text('{"do_lower_case": false}', encoding="utf-8")
+    rows = [{"text": "ON THE MAT", "text_pair": "Dogs"}, {"text": "on the mat", "text_pair": "dogs"}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (prompted / "sentence_bert_config.json").write_text('{"do_lower_case": true}', encoding="utf-8")
+    embedded(prompted, tmp_path / "x.jsonl", tmp_path / "v.npy")
+    upper, lower = np.load(tmp_path / "v.npy")
+    agree(upper, lower, 1e-6, scale=1.0)
+
+
+def test_prompts_that_cannot_be_used(prompted: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"prompt 'other': the model's folder has query, passage .*; give --prompt TEXT"):
+        embedded(prompted, data, tmp_path / "v.npy", EmbedOptions(prompt_name="other"))
+    with pytest.raises(InputError, match="--prompt and --prompt-name exclude each other"):
+        EmbedOptions(prompt="a", prompt_name="b")
+    (prompted / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean", "include_prompt": false}')
+    with pytest.raises(
+        InputError, match="m: leaves the prompt out of the mean, which cannot be done here; give --prompt ''"
+    ):
+        embedded(prompted, data, tmp_path / "v.npy")
+    assert embedded(prompted, data, tmp_path / "v.npy", EmbedOptions(prompt="")).rows == 25
+
+
+@pytest.mark.parametrize(
+    ("out", "options", "message"),
+    [
+        ("v.txt", {}, "vectors are written as .npy, .parquet, .jsonl"),
+        ("v.npy", {"max_sequence_length": 65}, "the model has 64 positions; give 3 to 64"),
+    ],
+)
+def test_wrong_usage(folder: Path, data: Path, tmp_path: Path, out: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        embedded(folder, data, tmp_path / out, EmbedOptions(**options))
+    with pytest.raises(InputError, match="--pooling sum: choose one of cls, mean, max"):
+        EmbedOptions(pooling="sum")  # type: ignore[arg-type]
+
+
+def test_the_data_is_not_written_over(folder: Path, data: Path) -> None:
+    before = data.read_bytes()
+    with pytest.raises(InputError, match="is the data itself"):
+        embedded(folder, data, data, overwrite=True)
+    assert data.read_bytes() == before
+
+
+def test_a_folder_without_a_tokenizer(folder: Path, data: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(InputError, match="holds no tokenizer"):
+        embedded(bare, data, tmp_path / "v.npy")

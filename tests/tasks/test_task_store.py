@@ -12,9 +12,8 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.reporting.estimate import estimate_task
-from gaudi_bert.tasks.answer_rows import PredictOptions
-from gaudi_bert.tasks.embed import EmbedOptions, embed
-from gaudi_bert.tasks.predict import predict
+from gaudi_bert.tasks.answers import PredictOptions
+from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
 from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 from tests.tasks.conftest import run

@@ -27,7 +27,7 @@ from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, vectors_of_seq
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead, VectorHead
 from gaudi_bert.pytorch.asking import feeding_of, packed_batch, try_model
-from gaudi_bert.pytorch.classes import class_of, config_of
+from gaudi_bert.pytorch.encoder_weights import class_of, config_of
 from gaudi_bert.pytorch.feeding import Feeding, additive_masks, fed_positions
 from gaudi_bert.pytorch.model_folder import quiet_transformers
 from gaudi_bert.pytorch.rows import Row

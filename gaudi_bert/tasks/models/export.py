@@ -19,14 +19,7 @@ from typing import Literal, get_args
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in, publish, remove
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import (
-    atomic_file,
-    exclusive_lock,
-    explained_os_errors,
-    flush_folder,
-    open_file,
-    write_json,
-)
+from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, open_file, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.engines.choose import choose_engine, load_engine
@@ -34,7 +27,7 @@ from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.window_plan import deepest
-from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder, start_weights
+from gaudi_bert.tasks.models.task_models import check_finished, open_task_model, read_task_folder, start_weights
 from gaudi_bert.training.results import ExportResult
 from gaudi_bert.training.stored_inputs import local_weights
 from gaudi_bert.training.weights.model_files import TaskConfig
@@ -64,7 +57,6 @@ def export(
 
     Args:
         checkpoint: weights of ours, of Hugging Face or of Google.
-        out: the folder to make.
         kind: one of `FORMATS`.
         vocabulary: its vocab.txt; None for the one in its usual folder.
         rows: `savedmodel`: rows of a batch, fixed.
@@ -75,9 +67,12 @@ def export(
     if kind != "huggingface":
         choose_engine("tensorflow", key=f"--format {kind}")  # which writes it; refused where it is not installed
     with local_weights(checkpoint) as weights, local_copies((vocabulary,)) as (words,), mirrored(out) as folder:
-        if _holds_something(folder) and not overwrite:
+        exists = bool(names_in(folder)) if folder.is_dir() else folder.exists()
+        if exists and not overwrite:
             raise InputError(f"{folder}: exists already; choose another folder, or pass --overwrite")
-        if kind == "savedmodel" and _has_task_head(weights):
+        check_finished(weights)
+        config = TaskConfig.read_if_present(weights / "config.json") if kind == "savedmodel" else None
+        if config is not None and any(name in TASK_HEADS for name in config.architectures or ()):
             return _export_task(weights, folder, rows, reporter)
         return _export(read_weights(weights), folder, kind, words, rows, reporter)
 
@@ -111,12 +106,6 @@ def _export(weights: Weights, out: Path, kind: str, vocabulary: Path | None, row
 
 def _files_in(out: Path) -> tuple[str, ...]:
     return tuple(sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()))
-
-
-def _has_task_head(checkpoint: Path) -> bool:
-    """Whether this is a folder of `finetune`, or of transformers with a head that answers."""
-    config = TaskConfig.read_if_present(checkpoint / "config.json")
-    return config is not None and any(name in TASK_HEADS for name in config.architectures or ())
 
 
 def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> ExportResult:
@@ -219,10 +208,6 @@ def _lower_case(weights: Weights) -> bool | None:
 def _run_folder(weights: Weights) -> Path:
     """The folder of the run, for a checkpoint of ours inside it."""
     return weights.path.resolve().parent.parent
-
-
-def _holds_something(out: Path) -> bool:
-    return bool(names_in(out)) if out.is_dir() else out.exists()
 
 
 @contextmanager

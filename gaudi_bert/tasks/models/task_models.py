@@ -27,8 +27,10 @@ from gaudi_bert.model.heads import variables_of
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.model.masking import Vocabulary
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
+from gaudi_bert.rows.types import TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import Task, task_named
-from gaudi_bert.tasks.task_rows import file_identity
+from gaudi_bert.tasks.task_data import file_identity
+from gaudi_bert.training.checkpoint import newest_settings
 from gaudi_bert.training.weights.model_files import TaskConfig, tokenizer_length
 from gaudi_bert.training.weights.sources import Weights, read_weights
 
@@ -52,12 +54,27 @@ _ARCHITECTURES: dict[str, TaskName] = {
 def is_bert(path: Path) -> bool:
     """Whether weights are of a BERT; another model is refused where there is no `transformers` to run it."""
     check_model(path)
+    check_finished(path)
     config = (path if path.is_dir() else path.parent) / "config.json"
     content = read_json(config) if config.is_file() else {}
     kind = content.get("model_type", "bert") if isinstance(content, dict) else "bert"
     if kind != "bert":
         check_transformers(f"{path}: is a model of type {kind}, which")
     return bool(kind == "bert")
+
+
+def check_finished(path: Path) -> None:
+    """Refuse the checkpoints of a run of another model than BERT: only a finished run holds such a model."""
+    if (path / "config.json").is_file():
+        return
+    stored = newest_settings(path / "checkpoints") or newest_settings(path if path.is_dir() else path.parent) or {}
+    kind = stored.get("model", {}).get("model_type", "bert")
+    if kind != "bert":
+        stage = "train" if "task" in stored else "finetune"
+        raise InputError(
+            f"{path}: is a run of `gaudi-bert {stage}` that was stopped; its {kind} model is written when it ends: run "
+            f"`gaudi-bert {stage}` again to finish it"
+        )
 
 
 def check_transformers(what: str) -> None:
@@ -114,11 +131,9 @@ def _encoder_weights(path: Path, task: Task, lacks_head: bool) -> StartWeights:
     from gaudi_bert.pytorch.encoder_weights import read_encoder_weights, sizes_of
 
     folder = path if path.is_dir() else path.parent
-    found = read_encoder_weights(folder, task.head, lacks_head=lacks_head)
-    sizes = sizes_of(found.config, task.head)
-    kind = f"{found.config.model_type} of transformers"
-    identity = folder_identity(folder)
-    return StartWeights(folder, kind, found.config, sizes, found.architecture, found.variables, found.fresh, identity)
+    config, architecture, variables, fresh = read_encoder_weights(folder, task.head, lacks_head=lacks_head)
+    kind, identity = f"{config.model_type} of transformers", folder_identity(folder)
+    return StartWeights(folder, kind, config, sizes_of(config, task.head), architecture, variables, fresh, identity)
 
 
 def folder_identity(folder: Path) -> str:
@@ -161,15 +176,15 @@ def read_task_folder(path: Path) -> TaskDescription:
     file = path / "config.json"
     if not file.is_file():
         raise InputError(
-            f"{path}: holds no config.json; give a folder that `gaudi-bert finetune` or transformers has written"
+            f"{path}: holds no config.json; give a folder that transformers has written, or a finished one of "
+            "`gaudi-bert finetune`: one that was stopped is finished by the same command"
         )
     values = TaskConfig.read(file)
     own, labels = values.gaudi_bert, values.labels or _UNNAMED_LABELS
     task = own.task or _task_of(values.architectures, values.problem_type, labels, path)
     length = own.max_sequence_length or tokenizer_length(path)
-    labelled = task in ("classification", "multi-label", "token-classification")
     settings = own.settings or TaskSettings(name=task)
-    return TaskDescription(path, task, labels if labelled else (), length, settings)
+    return TaskDescription(path, task, labels if task in TASKS_WITH_LABELS else (), length, settings)
 
 
 def _task_of(architectures: Sequence[str] | None, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:

@@ -18,9 +18,8 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import BadRow, Row, Sequences, TextRow
 from gaudi_bert.rows.window_plan import WindowPlan
-from gaudi_bert.tasks import answer_stream
-from gaudi_bert.tasks.answer_rows import ModelRows
-from gaudi_bert.tasks.answer_stream import StreamResult, open_answers, shown_progress
+from gaudi_bert.tasks import answers as module
+from gaudi_bert.tasks.answers import ModelRows, StreamResult, open_answers, shown_progress
 from tests.builders.reporters import QUIET
 
 ROWS: list[Row] = [TextRow(number, f"text {number}") for number in range(1, 24)]
@@ -88,16 +87,15 @@ def run(
     given = rows if callable(rows) else lambda: iter(rows)
     source = Rows("x.jsonl" if replayable else "-", TaskSettings(), cast(RowTokenizer, None), 64, "stop", given=given)
     with open_answers(str(out), signature, source, QUIET, overwrite=overwrite) as answers:
-        if not answers.finished:
-            for window in answers.windows():
-                answers.append(window, answer(window), SEQUENCES, PLAN, 0)
-            answers.finish()
+        for window in answers.windows():
+            answers.append(window, answer(window), SEQUENCES, PLAN, 0)
+        answers.finish()
     return answers.result()
 
 
 @pytest.fixture(autouse=True)
 def windows_of_five(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_stream, "WINDOW_ROWS", 5)
+    monkeypatch.setattr(module, "WINDOW_ROWS", 5)
 
 
 def left_beside(out: Path) -> list[str]:
@@ -164,11 +162,6 @@ def test_a_pipe_must_bring_the_same_rows_again(tmp_path: Path) -> None:
         run(out, Answer(), replayable=False)
 
 
-def test_no_rows(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no rows"):
-        run(tmp_path / "x.jsonl", Answer(), [])
-
-
 @pytest.mark.parametrize("replayable", [True, False])
 def test_a_row_that_cannot_be_read_is_met_before_anything_is_computed(tmp_path: Path, replayable: bool) -> None:
     """But for a pipe, which can be read once only: there, what was before it stays."""
@@ -186,32 +179,24 @@ def test_a_row_that_cannot_be_read_is_met_before_anything_is_computed(tmp_path: 
     assert (out.read_bytes(), after.windows) == (EXPECTED, 5 - before.windows)
 
 
-def test_what_the_tokenizer_would_refuse_is_met_as_early(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rows", "message"), [([], "holds no rows"), ([*ROWS[:7], BAD, *ROWS[8:]], "row 8: has 92 tokens")])
+def test_no_rows_and_what_the_tokenizer_would_refuse_are_met_as_early(tmp_path: Path, rows: list[Row], message: str) -> None:
     answer = Answer()
-    with pytest.raises(InputError, match="row 8: has 92 tokens"):
-        run(tmp_path / "x.jsonl", answer, [*ROWS[:7], BAD, *ROWS[8:]])
+    with pytest.raises(InputError, match=message):
+        run(tmp_path / "x.jsonl", answer, rows)
     assert answer.windows == 0
 
 
-def test_mending_a_row_keeps_the_windows_before_it(tmp_path: Path) -> None:
-    out = tmp_path / "x.jsonl"
-    with pytest.raises(KilledError):
-        run(out, Answer(3), data="as it was")
-    mended = [*ROWS[:17], TextRow(99, "mended"), *ROWS[18:]]
-    after = Answer()
-    run(out, after, mended, data="mended")
-    assert after.windows == 2
-    assert out.read_bytes() == EXPECTED.replace(b"<18>", b"<99>")
-
-
-def test_mending_an_answered_row_starts_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "windows"), [(18, 2), (1, 5)])
+def test_a_row_that_was_fixed_keeps_the_windows_before_it(tmp_path: Path, number: int, windows: int) -> None:
+    """A row that is answered already is of the first window, so all are answered again."""
     out = tmp_path / "x.jsonl"
     with pytest.raises(KilledError):
         run(out, Answer(3), data="as it was")
     after = Answer()
-    run(out, after, [TextRow(99, "mended"), *ROWS[1:]], data="mended")
-    assert after.windows == 5
-    assert out.read_bytes() == EXPECTED.replace(b"<1>", b"<99>")
+    run(out, after, [*ROWS[: number - 1], TextRow(99, "fixed"), *ROWS[number:]], data="fixed")
+    assert after.windows == windows
+    assert out.read_bytes() == EXPECTED.replace(b"<%d>" % number, b"<99>")
 
 
 @pytest.mark.parametrize("data", ["x.jsonl", "-"])

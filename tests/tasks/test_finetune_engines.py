@@ -1,4 +1,6 @@
-"""Fine-tuning by either engine, and of packs or single sequences: the same losses, and answers that `transformers` gives."""
+"""Fine-tuning by either engine, of a BERT and of any encoder, in packs or single sequences: one loss, and a folder that
+`transformers` opens without a word, whose answers are those of the run.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,30 @@ pytest.importorskip("transformers", exc_type=ImportError)
 import torch
 import transformers
 
-from gaudi_bert.tasks.answer_rows import PredictOptions
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_json
+from gaudi_bert.config.sections import TASK_NAMES
+from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert
-from tests.builders.encoders import write_encoder
-from tests.builders.reporters import QUIET
+from tests.builders.effort import LONG
+from tests.builders.encoders import TOKENIZER, write_encoder
+from tests.builders.reporters import QUIET, Listener
 from tests.builders.task_files import write_rows
 from tests.tasks.conftest import run
 
 pytestmark = pytest.mark.slow
 
+KINDS = {
+    "classification": "AutoModelForSequenceClassification",
+    "multi-label": "AutoModelForSequenceClassification",
+    "regression": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "masked-language-modelling": "AutoModelForMaskedLM",
+    "causal-language-modelling": "AutoModelForCausalLM",
+}
 TASKS = ["classification", "token-classification"]
 UPDATES = 20
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -83,8 +98,7 @@ def test_a_bert_fine_tuned_by_either_engine(
 def check_answers(folder: Path, task: str, rows: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
     """The answers are those of the class of `transformers`, one row at a time."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    kind = "AutoModelForTokenClassification" if task == "token-classification" else "AutoModelForSequenceClassification"
-    model = getattr(transformers, kind).from_pretrained(folder).eval()
+    model = getattr(transformers, KINDS[task]).from_pretrained(folder).eval()
     for row, answer in zip(rows, answers, strict=True):
         with torch.no_grad():
             if task == "classification":
@@ -110,3 +124,72 @@ def test_packs_are_single_sequences(name: str, task: str, tmp_path: Path) -> Non
     plans = [json.loads((tmp_path / out / "metrics.json").read_text()) for out in ("packed", "single")]
     agree(losses_of(tmp_path / "packed"), losses_of(tmp_path / "single"), 1e-4)
     assert plans[0]["packs"] < plans[1]["packs"] == ALL_ROWS
+
+
+# --- what a run leaves, of a BERT and of other encoders
+
+CASES = [(name, task) for name in ("bert", "roberta") for task in TASK_NAMES]
+CASES += [("modernbert", task) for task in (TASK_NAMES[:-1] if LONG else ["question-answering"])]
+
+
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_what_a_run_leaves(name: str, task: str, files: Any, model: Path, finished: Any, tmp_path: Path) -> None:
+    if name == "bert":
+        out, result, start = finished(task).out, finished(task).result, model
+    else:
+        listener, out, start = Listener(), tmp_path / "out", tmp_path / "m"
+        write_encoder(start, name, "AutoModelForMaskedLM")
+        result = run(task, *files[task], start, out, listener).content
+        assert "finetune: engine pytorch: the model is not a BERT" in listener.text
+        losses = [line["loss"] for line in lines_of(out / "metrics.jsonl") if line["kind"] == "train"]
+        assert losses[-1] < losses[0]
+    again = run(task, *files[task], start, out)
+    assert (again.skipped, again.content) == (True, result)
+    assert result.sequences >= 53
+    assert result.packs >= result.lower_bound
+    assert result.evaluated_rows == 19
+    (kind,) = read_json(out / "config.json")["architectures"]
+    opened, report = getattr(transformers, KINDS[task]).from_pretrained(out, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert type(opened).__name__ == kind
+    if result.labels:
+        assert tuple(opened.config.id2label.values()) == result.labels
+    library = transformers.AutoTokenizer.from_pretrained(out)
+    ids = library("the cat")["input_ids"]
+    assert ids[0] == library.cls_token_id if name == "bert" else ids == TOKENIZER.encode("the cat").ids
+    if task.endswith("language-modelling"):
+        assert set(result.metrics) == {"loss", "accuracy", "perplexity"}
+        return
+    assert set(result.metrics) > {"loss"}
+    assert len(lines_of(out / "predictions.jsonl")) == 19
+    predict(out, str(files[task][1]), str(tmp_path / "answers.jsonl"), PredictOptions(), {}, reporter=QUIET)
+    agree(lines_of(tmp_path / "answers.jsonl"), lines_of(out / "predictions.jsonl"), 1e-5, scale=1.0)
+    if task == "classification":
+        check_answers(out, task, lines_of(files[task][1]), lines_of(out / "predictions.jsonl"))
+
+
+def test_a_bare_encoder_and_its_own_head(files: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    write_encoder(tmp_path / "bare", "roberta")
+    listener = Listener()
+    run("classification", *files["classification"], tmp_path / "bare", tmp_path / "out", listener)
+    assert "; 4 variables start from random numbers" in listener.text
+    run("classification", *files["classification"], tmp_path / "out", tmp_path / "further", listener, dry_run=True)
+    assert "; 0 variables start from random numbers" in listener.text
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "changes", "message"),
+    [
+        ("deberta", "classification", {}, "model type 'deberta-v2': no mask is right for it .*; give it rows of one"),
+        ("modernbert", "causal-language-modelling", {}, "model type 'modernbert': transformers has no class for causal"),
+        ("roberta", "regression", {"engine": "tensorflow"}, "finetune.engine = tensorflow: TensorFlow runs BERT only here"),
+        ("roberta", "regression", {"max_sequence_length": 65}, "max_sequence_length = 65: the model has 64 positions"),
+    ],
+)
+def test_what_is_refused(
+    name: str, task: str, changes: dict[str, Any], message: str, files: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    write_encoder(tmp_path / "m", name)
+    with pytest.raises(InputError, match=message):
+        run(task, *files[task], tmp_path / "m", tmp_path / "out", finetune=changes)
+    assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Answers written window by window: to a file or a pipe, in bounded memory.
+"""Rows in, answers out, window by window: to a file or a pipe, in bounded memory; for `predict` and `embed`.
 
 Next to OUT are `.OUT.partial`, the answers so far, and `.OUT.progress.json`, which states how much of them counts. A window
 is first flushed to the disk and then counted: what a killed run wrote beyond the count is cut off. When all windows are
@@ -17,24 +17,168 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Literal, get_args
 
 from gaudi_bert.artefacts.base import Artefact, Count, Sha256
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.artefacts.store.mirrored_folder import shown_path
+from gaudi_bert.artefacts.store.copies import local_copies
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown_path
+from gaudi_bert.artefacts.store.objects import in_store, url_of
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import (
-    atomic_file,
-    exclusive_lock,
-    explained_os_errors,
-    hidden_beside,
-    move_finished_file,
-)
+from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, hidden_beside, move_finished_file
 from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task
-from gaudi_bert.rows.reading import windows
-from gaudi_bert.rows.types import STANDARD_INPUT, BadRow, Row, Sequences
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.config.values import Precision
+from gaudi_bert.rows.reading import read_all_rows, read_rows, windows
+from gaudi_bert.rows.tokenizer import RowTokenizer
+from gaudi_bert.rows.tokenizing import tokenize_rows
+from gaudi_bert.rows.types import STANDARD_INPUT, BadRow, Row, Sequences, TextRow, source_name
 from gaudi_bert.rows.window_plan import WindowPlan
-from gaudi_bert.tasks.answer_rows import STANDARD_OUTPUT, ModelRows
+from gaudi_bert.tasks.task_data import file_identity
+
+STANDARD_OUTPUT = "-"
+OnBadRow = Literal["stop", "skip"]
+"""What a row that cannot be read does: it stops all, before anything is computed; or its answer names the problem."""
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """How rows are answered.
+
+    Attributes:
+        max_sequence_length: most tokens of a sequence; None for what the model was trained with.
+        precision: of the matrix products.
+        packed: False gives each sequence its own row.
+    """
+
+    max_sequence_length: int | None = None
+    precision: Precision = "float32"
+    packed: bool = True
+    on_bad_row: OnBadRow = "stop"
+
+    def __post_init__(self) -> None:
+        check_choice("precision", self.precision, get_args(Precision))
+        check_choice("on-bad-row", self.on_bad_row, get_args(OnBadRow))
+
+    def sequence_length(self, positions: int, default: int) -> int:
+        """The most tokens of a sequence: as requested, if the model has the positions."""
+        requested = self.max_sequence_length
+        if requested is not None and not 3 <= requested <= positions:
+            raise InputError(
+                f"--max-sequence-length {requested}: the model has {positions} positions; give 3 to {positions}"
+            )
+        return requested or default
+
+
+def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    """Refuse a value of the option `name` that is not allowed."""
+    if value is not None and value not in allowed:
+        raise InputError(f"--{name} {value}: choose one of {', '.join(allowed)}")
+
+
+@contextmanager
+def local_files(model: Path, data: str, out: str, store: StoreSettings | None) -> Iterator[tuple[Path, str, str]]:
+    """Model, rows and answers as files of this machine, copied from and to object stores."""
+    if in_store(data) and in_store(out) and url_of(data) == url_of(out):
+        raise InputError(f"{url_of(out)}: is the data itself; give another URL with --out")
+    with local_copies((model, data), store) as (weights, rows), mirrored(Path(out).parent, store) as folder:
+        answers = str(folder / Path(out).name) if in_store(out) else out
+        rows_file = str(rows) if in_store(data) else data
+        is_pipe = rows_file == STANDARD_INPUT or answers == STANDARD_OUTPUT
+        if not is_pipe and Path(answers).exists() and Path(rows_file).exists() and Path(answers).samefile(rows_file):
+            raise InputError(f"{answers}: is the data itself; give another file with --out")
+        yield weights or model, rows_file, answers
+
+
+@dataclass(frozen=True)
+class ModelRows:
+    """The rows of a file, and how a model takes them.
+
+    Attributes:
+        file: a path, or `-` for standard input, which can be read once only.
+        max_sequence_length: most tokens of a sequence.
+        task: None for plain texts.
+        lower_case: whether texts are lower-cased before they are tokenized.
+        prompt: what precedes each text.
+    """
+
+    file: str
+    settings: TaskSettings
+    tokenizer: RowTokenizer
+    max_sequence_length: int
+    on_bad_row: OnBadRow
+    task: TaskName | None = None
+    labels: tuple[str, ...] = ()
+    lower_case: bool = False
+    prompt: str = ""
+
+    @property
+    def from_pipe(self) -> bool:
+        """Whether they can be read once only."""
+        return self.file == STANDARD_INPUT
+
+    def signature(self, stage: str, options: dict[str, Any], model_identity: str) -> Signature:
+        """All that the answers are a function of."""
+        data = "standard input" if self.from_pipe else file_identity(Path(self.file))
+        inputs = {"model": model_identity, "tokenizer": self.tokenizer.sha256, "data": data}
+        on_bad_row = {} if self.on_bad_row == "stop" else {"on_bad_row": self.on_bad_row}
+        task = self.settings.model_dump(mode="json", exclude_defaults=True)
+        return Signature(stage, {**options, **on_bad_row, "task": task}, inputs)
+
+    def read(self, say: Callable[[str], None] | None = None) -> Iterator[Row | BadRow]:
+        """The rows from the first one; `say` gets a line on what is read."""
+        read = read_all_rows if self.on_bad_row == "skip" else read_rows
+        return read(self.file, self.task, self.settings, say=say)
+
+    def check(self, window: Sequence[Row | BadRow]) -> None:
+        """Refuse rows that `tokenized` would refuse; where a text of any length is cut, it was read and that is all."""
+        takes_any = self.settings.too_long == "truncate" and self.task != "question-answering"
+        if not takes_any and self.on_bad_row == "stop":
+            self._tokenize([row for row in window if not isinstance(row, BadRow)])
+
+    def tokenized(self, window: Sequence[Row | BadRow]) -> tuple[list[Row], Sequences | None, dict[int, str]]:
+        """The rows that can be answered, their sequences (None of no row), and the others' problems by their index."""
+        source = f"{source_name(self.file)}: "
+        problems = {index: row.problem.removeprefix(source) for index, row in enumerate(window) if isinstance(row, BadRow)}
+        good = {index: row for index, row in enumerate(window) if not isinstance(row, BadRow)}
+        try:
+            return list(good.values()), self._tokenize(list(good.values())), problems
+        except InputError:
+            if self.on_bad_row == "stop":
+                raise
+        for index, row in list(good.items()):  # one or another is too long: which?
+            try:
+                self._tokenize([row])
+            except InputError as error:
+                problems[index] = str(error).removeprefix(source)
+                del good[index]
+        return list(good.values()), self._tokenize(list(good.values())), problems
+
+    def _tokenize(self, rows: list[Row]) -> Sequences | None:
+        """Sequences of the rows as the model was trained to read them."""
+        if self.lower_case or self.prompt:
+            rows = [self._prepared(row) if isinstance(row, TextRow) else row for row in rows]
+        if not rows:
+            return None
+        return tokenize_rows(
+            rows,
+            self.tokenizer,
+            task=self.task,
+            settings=self.settings,
+            max_sequence_length=self.max_sequence_length,
+            labels=self.labels,
+            file=self.file,
+        )
+
+    def _prepared(self, row: TextRow) -> TextRow:
+        row = row._replace(text=self.prompt + row.text)
+        if not self.lower_case:
+            return row
+        return row._replace(text=row.text.lower(), text_pair=None if row.text_pair is None else row.text_pair.lower())
+
+
+# --- answers, with what is done of them
 
 WINDOW_ROWS = 8192
 """Rows that are packed, answered and written together."""
@@ -90,12 +234,7 @@ def shown_progress(name: str, rows_file: str, reporter: Reporter) -> Iterator[Ta
 
 
 class AnswerStream:
-    """Answers to standard output.
-
-    Attributes:
-        finished: nothing remains to do.
-        progress: what is done.
-    """
+    """Answers to standard output; `finished` where nothing remains to do."""
 
     name = "standard output"
     finished = False
@@ -107,6 +246,8 @@ class AnswerStream:
 
     def windows(self) -> Iterator[list[Row | BadRow]]:
         """The rows without an answer. Those of a file are all checked before the first window; a pipe is read once only."""
+        if self.finished:
+            return
         say: Callable[[str], None] | None = self._reporter.say
         total = 0
         if not self._rows.from_pipe:
@@ -139,10 +280,10 @@ class AnswerStream:
             rows -= len(window)
         return rows == 0 and checksum == self.progress.input_checksum
 
-    def advance(self, rows: float) -> None:
+    def advance(self, rows: float, times: int = 1) -> None:
         """Say that so many more rows are computed: of a window, a batch at a time."""
         if self._task is not None:
-            self._task.advance(rows)
+            self._task.advance(rows * times)
 
     def append(
         self,
@@ -237,6 +378,8 @@ class AnswerFile(AnswerStream):
 
     def finish(self, convert: Callable[[Path, BinaryIO], None] | None = None) -> None:
         """Give the file its name, or make another one of it."""
+        if self.finished:
+            return
         self._open().close()
         self._handle = None
         if convert is None:

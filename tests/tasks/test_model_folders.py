@@ -1,0 +1,243 @@
+"""`embed` and `predict` with the folder of any encoder: what `transformers` gives each text alone, or a line that helps."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+transformers = pytest.importorskip("transformers", exc_type=ImportError)
+
+from gaudi_bert.common import errors  # noqa: E402
+from gaudi_bert.common.errors import InputError, StoppedError, install_command  # noqa: E402
+from gaudi_bert.engines.choose import load_engine  # noqa: E402
+from gaudi_bert.model.heads import VectorHead  # noqa: E402
+from gaudi_bert.rows.types import Sequences  # noqa: E402
+from gaudi_bert.rows.window_plan import plan_window  # noqa: E402
+from gaudi_bert.tasks.models.folders import BertFolder, PackRunner  # noqa: E402
+from gaudi_bert.training.weights.sources import read_weights  # noqa: E402
+from tests.builders.agree import agree  # noqa: E402
+from tests.builders.bert_folder import VOCABULARY, write_bert  # noqa: E402
+from tests.builders.command_line import Done, refusal, run_command, run_python  # noqa: E402
+from tests.builders.encoders import LABELS, TEXTS, TOKENIZER, write_encoder  # noqa: E402
+from tests.builders.engine_models import model_of  # noqa: E402
+from tests.builders.packed_tables import LENGTH, write_table  # noqa: E402
+from tests.builders.reporters import StopAfter  # noqa: E402
+from tests.builders.task_files import write_rows  # noqa: E402
+from tests.tasks.conftest import run  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+def answered(folder: Path, command: str, out: str, *more: str) -> Done:
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), encoding="utf-8")
+    return run_command(command, "--model", "m", "--data", "texts.jsonl", "--out", out, *more, folder=folder)
+
+
+def hidden_of(model: Any, text: str) -> Any:
+    with torch.no_grad():
+        return model.eval()(input_ids=torch.tensor([TOKENIZER.encode(text).ids]))[0][0]
+
+
+@pytest.mark.parametrize("name", ["roberta", "modernbert"])
+def test_vectors(tmp_path: Path, name: str) -> None:
+    model = write_encoder(tmp_path / "m", name)
+    done = answered(tmp_path, "embed", "vectors.npy")
+    assert done.returncode == 0, done.stderr
+    wanted = np.stack([hidden_of(model, text).mean(0).numpy() for text in TEXTS])
+    agree(np.load(tmp_path / "vectors.npy"), wanted, 1e-5, scale=1.0)
+    again = answered(tmp_path, "embed", "vectors.npy")
+    assert again.returncode == 0, again.stderr
+    unpacked = answered(tmp_path, "embed", "other.npy", "--unpacked", "--pooling", "cls", "--normalize")
+    assert unpacked.returncode == 0, unpacked.stderr
+    first = np.stack([torch.nn.functional.normalize(hidden_of(model, text)[0], dim=-1).numpy() for text in TEXTS])
+    agree(np.load(tmp_path / "other.npy"), first, 1e-5, scale=1.0)
+
+
+def test_answers_and_what_is_too_long(tmp_path: Path) -> None:
+    model = write_encoder(tmp_path / "m", "roberta", "AutoModelForSequenceClassification", **LABELS)
+    done = answered(tmp_path, "predict", "answers.jsonl")
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    for text, answer in zip(TEXTS, answers, strict=True):
+        with torch.no_grad():
+            logits = model.eval()(input_ids=torch.tensor([TOKENIZER.encode(text).ids])).logits
+        agree([*answer["probabilities"].values()], logits.softmax(-1)[0].tolist(), 1e-5, scale=1.0)
+    refused = answered(tmp_path, "predict", "short.jsonl", "--max-sequence-length", "5")
+    assert (refused.returncode, "a sequence has at most 5" in refused.stderr) == (2, True)
+
+
+def test_tags(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "m", "modernbert", "AutoModelForTokenClassification", **LABELS)
+    done = answered(tmp_path, "predict", "tags.jsonl", "--precision", "bfloat16")
+    assert done.returncode == 0, done.stderr
+    tags = [json.loads(line)["tags"] for line in (tmp_path / "tags.jsonl").read_text().splitlines()]
+    assert len(tags) == len(TEXTS)
+    assert all(0 <= tag["start"] < tag["end"] <= len(text) for text, each in zip(TEXTS, tags, strict=True) for tag in each)
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "message"),
+    [
+        ("deberta", "embed", "m: model type 'deberta-v2': no mask is right for it .*; transformers or sent"),
+        ("roberta", "predict", "m: its architecture is RobertaModel, which has no head for a task; fine-tune it first"),
+    ],
+)
+def test_what_cannot_be_served_has_a_way_on(tmp_path: Path, name: str, command: str, message: str) -> None:
+    write_encoder(tmp_path / "m", name)
+    done = answered(tmp_path, command, "out.jsonl")
+    assert done.returncode == 2
+    assert re.search(message, done.stderr), done.stderr
+
+
+def test_without_one_of_both_softwares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden: set[str] = set()
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in hidden else found(name, *more))
+    write_bert(tmp_path / "m")
+    write_encoder(tmp_path / "roberta", "roberta")
+    assert answered(tmp_path, "embed", "tensorflow.npy").returncode == 0
+    hidden.add("tensorflow")
+    assert answered(tmp_path, "embed", "pytorch.npy").returncode == 0
+    agree(np.load(tmp_path / "pytorch.npy"), np.load(tmp_path / "tensorflow.npy"), 1e-5, scale=1.0)
+    hidden |= {"torch", "transformers"}
+    done = answered(tmp_path, "embed", "none.npy", "--model", "roberta")
+    reason = "roberta: is a model of type roberta, which needs transformers; run: "
+    assert (done.returncode, reason in done.stderr) == (2, True)
+    monkeypatch.setattr(errors, "_TENSORFLOW_PYTHONS", ())  # as on Python 3.12
+    done = answered(tmp_path, "embed", "none.npy")
+    assert (done.returncode, done.stderr.rstrip().endswith(install_command("pytorch"))) == (2, True)
+
+
+def test_tensorflow_is_loaded_without_keras_which_comes_when_it_is_asked_for() -> None:
+    pytest.importorskip("tensorflow", exc_type=ImportError)
+    program = """
+import sys
+from gaudi_bert.common.tensorflow_environment import without_keras
+with without_keras():
+    import tensorflow as tf
+print("keras.src" in sys.modules)
+with without_keras():
+    pass
+print(tf.keras.layers.Dense(2)(tf.ones([1, 3])).shape)
+"""
+    done = run_python(program)
+    assert done.stdout.splitlines() == ["False", "(1, 2)"], done.stderr
+
+
+def test_a_stopped_run_is_named_with_how_to_finish_it(files: dict[str, Any], tmp_path: Path) -> None:
+    write_encoder(tmp_path / "m", "roberta", "AutoModelForMaskedLM")
+    out, rows = tmp_path / "stopped", files["classification"]
+    with pytest.raises(StoppedError):
+        run("classification", *rows, tmp_path / "m", out, StopAfter(4))
+    for given in (out, max(out.glob("checkpoints/update-*.safetensors"))):
+        for words in (
+            ("embed", "--data", rows[1], "--model", given, "--out", "v.npy"),
+            ("predict", "--data", rows[1], "--model", given, "--out", "v.jsonl"),
+            ("export", "--format", "huggingface", "--checkpoint", given, "--out", "v"),
+        ):
+            said = refusal(*words, folder=tmp_path)
+            assert re.search(r"`gaudi-bert finetune` that was stopped; its roberta model .* again to finish it$", said), said
+
+
+# --- what commands print of any encoder: lines of ours, and no progress bar, table or warning of a library
+
+OURS = re.compile(
+    r"(train|finetune|packing|verify-model|predict|embed): |evaluation after |[\d,]+ (of [\d,]+ )?rows|rows.jsonl: reads "
+)
+FEW = "--set=training.updates=2 --set=training.global_batch_sequences=8 --set=training.micro_batch_packs=2"
+COMMANDS = [
+    f"train --data table/packed --model m --out trained {FEW}",
+    "finetune --task classification --data rows.jsonl --evaluation rows.jsonl --model trained --out tuned "
+    f"--set=finetune.epochs=1 --set=finetune.max_sequence_length={LENGTH} --set=task.too_long=truncate",
+    "predict --model tuned --data rows.jsonl --out answers.jsonl",
+    "embed --model tuned --data rows.jsonl --out vectors.npy",
+    "verify-model --huggingface trained --target transformers-5",
+]
+
+
+def test_commands_print_lines_of_ours_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_table(tmp_path / "table", 40, 1)
+    write_encoder(tmp_path / "m", "roberta", "AutoModelForMaskedLM")
+    write_rows(tmp_path / "rows.jsonl", "classification", 17, 1)
+    capfd.readouterr()
+    for command in COMMANDS:
+        done = run_command(*command.split(), folder=tmp_path)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert [line for line in re.split(r"[\r\n]+", done.stderr) if line and not OURS.match(line)] == [], command
+        assert capfd.readouterr() == ("", ""), command
+        assert done.stderr.count(": reads JSON lines") <= 1, command
+    for log in tmp_path.glob("*/engine.log"):
+        assert "Loading weights" not in log.read_text(encoding="utf-8")
+
+
+# --- packs are what transformers makes of each sequence alone, in the order of the sequences
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def sequences() -> Sequences:
+    random = np.random.default_rng(5)
+    lengths = random.integers(3, 24, 61)
+    lengths[7] = 64
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = random.integers(5, len(VOCABULARY), offsets[-1]).astype(np.int32)
+    segments = random.integers(0, 2, offsets[-1]).astype(np.int8)
+    return Sequences(np.arange(61), offsets, ids, segments)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, sequences: Sequences) -> dict[str, Any]:
+    """By transformers, one sequence at a time."""
+    model, hidden = transformers.BertModel.from_pretrained(folder).eval(), []
+    for number in range(len(sequences)):
+        span = slice(int(sequences.offsets[number]), int(sequences.offsets[number + 1]))
+        ids = torch.tensor(sequences.input_ids[span][None].astype(np.int64))
+        types = torch.tensor(sequences.segment_ids[span][None].astype(np.int64))
+        with torch.inference_mode():
+            hidden.append(model(input_ids=ids, token_type_ids=types).last_hidden_state[0].numpy())
+    pools = {"cls": lambda each: each[0], "mean": lambda each: each.mean(axis=0), "max": lambda each: each.max(axis=0)}
+    return {name: np.array(list(map(pool, hidden))) for name, pool in pools.items()}
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+@pytest.mark.parametrize("one_shape", [False, True])
+def test_vectors_of_packs(folder: Path, sequences: Sequences, alone: dict[str, Any], pooling: str, one_shape: bool) -> None:
+    weights = read_weights(folder)
+    plan = plan_window(sequences.lengths, hidden_size=24, one_length=64 if one_shape else None)
+    assert plan.gain > 1.5
+    model = model_of(weights.config, VectorHead(pooling, normalize=False), None, "tensorflow")
+    model.load_values({name: weights.variables[name] for name in model.shapes()})
+    found = PackRunner(model, per="sequence", width=24, one_shape=one_shape, batch_tokens=5 * 64).run(sequences, plan)
+    agree(found, alone[pooling], 1e-5, scale=1.0)
+
+
+def test_answers_of_tokens_come_home(sequences: Sequences) -> None:
+    """A model that says what it was fed: the token, its position and its segment."""
+
+    class Echo:
+        def outputs(self, batch: Any) -> Any:
+            return np.stack([batch[name] for name in ("input_ids", "positions", "segment_ids")], axis=-1).astype(np.float32)
+
+    plan = plan_window(sequences.lengths, hidden_size=24)
+    found = PackRunner(Echo(), per="token", width=3, batch_tokens=200).run(sequences, plan)
+    positions = np.concatenate([np.arange(length) for length in sequences.lengths])
+    np.testing.assert_array_equal(found, np.stack([sequences.input_ids, positions, sequences.segment_ids], axis=1))
+
+
+def test_weights_without_an_encoder(folder: Path) -> None:
+    bert = BertFolder(folder, load_engine("tensorflow"))
+    bert.weights = dataclasses.replace(bert.weights, variables={})
+    with pytest.raises(InputError, match="is missing; give the weights of a complete encoder"):
+        bert.embedder("mean", False, "float32", 64)
