@@ -2,11 +2,11 @@
 
     python benchmarks/reading_topics.py [--topics 22 40 200] [--groups 33 2000] [--windows 400] [--epochs 3]
 
-Shards are integers only: groups of 32 shards of 7,656 packs, each group of one topic, sorted; 33 groups are Wikipedia. For windows at random
-positions, the figure is the root mean square of the error of the topics' shares over that of as many independent draws (1: a
-uniform shuffle). Order 2, which this project had before, is written down here as its description had it: each of 32 streams
-has a shard of each group, in a random sequence. py1e is written from the description of MosaicML's streaming for one node:
-shards are permuted, and each sample is moved by up to half a block of 4,000,000 samples.
+Shards are integers only: groups of 32 shards of 7,656 packs, each group of one topic, sorted; 33 groups are Wikipedia. For
+windows at random positions, the figure is the root mean square of the error of the topics' shares over that of as many
+independent draws (1: a uniform shuffle). Order 2, which this project had before, is written down here as its description had
+it: each of 32 streams has a shard of each group, in a random sequence. py1e is written from the description of MosaicML's
+streaming for one node: shards are permuted, and each sample is moved by up to half a block of 4,000,000 samples.
 """
 
 from __future__ import annotations
