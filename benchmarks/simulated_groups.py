@@ -188,7 +188,7 @@ def other_parts(folder: Path) -> dict[str, Any]:
     """Put the parts that are missing together from the groups of those that are there."""
     from gaudi_bert.artefacts.plan import GROUPS_OF_A_PART, part_path
     from gaudi_bert.config.sections import PackingSettings
-    from gaudi_bert.packing.groups import form_groups
+    from gaudi_bert.packing.histogram import form_groups
     from gaudi_bert.tfrecords.histogram import read_histograms
 
     chosen, plan = PackingSettings(), folder / "plan.json"
@@ -244,7 +244,7 @@ def packs_in(mixture: dict[Any, int]) -> int:
 def solve(folder: Path) -> dict[str, Any]:
     """The time that packing one group takes, whatever is kept."""
     from gaudi_bert.packing.algorithms import pack_histogram
-    from gaudi_bert.packing.groups import group_histogram
+    from gaudi_bert.packing.histogram import group_histogram
     from gaudi_bert.packing.masked_budget import budget_costs, smaller_budgets
     from gaudi_bert.tfrecords.histogram import read_histograms
 

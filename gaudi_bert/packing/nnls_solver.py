@@ -123,17 +123,9 @@ def solve_nnls(
     chain = power_chain(depth - 1, max_length)
     residual = np.empty(max_length + 1)
     most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
-    size, rounds = _run(
-        counts,
-        squared_weights,
-        chain,
-        state,
-        _make_scratch(max_length, len(chain)),
-        residual,
-        additions,
-        most_rounds,
-        max(work.remaining, 0.0),
-    )
+    scratch = _make_scratch(max_length, len(chain))
+    limits = additions, most_rounds, max(work.remaining, 0.0)
+    size, rounds = _run(counts, squared_weights, chain, state, scratch, residual, *limits)
     work.spend(float(state.operations[0]))
     strategies = [_strategy(state, column) for column in range(size)]
     objective = scale * float(np.sqrt(np.sum(squared_weights * residual**2)))
@@ -366,8 +358,8 @@ def _update_residual(
 # Appending a column costs one forward substitution; removing one shifts the later columns and restores the triangle with
 # Givens rotations (Golub and Van Loan, Matrix Computations, section 6.5). All loops run along rows of R, which are
 # contiguous. The right-hand side is stored as `projected` = R^-T g, so that the solution of G x = g is always one back
-# substitution away. Innermost loops are kernels of their own on slices: the compiler then sees plain arrays, and vectorises
-# three times better.
+# substitution away. Innermost loops that vectors speed up are kernels on slices: LLVM then knows that no index is negative.
+# Elsewhere there are no slices: each compiles for as long as four elements.
 
 SMALLEST_PIVOT = 1e-11
 """A column is called dependent when less than this share of its squared norm is new."""
@@ -377,15 +369,10 @@ SMALLEST_PIVOT = 1e-11
 def append_column(
     factor: FloatArray, size: int, products: FloatArray, diagonal: float, projected: FloatArray, moment: float
 ) -> bool:
-    """Extend the factor by one column; False (and no change) if the column depends on those that are there.
+    """Extend the factor, in use up to [size, size], by one column; False (and no change) if it depends on those there.
 
-    Args:
-        factor: float64 [capacity, capacity], the leading [size, size] block is in use.
-        size: number of columns in the factor.
-        products: float64 [>= size], the new column's products with the columns there; overwritten.
-        diagonal: the new column's product with itself.
-        projected: float64 [capacity], R^-T g; gets its entry `size`.
-        moment: the new column's entry of g.
+    `products` are those with the columns there, and overwritten; `diagonal` is the one with itself, `moment` its entry of g,
+    `projected` R^-T g.
     """
     _substitute_forward(factor, size, products)
     new_share = diagonal

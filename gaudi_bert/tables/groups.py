@@ -24,8 +24,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import pack_histogram
-from gaudi_bert.packing.groups import form_groups, too_large_files
-from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.histogram import Histogram, form_groups, too_large_files
 from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.tables.parts import TablePart, list_parts
 from gaudi_bert.tables.rows import GroupPart, GroupRows, RowSequences, cut_rows, read_rows

@@ -41,7 +41,7 @@ from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import pack_histogram
-from gaudi_bert.packing.groups import form_groups, group_histogram, too_large_files
+from gaudi_bert.packing.histogram import form_groups, group_histogram, too_large_files
 from gaudi_bert.packing.masked_budget import budget_costs, least_masked_slots, smaller_budgets
 from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.tfrecords.histogram import CountedRecords, read_histograms

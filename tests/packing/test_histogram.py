@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import ArgumentError, InputError
-from gaudi_bert.packing.groups import form_groups, group_histogram, too_large_files
-from gaudi_bert.packing.histogram import Histogram, checked_lengths, histogram_of, merge_histograms, rescaled, whole_number
+from gaudi_bert.packing.histogram import (
+    Histogram,
+    checked_lengths,
+    form_groups,
+    group_histogram,
+    histogram_of,
+    merge_histograms,
+    rescaled,
+    too_large_files,
+    whole_number,
+)
 from tests.builders.properties import examples
 
 

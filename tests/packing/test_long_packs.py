@@ -12,10 +12,9 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact import bounds, linear_program, optimal
 from gaudi_bert.packing.exact.optimal import pack_optimally
-from gaudi_bert.packing.halves import rematch_halves
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.long_packs import deal_into_slots, interpolated_prices, pack_thinned, split_counts
+from gaudi_bert.packing.long_packs import deal_into_slots, interpolated_prices, pack_thinned, rematch_halves, split_counts
 from gaudi_bert.packing.mixture import Work, check_mixture, flatten_packs, mixture_of_packs, packs_of
 from tests.builders.histograms import bimodal, lognormal, uniform
 from tests.builders.properties import examples

@@ -25,7 +25,6 @@ from gaudi_bert.packing.certificate import Certificate, simple_certificate, thre
 from gaudi_bert.packing.exact.bounds import certify, prove
 from gaudi_bert.packing.exact.linear_program import LinearProgram, needs_grid
 from gaudi_bert.packing.exact.whole_packs import DiveSettings, dive
-from gaudi_bert.packing.halves import rematch_halves
 from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
 from gaudi_bert.packing.long_packs import (
     FEW_LENGTHS,
@@ -41,6 +40,7 @@ from gaudi_bert.packing.long_packs import (
     deal_into_slots,
     interpolated_prices,
     pack_thinned,
+    rematch_halves,
     split_counts,
 )
 from gaudi_bert.packing.mixture import OPTIMAL_WORK, Mixture, Solved, Work, fill_slots, packs_of, sorted_mixture
