@@ -143,7 +143,7 @@ def save_run(folder, model: Model, progress: dict | None = None):
     random = np.random.default_rng(0)
     values = model.values()
     first, second = ({name: random.random(value.shape, np.float32) for name, value in values.items()} for _ in range(2))
-    progress = progress or {"packs": 30, "order": 3, "processes": 2, "sequences": 80, "tokens": 900}
+    progress = progress or {"packs": 30, "order": 4, "processes": 2, "sequences": 80, "tokens": 900}
     checkpoint = Checkpoint(5, values, first, second, progress)
     return write_checkpoint(folder, checkpoint), checkpoint
 
@@ -167,7 +167,7 @@ def test_without_checkpoints_a_run_starts_at_the_beginning(tmp_path) -> None:
     assert resume_run(tmp_path / "none", *make_run(2), print) == Progress()
 
 
-@pytest.mark.parametrize("position", [{"packs_per_process": 30}, {"packs": 60}, {"packs": 60, "order": 2}])
+@pytest.mark.parametrize("position", [{"packs_per_process": 30}, {"packs": 60}, {"packs": 60, "order": 3}])
 def test_a_checkpoint_of_another_order_is_refused(tmp_path, position) -> None:
     save_run(tmp_path, make_run(1)[0], {**position, "processes": 2, "sequences": 80, "tokens": 900})
     with pytest.raises(InputError, match=r"written by an earlier edition, .* train again with --overwrite"):
