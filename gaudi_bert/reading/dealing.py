@@ -6,9 +6,9 @@ neighbours hold similar text. So the streams are spread over the input like the 
 1. The input is a ring, cut at a random shard: its shards in the order of their regions. It falls into as many blocks of
    equal packs as there are streams, and each stream reads one of them. So a part of the input has its share of the streams,
    at any time, and streams are of nearly equal length: a shard belongs to the block in which its middle is.
-2. All streams begin in the same part of their blocks, read to the end of these, and then what lies before. Shards change
+2. All streams begin in the same part of their blocks, read to the end of these, and then from their beginning. Shards change
    their turn with near ones, differently in each block and epoch.
-3. The blocks of a set lie at equal distances, those of further sets between them. In a round, the streams of a set have a
+3. The blocks of a set are at equal distances, those of further sets between them. In a round, the streams of a set have a
    random sequence, so that few packs in a row come from all parts of the input, too.
 
 All of it follows from (seed, epoch) and the sizes, in integers, so it is the same on every machine.

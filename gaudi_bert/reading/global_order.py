@@ -237,11 +237,11 @@ class _ShardSchedule(NamedTuple):
         set_number, in_turn = np.divmod(in_block, turn_rounds * self.at_once)
         first_streams = set_number * self.at_once
         round_of_turn, stream_of_set = np.divmod(in_turn, np.minimum(self.at_once, count - first_streams))
-        rounds, places = first_rounds + round_of_turn, first_streams + stream_of_set
-        streams = places.copy()
+        rounds, numbers_of_active = first_rounds + round_of_turn, first_streams + stream_of_set
+        streams = numbers_of_active.copy()
         for later in np.unique(segment[segment > 0]).tolist():
-            with_packs = np.flatnonzero(self.lengths > self.rounds[later])
-            streams[segment == later] = with_packs[places[segment == later]]
+            active = np.flatnonzero(self.lengths > self.rounds[later])
+            streams[segment == later] = active[numbers_of_active[segment == later]]
         sets = -(-count // self.at_once)
         turns = self.turns[segment] + np.where(sets > 1, block * sets + set_number, 0)
         firsts = self.stream_firsts[streams]

@@ -100,7 +100,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
         path = self.paths[number]
         starts = self._starts_of(number) if self._starts_of is not None else None
         if self._cache is not None:
-            self._cache.bring(number, whole=starts is None)
+            self._cache.bring(number, complete=starts is None)
         if starts is not None:
             return _Prepared(starts, False, None)
         count = int(self._counts[number]) if self._counts is not None else None
@@ -176,9 +176,9 @@ class RecordFiles(ShardFiles["_Prepared"]):
         for number in np.unique(files).tolist():
             starts, here = self._open[number].starts, cache.bytes_here(number)
             if here < starts[-1]:
-                wanted = np.unique(records[files == number])
-                wanted = wanted[starts[wanted + 1] > here]
-                parts += [(number, begin, end) for begin, end in _close_together(starts[wanted], starts[wanted + 1])]
+                missing = np.unique(records[files == number])
+                missing = missing[starts[missing + 1] > here]
+                parts += [(number, begin, end) for begin, end in _close_together(starts[missing], starts[missing + 1])]
         cache.fetch_parts(parts)
 
     def _refuse(self, file: int, record: int) -> None:
@@ -206,7 +206,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
 
 
 def _close_together(begins: IntArray, ends: IntArray) -> Iterable[tuple[int, int]]:
-    """Parts of a file, joined where what lies between two of them costs less than another request."""
+    """Parts of a file, joined where the bytes between two of them cost less than another request."""
     if not len(begins):
         return ()
     apart = np.flatnonzero(begins[1:] - ends[:-1] > _GAP_BYTES)

@@ -1,9 +1,9 @@
 """Packed shards of an object store on the local disk: what is read of them, within a bound.
 
 A process begins before its shards are here. The packs that it reads first are fetched one by one, where the index of their
-group says that they are; packs that lie close together come in one request. Once some hundreds are read, whole shards are
+group locates them; packs that are close together come in one request. Once some hundreds are read, complete shards are
 fetched in the background, from front to back, and a pack that has not come by then is still fetched by itself. A small
-shard is fetched whole at once: that is as fast as a few packs of it.
+shard is fetched completely at once: that is as fast as a few packs of it.
 
 A reader has at most a shard of each stream open, has the next ones prepared (`reading/streams.py`), and returns to those
 of the other sets. So what it needs follows from the largest shards, whatever the size of the data. Shards that were read
@@ -27,7 +27,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import fetch_part, release, rese
 from gaudi_bert.common.errors import InputError
 
 _SMALL_BYTES = 8 << 20
-"""Shards of up to this size are fetched whole at once."""
+"""Shards of up to this size are fetched completely at once."""
 _PIECE_BYTES = 32 << 20
 """So much of a shard is fetched by a request; in between, the fetch may end."""
 
@@ -57,7 +57,7 @@ class ShardCache:
         self._table, self._room, self._small_bytes = table, room, small_bytes
         self._lock = threading.Lock()
         self._copies: dict[int, _Copy] = {}  # the least recently used first
-        self._whole = ThreadPoolExecutor(threads, thread_name_prefix="whole-shards")
+        self._whole = ThreadPoolExecutor(threads, thread_name_prefix="complete-shards")
         self._parts = ThreadPoolExecutor(3 * threads, thread_name_prefix="parts-of-shards")
 
     def check_room(self, streams: int, processes: int, sets: int = 1) -> None:
@@ -71,7 +71,7 @@ class ShardCache:
                 "as much)"
             )
 
-    def bring(self, number: int, whole: bool = True) -> None:
+    def bring(self, number: int, complete: bool = True) -> None:
         """Have a shard here until it is released as often as it was brought: all of it, or what `fetch_parts` fetches."""
         with self._lock:
             copy = self._copies.setdefault(number, _Copy())
@@ -82,7 +82,7 @@ class ShardCache:
         if stored != size:
             problem = "no such object" if stored is None else f"has {stored:,} bytes, but {size:,} in the metadata"
             raise InputError(f"{shown_path(path)}: {problem}; write the packed data again")
-        if whole or size <= self._small_bytes:
+        if complete or size <= self._small_bytes:
             self.fill(number).result()
 
     def release(self, number: int) -> None:

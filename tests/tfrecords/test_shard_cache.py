@@ -211,7 +211,7 @@ def test_a_shard_whose_room_is_needed_is_not_fetched_to_its_end(s3: S3Server, tm
         mirrored(Path("s3://bucket/stopped"), quick(s3.endpoint)) as folder,
         closing(ShardCache(folder, table, 2000, 2, BY_PARTS)) as cache,
     ):
-        cache.bring(0, whole=False)
+        cache.bring(0, complete=False)
         cache.fetch_parts([(0, 100, 300), (0, 1999, 2000)])
         assert (folder / "shard-0").read_bytes() == bytes(2000)
         cache.release(0)

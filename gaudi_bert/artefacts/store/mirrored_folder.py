@@ -152,7 +152,7 @@ def fetch(*paths: Path) -> None:
 
 
 def reserve(path: Path) -> int | None:
-    """Have a local file of the size of an object, to be fetched part by part; its size, None where there is no object."""
+    """Have a local file of the size of an object, to be fetched part by part; its size, None without an object."""
     mirror = _mirrored_folder_of(path)
     if mirror is None:
         return path.stat().st_size if path.exists() else None
@@ -166,7 +166,7 @@ def reserve(path: Path) -> int | None:
 
 
 def fetch_part(path: Path, begin: int, end: int) -> None:
-    """Fetch bytes `begin` up to below `end` of an object to where they are in its reserved file."""
+    """Fetch bytes `begin` up to below `end` of an object into its reserved file."""
     mirror = _mirrored_folder_of(path)
     if mirror is not None:
         mirror.objects.fetch_part(mirror.url_of(path), path, begin, end, mirror.listed[path])

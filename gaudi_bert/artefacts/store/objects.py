@@ -165,7 +165,7 @@ def _look_at(filesystem: Any, url: str) -> dict[str, Any]:
 
 
 def _copy_object(filesystem: Any, url: str, handle: BinaryIO, end: int, version: str) -> None:
-    """Copy one version of an object from the position of a file up to below byte `end` to the same place of the file."""
+    """Copy one version of an object from the position of a file up to below byte `end` to the same offset of the file."""
     bucket, key, _ = filesystem.split_path(url)
     part = f"bytes={handle.tell()}-{end - 1}"
     answer = filesystem.call_s3("get_object", Bucket=bucket, Key=key, IfMatch=version, Range=part)
@@ -257,7 +257,7 @@ class Objects:
             temporary.unlink(missing_ok=True)
 
     def fetch_part(self, url: str | Path, path: Path, begin: int, end: int, known: ObjectInfo) -> None:
-        """Copy bytes `begin` up to below `end` of an object to the same place of a local file; as `fetch`."""
+        """Copy bytes `begin` up to below `end` of an object to the same offset of a local file; as `fetch`."""
         url = url_of(url)
         with explained_os_errors(path, "write"), path.open("r+b") as handle:
             handle.seek(begin)
@@ -417,9 +417,9 @@ def _part(filesystem: Any, url: str, begin: int, end: int) -> bytes:
         raise
 
 
-def _refuse_part(size: int, wanted: int) -> None:
-    if size != wanted:
-        raise OSError(errno.EIO, f"{size:,} of {wanted:,} bytes came")
+def _refuse_part(size: int, expected: int) -> None:
+    if size != expected:
+        raise OSError(errno.EIO, f"{size:,} of {expected:,} bytes came")
 
 
 def _refuse_another(url: str, before: ObjectInfo, after: ObjectInfo) -> None:
