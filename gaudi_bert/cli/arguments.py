@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from json import dumps
 from pathlib import Path
@@ -31,7 +32,16 @@ Pipeline = Annotated[
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
+
+
+def _for_programs(requested: bool) -> bool:
+    """Suppress the notice of compilation."""
+    if requested:
+        os.environ["GAUDI_BERT_QUIET"] = "1"
+    return requested
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.", callback=_for_programs)]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Also print the algorithm and the masked slots.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the results of other settings.")]
 Shard = Annotated[

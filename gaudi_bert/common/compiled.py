@@ -341,7 +341,7 @@ class _Notice(event.Listener):  # type: ignore[misc]
                 self._idle.set()
 
     def line(self) -> str:
-        """How far it is: compiling 5 of 12, 4 s left."""
+        """Kernels that are compiled, and an estimate of the seconds that the rest takes."""
         compiled = self._compiled.copy()
         total = len(self._sizes.keys() | compiled)
         done = sum(self._sizes.get(kernel, 0) for kernel in compiled)

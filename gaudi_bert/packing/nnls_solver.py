@@ -359,7 +359,7 @@ def _update_residual(
 # Givens rotations (Golub and Van Loan, Matrix Computations, section 6.5). All loops run along rows of R, which are
 # contiguous. The right-hand side is stored as `projected` = R^-T g, so that the solution of G x = g is always one back
 # substitution away. Innermost loops that vectors speed up are kernels on slices: LLVM then knows that no index is negative.
-# Elsewhere there are no slices: each compiles for as long as four elements.
+# Elsewhere slices are avoided: one compiles for as long as four elements.
 
 SMALLEST_PIVOT = 1e-11
 """A column is called dependent when less than this share of its squared norm is new."""
