@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from gaudi_bert.common.launch import is_first_process
-from gaudi_bert.common.progress import RESULT_ALONE, count_of, human_bytes
+from gaudi_bert.common.progress import RESULT_ALONE, count_of, human_bytes, human_rate
 
 if TYPE_CHECKING:  # `--help` needs neither
     from rich.text import Text
@@ -196,7 +196,7 @@ def describe_training(result: Mapping[str, Any]) -> list[str]:
     """The lines of a trained model: on how much it was trained, how fast, and how good it is."""
     if "dry_run" in result:
         return [DRY_RUN]
-    speed = f", {result['sequences_per_second']:,.0f} sequences/s" if "sequences_per_second" in result else ""
+    speed = f", {human_rate(result['sequences_per_second'], 'sequences')}" if "sequences_per_second" in result else ""
     lines = [
         f"{count_of(result['updates'], 'update')} on {count_of(result['sequences'], 'sequence')} "
         f"({count_of(result['tokens'], 'token')}) by {count_of(result['processes'], 'process')}{speed}{skipped_note(result)}"

@@ -50,6 +50,15 @@ def human_seconds(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def human_rate(rate: float, unit: str) -> str:
+    """`rate` units per second for people: 2,500 sequences/s, 2.5 groups/s, 4.0 s per group, 1.5 GB/s."""
+    if unit == "bytes":
+        return f"{human_bytes(rate)}/s"
+    if 0 < rate < 1:
+        return f"{human_seconds(1 / rate)} per {unit.removesuffix('s')}"
+    return f"{rate:,.1f} {unit}/s" if rate < 10 else f"{rate:,.0f} {unit}/s"
+
+
 class Task:
     """One piece of work of known size; `advance` may be called from several threads."""
 
@@ -83,14 +92,7 @@ class Task:
         if not new:
             return f"{self.name}: {share:.0f} %, {human_seconds(now - self.started)} so far"
         remaining = human_seconds(max(self.total - done, 0.0) * elapsed / new)
-        return f"{self.name}: {share:.0f} %, {self._speed(new / elapsed)}, {remaining} left"
-
-    def _speed(self, rate: float) -> str:
-        if self.unit == "bytes":
-            return f"{human_bytes(rate)}/s"
-        if rate < 1:
-            return f"{human_seconds(1 / rate)} per {self.unit.removesuffix('s')}"
-        return f"{rate:,.1f} {self.unit}/s" if rate < 10 else f"{rate:,.0f} {self.unit}/s"
+        return f"{self.name}: {share:.0f} %, {human_rate(new / elapsed, self.unit)}, {remaining} left"
 
 
 _PASSING_LINE_TAKEN = threading.Event()

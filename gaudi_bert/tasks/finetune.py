@@ -253,9 +253,9 @@ def _describe_job(job: _FineTuneJob, dry_run: bool) -> list[str]:
     return [
         f"{job.task.name}{labels}: {len(job.data.rows):,} rows of {job.data.path}, {packing.sequences:,} sequences, "
         f"{packing.tokens / packing.sequences:.1f} tokens on average, rows of {job.data.length}",
-        f"{packing.packs:,} packs of depth {packing.depth_used} ({packing.algorithm_used}), "
+        f"{packing.packs:,} packs of depth {packing.depth_used}, "
         f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
-        f"no packing of this depth has fewer than {packing.lower_bound:,} (gap {packing.gap})",
+        f"no packing of this depth has fewer than {packing.lower_bound:,}",
         f"{start.path} ({start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
         f"{start.sizes.hidden_size}; {len(start.fresh)} variables start from random numbers",
         f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "

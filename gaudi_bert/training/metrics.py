@@ -26,7 +26,7 @@ from gaudi_bert.artefacts.base import whole_lines
 from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import explained_os_errors, write_text
-from gaudi_bert.common.progress import human_seconds
+from gaudi_bert.common.progress import human_rate, human_seconds
 from gaudi_bert.engines.protocol import Communicator, Sums
 from gaudi_bert.tfrecords.wire.framing import frame
 from gaudi_bert.training.input.batches import Batch
@@ -126,7 +126,7 @@ class IntervalReport:
         """For people, after so many of all updates."""
         return (
             f"update {update}/{updates} ({update / updates:.0%}), {self.figures.line()}, "
-            f"{self.tokens_per_second:,.0f} tokens/s, {self.sequences_per_second:,.0f} sequences/s "
+            f"{self.tokens_per_second:,.0f} tokens/s, {human_rate(self.sequences_per_second, 'sequences')} "
             f"({self.packing_factor:.2f} per pack), {human_seconds((updates - update) * self.seconds_per_update)} left"
         )
 
