@@ -108,7 +108,7 @@ def _sequence(axes: Axes, x: float, y: float, number: int, length: int, place: i
     """A sequence: its slots, and its letter in the first one."""
     _cells(axes, x, y, length, _ROLES[place])
     letter = ascii_uppercase[number]
-    axes.text(x + CELL / 2, y + 13.5, letter, ha="center", fontsize=14, fontweight="bold", color=COLOURS["white"])
+    axes.text(x + CELL / 2, y + 16, letter, ha="center", fontsize=18, fontweight="bold", color=COLOURS["white"])
 
 
 def _unpacked(axes: Axes, sequences: Sequence[tuple[int, int]]) -> None:
