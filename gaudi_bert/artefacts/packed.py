@@ -379,11 +379,6 @@ class GroupVerification(Artefact):
     fingerprint: _Fingerprint | None = None
 
 
-def group_verification_path(verification: Path, group: int) -> Path:
-    """The path of the proof of one group, next to verification.json."""
-    return verification.with_name(f"{verification.stem}-{group:05d}{verification.suffix}")
-
-
 # --- conversion.json: all packs of a folder are there in another format, in the folder `OUT` next to `OUT-conversion/`.
 #
 # Other trainers read every file of a folder, so nothing else is in that folder.

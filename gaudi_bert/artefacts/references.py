@@ -30,6 +30,11 @@ def manifest_path(folder: Path, group: int) -> Path:
 # --- the parts of a histogram that several machines count: each writes its own, and `plan` takes them all
 
 
+def group_verification_path(verification: Path, group: int) -> Path:
+    """The path of the proof of one group, next to verification.json."""
+    return verification.with_name(f"{verification.stem}-{group:05d}{verification.suffix}")
+
+
 def histogram_part(histogram: Path, shard: tuple[int, int]) -> Path:
     """The path of part K of N of `histogram`: machine K counts the files K, K + N, ..., and `plan` takes all parts."""
     return histogram.with_name(f"{histogram.stem}-{shard[0]:05d}-of-{shard[1]:05d}.json")

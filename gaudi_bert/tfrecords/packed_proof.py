@@ -40,9 +40,8 @@ from gaudi_bert.artefacts.packed import (
     TableMetadata,
     TableVerification,
     Verification,
-    group_verification_path,
 )
-from gaudi_bert.artefacts.references import InputFile, manifest_path
+from gaudi_bert.artefacts.references import InputFile, group_verification_path, manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, index_path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, last_change, names_in, release, remove, shown_path

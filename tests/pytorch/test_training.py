@@ -23,8 +23,7 @@ from gaudi_bert.pytorch import PackedDataset, translate_arguments
 from gaudi_bert.training.run_plan import RunPlan
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
-from tests.builders.packed_training import HEADS, PACKS, WAYS, PackedTrainer, make, write_packs
-from tests.builders.training_updates import UPDATES
+from tests.builders.packed_training import HEADS, PACKS, UPDATES, WAYS, PackedTrainer, make, write_packs
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -92,10 +92,10 @@ class DataSource:
         if readers == 1 or self.metadata is None:
             return None
         multiple = -(-self.streams // processes) * processes
-        remedy = f"{multiple} makes it once" if multiple <= MOST_STREAMS else f"{MOST_STREAMS} makes it less often"
+        multiple, gain = (multiple, "once") if multiple <= MOST_STREAMS else (MOST_STREAMS, "less often")
         return (
             f"note: each shard is read by {readers} of the {processes} processes, so that about {readers} times the bytes "
-            f"of the packs are read (of a bucket, fetched); `pack --set packing.shard_multiple={remedy}`"
+            f"of the packs are read (of a bucket, fetched); `pack --set packing.shard_multiple={multiple}` makes it {gain}"
         )
 
     def open_files(self) -> RecordFiles:

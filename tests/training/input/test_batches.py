@@ -271,9 +271,14 @@ def test_a_number_of_processes_without_streams_of_their_own_is_said_with_its_cos
     source = open_source(make_case(tmp_path / "case").packed)
     assert source.streams == 32
     assert [source.reading_cost(processes) for processes in (1, 2, 8, 32)] == [None] * 4
-    costs = {3: (3, "= 33, once"), 48: (3, "= 48, once"), 64: (2, "= 64, once"), 1024: (32, "= 512, less often")}
+    costs = {
+        3: (3, "=33` makes it once"),
+        48: (3, "=48` makes it once"),
+        64: (2, "=64` makes it once"),
+        1024: (32, "=512` makes it less often"),
+    }
     for processes, (readers, remedy) in costs.items():
         line = source.reading_cost(processes)
         assert line is not None
         assert f"by {readers} of the {processes} processes" in line
-        assert line.endswith(f"packing.shard_multiple {remedy}")
+        assert line.endswith(f"packing.shard_multiple{remedy}")
