@@ -35,6 +35,12 @@ def test_classification() -> None:
     agree(found, {"accuracy": 2 / 3, "f1_macro": 2 / 3, "matthews_correlation": 0.5})
 
 
+def test_the_majority_baseline_answers_what_was_most_frequent_in_training() -> None:
+    task = task_named("classification")(TaskSettings(), ("no", "yes"))
+    learnt, measured = texts(np.array([1, 1, 0], np.int32)), texts(np.array([0, 1, 0], np.int32))
+    agree(task.baseline(learnt, measured), {"accuracy": 1 / 3})
+
+
 def test_multi_label() -> None:
     task = task_named("multi-label")(TaskSettings(), ("a", "b", "c"))
     logits = np.array([[1.0, -1.0, 2.0], [-1.0, -1.0, -1.0], [-1.0, 5.0, -1.0]], np.float32)
