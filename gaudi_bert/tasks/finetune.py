@@ -212,6 +212,7 @@ def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_p
         processes_per_worker=processes_per_worker,
         slots_per_pack=data.length,
         packs=packs,
+        mean_tokens=data.packing.tokens / data.packing.sequences,
         keys=FINE_TUNING_KEYS,
     )
 

@@ -222,9 +222,7 @@ def test_without_checkpoints_a_run_starts_at_the_beginning(tmp_path) -> None:
 def test_a_checkpoint_of_another_order_is_refused(tmp_path, position) -> None:
     model, updates = make_run(1)
     write_checkpoint(tmp_path, Checkpoint(5, model.values(), *updates.moments(), position))
-    with pytest.raises(
-        InputError, match=r"a position in the order (3|None), this edition reads in the order 4;"
-    ):
+    with pytest.raises(InputError, match=r"a position in the order (3|None), this edition reads in the order 4;"):
         resume_run(tmp_path, model, updates, SIGNATURE, print)
 
 

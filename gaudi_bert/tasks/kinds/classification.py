@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from gaudi_bert.common.arrays import BatchArrays, Float32Array, IntArray
+from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, IntArray
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary
 from gaudi_bert.rows.answers import TagScheme, class_answers, multi_label_answers, number_answers, tag_answers, tagged_words
@@ -142,7 +142,7 @@ class TokenClassification(Task):
     name = "token-classification"
     architecture = "BertForTokenClassification"
     best_metric = "f1"
-    metric_names = ("loss", "f1", "precision", "recall", "accuracy")
+    metric_names: tuple[str, ...] = ("loss", "f1", "precision", "recall", "accuracy")
 
     def __init__(self, settings: TaskSettings, labels: Sequence[str] = (), vocabulary: Vocabulary = NO_VOCABULARY) -> None:
         super().__init__(settings, labels, vocabulary)
@@ -186,7 +186,7 @@ class TokenClassification(Task):
         return tag_answers(logits, sequences, rows, self.labels)
 
 
-def _mean_f1(right: Sequence[Any], guesses: Sequence[Any]) -> float:
+def _mean_f1(right: AnyArray | list[str], guesses: AnyArray | list[str]) -> float:
     """F1, the mean over the classes of the data."""
     from sklearn.metrics import f1_score
 
