@@ -176,10 +176,10 @@ def _remove_abandoned(path: Path) -> None:
     """Remove the temporary files of killed writers of `path`: nobody holds their locks."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
     for temporary in [path.with_name(each) for each in os.listdir(path.parent) if name.fullmatch(each)]:
-        with suppress(OSError):  # its writer ends at this moment or goes on, or it is no file of ours
-            with open(os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as handle:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                temporary.unlink()
+        # An error: its writer goes on or ends at this moment, or it is no file of ours.
+        with suppress(OSError), open(os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            temporary.unlink()
 
 
 def move_finished_file(temporary: Path, path: Path) -> None:

@@ -146,7 +146,7 @@ def test_an_edited_proof_is_not_believed(whole: PackingCase, packed: Path) -> No
         value = written[key]
         digits = value[:-1] + ("0" if value[-1] != "0" else "1") if isinstance(value, str) else value + 1
         proof(packed, 2).write_text(json.dumps({**written, key: digits}))
-        with pytest.raises((InputError, FailedError), match="verification-00002.json"):
+        with pytest.raises((InputError, FailedError), match=r"verification-00002\.json"):
             finish(whole, packed)
         assert not (packed / "verification.json").exists()
     proof(packed, 2).write_text(json.dumps(written))
