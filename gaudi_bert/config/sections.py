@@ -205,7 +205,7 @@ class TrainingSettings(LoopSettings):
     loss_normalization: Literal["global", "balanced", "local"] = Field(
         "global",
         description="losses are divided by what the entire update holds (any workers and micro-batches: one big batch), "
-        "by what a batch holds on average, or by what each micro-batch holds (the predecessor's)",
+        "by what a batch of this data holds on average, or by what each micro-batch holds (the predecessor's)",
     )
     packing_correction: Literal["batch", "betas"] = Field(
         "batch",

@@ -401,7 +401,7 @@ class AnswerFile(AnswerStream):
         if self._handle is None:
             with explained_os_errors(self.out, "write"):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666)
+                descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 os.ftruncate(descriptor, self.progress.bytes)
                 self._handle = os.fdopen(descriptor, "r+b")
                 self._handle.seek(self.progress.bytes)
