@@ -81,7 +81,11 @@ def predict(
         length = options.sequence_length(folder.positions, folder.usual_length)
         rows = ModelRows(rows_file, settings, folder.tokenizer, length, options.on_bad_row, folder.task, folder.labels)
         _check_groups(options, folder.task, out)
-        chosen = {"max_sequence_length": length, "precision": options.precision, "packed": options.packed}
+        chosen: dict[str, Any] = {
+            "max_sequence_length": length,
+            "precision": options.precision,
+            "packed": options.packed,
+        }
         chosen |= {} if options.group_by is None else {"group_by": options.group_by}
         signature = rows.signature("predict", chosen, folder.identity)
         check_policy(folder.task, settings)
