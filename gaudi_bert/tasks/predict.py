@@ -18,6 +18,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import open_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings
@@ -152,7 +153,7 @@ def _scored_pair(row: TextRow, answer: Mapping[str, Any]) -> bytes:
 def _write_ranked(stored: Path, handle: BinaryIO) -> None:
     """Write one line for each query, in the order of the queries: its documents, the best first."""
     places: dict[str, list[tuple[float, int]]] = {}
-    with stored.open("rb") as scored:
+    with open_file(stored) as scored:
         while line := scored.readline():
             pair = json.loads(line)
             places.setdefault(pair["query"], []).append((-pair["score"], scored.tell() - len(line)))
