@@ -62,7 +62,7 @@ class UpdateShape(NamedTuple):
         return self.batch.packs * self.micro_batches * self.processes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowStream:
     """The rows of all epochs, update by update; `lengths` are the tokens of each sequence."""
 
@@ -82,7 +82,7 @@ class RowStream:
         each, begin = len(self.rows), first * self.batch_rows
         end = min(last * self.batch_rows, self.epochs * each)
         parts = [
-            self._order(epoch)[max(begin - epoch * each, 0) : end - epoch * each]
+            _order_of(self, epoch)[max(begin - epoch * each, 0) : end - epoch * each]
             for epoch in range(begin // each, -(-end // each))
         ]
         return np.concatenate(parts)
@@ -118,14 +118,14 @@ class RowStream:
             yield self.distinct(first, min(first + _UPDATES_AT_ONCE, updates))
 
     @cached_property
-    def _order(self):  # type: ignore[no-untyped-def]
-        tokens = np.add.reduceat(self.lengths[self.rows.members], self.rows.starts[:-1])
+    def tokens(self) -> IntArray:
+        """Of each row."""
+        return np.add.reduceat(self.lengths[self.rows.members], self.rows.starts[:-1])
 
-        @lru_cache(maxsize=2)
-        def order(epoch: int) -> IntArray:
-            return stratified_order(tokens, self.batch_rows, self.seed, epoch)
 
-        return order
+@lru_cache(maxsize=4)
+def _order_of(stream: RowStream, epoch: int) -> IntArray:
+    return stratified_order(stream.tokens, stream.batch_rows, stream.seed, epoch)
 
 
 # --- the static shape

@@ -110,7 +110,7 @@ def test_packed_equals_unpacked_and_its_class_and_nothing_leaks(name: str, head:
             )
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last"])
 def test_vectors(pooling: Any) -> None:
     model = build("roberta", VectorHead(pooling, normalize=True))
     packs = packs_of(TEXTS, VOCABULARY)
@@ -119,7 +119,7 @@ def test_vectors(pooling: Any) -> None:
         for s, each in enumerate(pack):
             with torch.no_grad():
                 hidden = model.module.eval()(input_ids=torch.tensor(each["ids"][None])).last_hidden_state[0]
-            pooled = {"cls": hidden[0], "mean": hidden.mean(0), "max": hidden.amax(0)}[pooling]
+            pooled = {"cls": hidden[0], "mean": hidden.mean(0), "max": hidden.amax(0), "last": hidden[-1]}[pooling]
             agree(vectors[p, s], (pooled / pooled.norm()).numpy(), 1e-5)
 
 
