@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import transformers
 
-from gaudi_bert.common.arrays import Float32Array
+from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import read_json
 from gaudi_bert.model.config import EncoderConfig, ModelSizes
@@ -88,13 +89,13 @@ class _EncoderWeights(NamedTuple):
 
     Attributes:
         architecture: the class of `transformers` that has these variables.
-        variables: float32, by name; tied ones once.
+        variables: by name, float32 (counters are integers); tied ones once.
         fresh: the variables that the folder lacks: they keep their initial values.
     """
 
     config: EncoderConfig
     architecture: str
-    variables: Mapping[str, Float32Array]
+    variables: Mapping[str, AnyArray]
     fresh: tuple[str, ...]
 
 
@@ -151,10 +152,21 @@ def read_encoder_weights(folder: Path, head: Head, *, lacks_head: bool) -> _Enco
     library = config_of(config, head)
     kind = class_of(library, head)
     model, missing = read_parts(folder, kind, library, lacks_head=lacks_head)
-    parameters: dict[str, Any] = dict(model.named_parameters())
+    variables: dict[str, Any] = {**dict(model.named_parameters()), **stored_buffers(model)}
     return _EncoderWeights(
         config,
         kind.__name__,
-        {name: value.detach().float().numpy() for name, value in parameters.items() if name not in missing},
-        tuple(name for name in parameters if name in missing),
+        {name: _numbers(value) for name, value in variables.items() if name not in missing},
+        tuple(name for name in variables if name in missing),
     )
+
+
+def stored_buffers(module: Any) -> dict[str, torch.Tensor]:
+    """What `save_pretrained` writes beside the parameters, by name: buffers that are no mere help of the computation."""
+    stored = module.state_dict().keys() - set(getattr(module, "_keys_to_ignore_on_save", None) or ())
+    return {name: buffer for name, buffer in module.named_buffers() if name in stored}
+
+
+def _numbers(tensor: torch.Tensor) -> AnyArray:
+    wide: AnyArray = (tensor.detach().float() if tensor.is_floating_point() else tensor).numpy()
+    return wide

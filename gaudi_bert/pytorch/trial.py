@@ -79,7 +79,12 @@ def trial_of(model: Any) -> Iterator[None]:
     Afterwards its modules are in their modes again, and its buffers (statistics, for one) have their values.
     """
     modes = {module: module.training for module in model.modules()}
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()  # noqa: SLF001 - some models put others in their place
+        if buffer is not None
+    ]
     model.eval()
     try:
         with trial_conditions(sum(weights.numel() for weights in model.parameters()) < _LARGE):
@@ -93,8 +98,8 @@ def trial_of(model: Any) -> Iterator[None]:
         for module, mode in modes.items():
             module.training = mode
         with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer.copy_(value)  # noqa: SLF001
 
 
 def tokens_of_packs(config: Any, offset: int, most_tokens: int = 144) -> int:

@@ -27,7 +27,7 @@ from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, vectors_of_seq
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead, VectorHead
 from gaudi_bert.pytorch.asking import feeding_of, packed_batch, try_model
-from gaudi_bert.pytorch.encoder_weights import class_of, config_of
+from gaudi_bert.pytorch.encoder_weights import class_of, config_of, stored_buffers
 from gaudi_bert.pytorch.feeding import Feeding, additive_masks, fed_positions
 from gaudi_bert.pytorch.model_folder import quiet_transformers
 from gaudi_bert.pytorch.rows import Row
@@ -105,6 +105,10 @@ class _TorchEncoder(TorchModel):
         self.module.to(self.device)
         if self._compiler is not None:
             self._compute = torch.compile(self._outputs, backend=self._compiler, dynamic=False, fullgraph=True)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """What the module stores beside its parameters: statistics of its layers, for one."""
+        return stored_buffers(self.module)
 
     def is_decayed(self, name: str) -> bool:
         """Whether weight decay applies to a variable: not to biases, nor to the scales of norms."""

@@ -16,12 +16,13 @@ import transformers
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.protocol import Communicator, ModelSpec
+from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead, VectorHead
 from gaudi_bert.training.objective import LossDenominators, TrainingStep
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG
+from tests.builders.encoders import CONFIGS as SMALL_CONFIGS
 from tests.builders.task_batches import HEADS, TEXTS, batch_of, packs_of
 from tests.builders.torch_models import MODELS, VOCABULARY
 
@@ -157,6 +158,22 @@ def test_updates_repeat_and_learn() -> None:
         assert updates.graphs_built == 1
     identical(np.array(curves[1]), np.array(curves[0]))
     assert curves[0][-1][0] < 0.5 * curves[0][0][0]
+
+
+def test_statistics_of_layers_are_those_of_the_first_process() -> None:
+    """What a layer counts depends on what its process read; a checkpoint holds the first one's."""
+
+    class Second(Communicator):
+        def broadcast(self, arrays: Any) -> Any:
+            return {name: np.full_like(array, 0.25) for name, array in arrays.items()}
+
+    head, batch = TaskHead("classification", 3), batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
+    spec = ModelSpec(EncoderConfig(SMALL_CONFIGS["ibert"]().to_dict()), head)
+    model = load_engine("pytorch").build(spec, seed=1)
+    updates = load_engine("pytorch").updates(model, TrainingSettings(seed=3), Second(1, 2), 1)
+    updates.run([batch], np.zeros((1, 2), np.int32), np.ones((1, 2)), UpdateScalars(1e-3, 1.0, 1.0), 1)
+    assert model.buffers()
+    assert all(bool((buffer == 0.25).all()) for buffer in model.buffers().values())
 
 
 def test_bfloat16_is_near_float32() -> None:
