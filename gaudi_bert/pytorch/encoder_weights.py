@@ -16,7 +16,7 @@ from gaudi_bert.model.config import EncoderConfig, ModelSizes
 from gaudi_bert.model.heads import Head, PretrainingHead, TaskHead, TaskKind, VectorHead
 from gaudi_bert.pytorch.asking import feeding_of
 from gaudi_bert.pytorch.model_folder import check_numbers, read_parts
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line
+from gaudi_bert.pytorch.trial import MODEL_ERRORS, positions_of, reason_of
 
 _OF_TEXTS = transformers.AutoModelForSequenceClassification
 _AUTO: Mapping[TaskKind, Any] = {
@@ -50,7 +50,7 @@ def config_of(config: EncoderConfig, head: Head) -> Any:
                 made.is_decoder = True
         made.use_cache = False
     except MODEL_ERRORS as error:
-        raise InputError(f"model type {kind!r}: its config cannot be used: {one_line(error, 200)}; correct it") from error
+        raise InputError(f"model type {kind!r}: its config cannot be used: {reason_of(error)}; correct it") from error
     return made
 
 
@@ -133,9 +133,9 @@ def fresh_config(
 def sizes_of(config: EncoderConfig, head: Head) -> ModelSizes:
     """The sizes of a model; one that packs cannot be fed to is refused."""
     library = config_of(config, head)
-    feeding, text = feeding_of(library), library.get_text_config()
-    most = getattr(text, "max_position_embeddings", None)
-    positions = (most if type(most) is int else _ANY_POSITIONS) - feeding.position_offset
+    feeding, text = feeding_of(library, kind=class_of(library, head)), library.get_text_config()
+    most = positions_of(library)
+    positions = (_ANY_POSITIONS if most is None else most) - feeding.position_offset
     segments = getattr(text, "type_vocab_size", None) if feeding.token_types else None
     return ModelSizes(
         layers=text.num_hidden_layers,
