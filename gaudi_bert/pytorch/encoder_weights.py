@@ -23,6 +23,7 @@ _AUTO: Mapping[TaskKind, Any] = {
     "classification": _OF_TEXTS,
     "multi-label": _OF_TEXTS,
     "regression": _OF_TEXTS,
+    "reranking": _OF_TEXTS,
     "token-classification": transformers.AutoModelForTokenClassification,
     "question-answering": transformers.AutoModelForQuestionAnswering,
     "masked-language-modelling": transformers.AutoModelForMaskedLM,

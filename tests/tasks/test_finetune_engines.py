@@ -37,6 +37,7 @@ KINDS = {
     "classification": "AutoModelForSequenceClassification",
     "multi-label": "AutoModelForSequenceClassification",
     "regression": "AutoModelForSequenceClassification",
+    "reranking": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
     "question-answering": "AutoModelForQuestionAnswering",
     "masked-language-modelling": "AutoModelForMaskedLM",
