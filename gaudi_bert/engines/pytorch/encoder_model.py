@@ -101,7 +101,8 @@ class _TorchEncoder(TorchModel):
     ) -> None:
         super().__init__(spec, device, compute_dtype)
         self.feeding, self.module, self._encoder = feeding, module, fed_module(module.base_model, feeding)
-        if feeding.unpacked_token is not None and spec.head.read_positions == "masked_positions":
+        is_of_masks = isinstance(spec.head, TaskHead) and spec.head.kind == "masked-language-modelling"
+        if feeding.unpacked_token is not None and is_of_masks:
             raise InputError(masked_tokens_mix(module))
         self.parameters_by_name = dict(module.named_parameters())
         self._undecayed = {name for name in self.parameters_by_name if name.endswith("bias")}
@@ -251,7 +252,8 @@ class _StandIn(torch.nn.Module):
 
     def __init__(self, encoder: Any, output: Any) -> None:
         super().__init__()
-        self._kind: Any = type(output) if dataclasses.is_dataclass(output) else BaseModelOutputWithPooling
+        kind: Any = type(output)
+        self._kind = kind if dataclasses.is_dataclass(kind) else BaseModelOutputWithPooling
         self._has_pooled = any(field.name == "pooler_output" for field in dataclasses.fields(self._kind))
         self.pooler = getattr(encoder, "pooler", None)
         self.activation = getattr(encoder, "pooler_activation", None)  # of a pooler that is a mere dense layer
