@@ -252,8 +252,7 @@ class _StandIn(torch.nn.Module):
 
     def __init__(self, encoder: Any, output: Any) -> None:
         super().__init__()
-        kind: Any = type(output)
-        self._kind = kind if dataclasses.is_dataclass(kind) else BaseModelOutputWithPooling
+        self._kind: Any = BaseModelOutputWithPooling if isinstance(output, tuple) else type(output)
         self._has_pooled = any(field.name == "pooler_output" for field in dataclasses.fields(self._kind))
         self.pooler = getattr(encoder, "pooler", None)
         self.activation = getattr(encoder, "pooler_activation", None)  # of a pooler that is a mere dense layer
