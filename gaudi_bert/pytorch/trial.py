@@ -20,7 +20,6 @@ import huggingface_hub.errors
 import numpy as np
 import torch
 import transformers
-from safetensors import SafetensorError
 
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
@@ -52,13 +51,14 @@ MODEL_ERRORS = (
 )
 """What a model of others raises where its input or its config does not suit it."""
 _KIND_OF_ERROR = re.compile(r"^(.*?\b\w+Error: )+")
-_MEANT = (InputError, ValueError, OSError, SafetensorError, _CONFIG_ERROR)
+_MEANT = (ValueError, OSError)  # and errors of a library's own kinds
 
 
 def reason_of(error: BaseException, most: int = 200) -> str:
     """Why another library refused a file or a setting: its words where it meant to say something, else ours."""
     said = _KIND_OF_ERROR.sub("", " ".join(str(error).split()))[:most]
-    return said if isinstance(error, _MEANT) and said else "its settings do not fit together"
+    meant = isinstance(error, _MEANT) or type(error).__module__ != "builtins"
+    return said if meant and said else "its settings do not fit together"
 
 
 @contextmanager

@@ -48,10 +48,11 @@ CONFIGS: dict[str, Any] = {
         vocab_size=VOCABULARY, **SMALL, num_key_value_heads=2, num_local_experts=4, sliding_window=None
     ),
 }
+TAGS = next(head for head in HEADS if head.kind == "token-classification")
 WORDS, NEXT_WORD = HEADS[-2:]
 CASES = [(name, TEXTS) for name in CONFIGS if name != "t5"] + [("roberta", head) for head in HEADS[1:]]
-CASES += [("modernbert", WORDS), ("distilbert", WORDS), ("gpt2", NEXT_WORD), ("modernbert", HEADS[3])]
-CASES += [("mixtral", NEXT_WORD), ("luke", WORDS), ("esm", WORDS), ("t5", HEADS[3])]
+CASES += [("modernbert", WORDS), ("distilbert", WORDS), ("gpt2", NEXT_WORD), ("modernbert", TAGS)]
+CASES += [("mixtral", NEXT_WORD), ("luke", WORDS), ("esm", WORDS), ("t5", TAGS)]
 if LONG:
     causal_only, no_causal = ("gpt2", "mixtral"), ("distilbert", "modernbert", "modernbert-mean", "albert", "luke", "esm")
     no_words, tags_only = ("esm-token-dropout",), ("t5",)
@@ -61,7 +62,7 @@ if LONG:
         for head in HEADS
         if not (name in (*causal_only, *no_words) and head == WORDS)
         and not (name in (*no_causal, *no_words) and head == NEXT_WORD)
-        and not (name in tags_only and head != HEADS[3])
+        and not (name in tags_only and head != TAGS)
     ]
 NAMES = [f"{name}-{head.kind}" for name, head in CASES]
 
