@@ -5,7 +5,7 @@ A file holds a dataset for each feature, one row for each sequence, and no weigh
 row whose values break the contract is encoded as it is, for the reader to refuse with its reason.
 
 HDF5 decompresses one chunk at a time in a process, whatever the threads. So chunks that are compressed by gzip alone, or
-shuffled before, are read as they are stored and decompressed here, outside Python's lock; all others are read by the library.
+shuffled before, are read as they are stored and decompressed here, outside Python's lock; the library reads all others.
 
 A file is believed as far as its own bytes go. HDF5 has ways to name values in other files, which are refused, and ways to
 claim more values than it holds: each chunk is inflated to its size at most, and all values must be of a size to which gzip
