@@ -21,7 +21,7 @@ from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json
 from gaudi_bert.pytorch.asking import REMEDY
 from gaudi_bert.pytorch.encoder import PackedEncoder
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line
+from gaudi_bert.pytorch.trial import MODEL_ERRORS, reason_of
 from gaudi_bert.rows.tokenizer import RowTokenizer
 
 _AUTO = {
@@ -92,7 +92,7 @@ def read_parts(folder: Path, kind: Any, config: Any, *, lacks_head: bool, **opti
     except _LOADING_ERRORS as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{folder}: transformers cannot open it: {one_line(error, 200)}; {_COPY}") from error
+        raise InputError(f"{folder}: transformers cannot open it: {reason_of(error)}; {_COPY}") from error
     missing = frozenset([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
     if lacks_head:
         loaded = _without_head(model, loaded)

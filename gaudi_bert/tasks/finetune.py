@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -211,6 +212,7 @@ def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_p
         processes_per_worker=processes_per_worker,
         slots_per_pack=data.length,
         packs=packs,
+        mean_tokens=data.packing.tokens / data.packing.sequences,
         keys=FINE_TUNING_KEYS,
     )
 
@@ -260,6 +262,7 @@ def _describe_job(job: _FineTuneJob, dry_run: bool) -> list[str]:
         f"{start.sizes.hidden_size}; {len(start.fresh)} variables start from random numbers",
         f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
         f"{section.optimizer}, learning rate {section.learning_rate:g}",
+        *filter(None, [job.task.note()]),
         *job.plan.short_lines(),
         *(job.plan.table() if dry_run else []),
     ]
@@ -319,12 +322,12 @@ def _train(job: _FineTuneJob, context: RunContext[FineTuning]) -> FineTuning:
 
 
 def _keep_best(job: _FineTuneJob, model: Model, update: int, figures: dict[str, float]) -> None:
-    """Keep the weights where no evaluation before was as good. The weights come first, so best.json never lies."""
+    """Keep the weights where no evaluation before was better. The weights come first, so best.json never lies."""
     path = job.out / BEST_NAME
     before = BestCheckpoint.read_if_present(path)
-    sign = -1.0 if job.best_metric in job.task.lower_is_better else 1.0
-    is_better = before is None or sign * figures[job.best_metric] > sign * before.metrics[job.best_metric]
-    if is_better and not math.isnan(figures[job.best_metric]):
+    rank = partial(job.task.rank, best_metric=job.best_metric)
+    is_best = before is None or rank(figures) >= rank(before.metrics)  # of equal ones the later one
+    if is_best and not math.isnan(figures[job.best_metric]):
         settings = {"model": job.start.config.to_json()}
         written = write_checkpoint(path.parent, Checkpoint(update, model.values(), settings=settings))
         BestCheckpoint(update=update, metric=job.best_metric, metrics=figures).write(path)

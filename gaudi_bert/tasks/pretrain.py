@@ -147,6 +147,7 @@ def train_on_table(
             processes_per_worker=settings.resources.processes_per_worker,
             slots_per_pack=source.length,
             packs=source.metadata.packs,
+            mean_tokens=source.metadata.tokens / source.metadata.sequences,
         )
         job = _TableJob(settings, task, start, source, held_out, plan)
         for line in [chosen.line(), *_describe(job, dry_run)]:

@@ -230,7 +230,7 @@ class TrainingLoop:
                 "sequences": progress.sequences,
                 "tokens": progress.tokens,
             },
-            settings=self.stored_settings,
+            settings={**self.stored_settings, "run": context.signature.as_json()},
         )
         # The lines about a run go before the checkpoint that they lead to: a run that is resumed lacks none before it.
         publish(context.folder)

@@ -49,7 +49,7 @@ R = TypeVar("R", bound=Artefact)
 class RunContext(Generic[R]):
     """A run whose folder is open: `stored` is its result where it is finished already, else there is work to do.
 
-    `compiled`: whether kernels are compiled, as when the run began.
+    `signature` is what the result depends on; `compiled`: whether kernels are compiled, as when the run began.
     """
 
     folder: Path
@@ -58,6 +58,7 @@ class RunContext(Generic[R]):
     communicator: Communicator
     reporter: Reporter
     device: Device
+    signature: Signature
     compiled: bool = False
     stored: R | None = None
 
@@ -105,7 +106,7 @@ def run_folder(
             named = section.model_copy(update={"engine": engine.NAME})
             kept = settings.model_copy(update={section.section_name: named})
             is_done = watched.from_first(lambda: _begin(result_path, signature, kept, reporter, resume, overwrite))
-        context = RunContext[R](folder, result_path, engine, watched, reporter, device)
+        context = RunContext[R](folder, result_path, engine, watched, reporter, device, signature)
         if is_done:
             done = "trained" if signature.stage == "train" else "fine-tuned"
             reporter.say(f"{shown_path(folder)}: already {done} with these settings, nothing to do")
@@ -216,7 +217,8 @@ def restore(context: RunContext[R], step: TrainingStep, model: Model, load_first
     """Resume from the newest checkpoint, or else `load_first` weights; the same state in every process."""
     progress = Progress()
     if context.communicator.is_first:
-        progress = resume_run(context.checkpoints, model, step.updates, context.reporter.say)
+        signature, say = context.signature.as_json(), context.reporter.say
+        progress = resume_run(context.checkpoints, model, step.updates, signature, say)
         if progress.update == 0:
             load_first()
     return share_state(progress, model, step.updates, context.communicator)

@@ -153,6 +153,7 @@ def _plan(
         processes_per_worker=settings.resources.processes_per_worker,
         slots_per_pack=source.schema.max_sequence_length,
         packs=source.packs,
+        mean_tokens=source.mean_tokens,
     )
     if plan.packs is None:  # unpacked records do not state it; whether they are enough for one update is soon known
         packs = source.count_packs(plan.packs_per_update)

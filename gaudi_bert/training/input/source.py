@@ -40,7 +40,6 @@ class DataSource:
         files: the shards, in the order of the metadata or by name; built on access.
         packing_factor: sequences per record on average; 1 when unpacked.
         identity: what distinguishes these records from others, for the settings of a run.
-        efficiency: real tokens per slot, on average; None where unknown.
         cache: of shards in an object store; `path` and `files` are then those of their copies.
     """
 
@@ -50,7 +49,6 @@ class DataSource:
     packing_factor: float
     vocabulary_size: int | None
     identity: str
-    efficiency: float | None = None
     metadata: Metadata | None = None
     cache: ShardCache | None = None
 
@@ -68,6 +66,11 @@ class DataSource:
     def packs(self) -> int | None:
         """Records in all files; None where unknown."""
         return self.metadata.packs if self.metadata is not None else None
+
+    @property
+    def mean_tokens(self) -> float | None:
+        """Tokens of a sequence, on average; None where unknown."""
+        return self.metadata.tokens / self.metadata.sequences if self.metadata is not None else None
 
     @property
     def streams(self) -> int:
@@ -140,7 +143,6 @@ def packed_source(path: Path, metadata: Metadata, cache: ShardCache | None = Non
         packing_factor=metadata.packing_factor,
         vocabulary_size=metadata.vocabulary.size if metadata.vocabulary is not None else None,
         identity=metadata.identity(),
-        efficiency=metadata.efficiency,
         metadata=metadata,
         cache=cache,
     )
