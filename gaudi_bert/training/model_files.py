@@ -44,6 +44,7 @@ class TaskConfig(Figures):
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
     id2label: Annotated[dict[str, str | int], Field(max_length=_MOST_LABELS)] | None = None
     gaudi_bert: _OwnConfig = _OwnConfig()
+    sentence_transformers: dict[str, Any] | None = None
 
     @field_validator("id2label")
     @classmethod
@@ -58,6 +59,12 @@ class TaskConfig(Figures):
         """The names of the labels in the order of their numbers."""
         names = self.id2label or {}
         return tuple(str(names[str(number)]) for number in range(len(names)))
+
+    @property
+    def is_reranker(self) -> bool:
+        """Whether it is a `CrossEncoder` of sentence-transformers that scores by the sigmoid of its one value."""
+        activation = (self.sentence_transformers or {}).get("activation_fn")
+        return len(self.labels) == 1 and isinstance(activation, str) and activation.endswith(".Sigmoid")
 
 
 class WeightsIndex(Figures):

@@ -8,7 +8,8 @@ from gaudi_bert.model.heads import TaskHead
 
 TEXTS = TaskHead("classification", 3)
 HEADS = (
-    *(TEXTS, TaskHead("multi-label", 3), TaskHead("regression", 1), TaskHead("token-classification", 4)),
+    *(TEXTS, TaskHead("multi-label", 3), TaskHead("regression", 1), TaskHead("reranking", 1)),
+    *(TaskHead("token-classification", 4),),
     *(TaskHead("question-answering", 2), TaskHead("masked-language-modelling"), TaskHead("causal-language-modelling")),
 )
 LENGTHS = [[11, 5, 13], [17, 9], [31]]
@@ -25,7 +26,8 @@ def packs_of(head: TaskHead, vocabulary: int, changed: bool = False) -> list[lis
             ids = random.integers(5, vocabulary, length)
             if changed and number == 0:
                 ids = other.integers(5, vocabulary, length)
-            of_text = random.integers(0, 2, 3) if head.kind == "multi-label" else random.integers(0, 3)
+            most = 2 if head.kind in ("multi-label", "reranking") else 3
+            of_text = random.integers(0, most, 3 if head.kind == "multi-label" else None)
             spans = np.sort(random.integers(0, length, 2))
             of_tokens = random.integers(0, head.width or vocabulary, length)
             pack.append({"ids": ids, "text": of_text, "span": spans, "tokens": of_tokens})

@@ -124,14 +124,15 @@ def test_mpirun_inside_one_pod_waits_for_nobody(tmp_path: Path) -> None:
 # --- stopping what mpirun started: ranks save and end by themselves, and a lost rank ends the others soon
 
 WRAPPER = [sys.executable, "-m", "gaudi_bert.runners.stop_ranks"]
-# Says that it has started, saves when it is told to, and ends as a stopped training does.
+# Says that it has started, saves when it is told to, and ends as a stopped training does. The handler does not print: the
+# signal can come before the `print` that it answers has returned, and Python's files are not reentrant.
 SAVES = """
-import signal, sys, time
+import os, signal, sys, time
 def save(number, frame):
-    print("saved", flush=True)
+    os.write(1, b"saved\\n")
     sys.exit(75)
 signal.signal(signal.SIGUSR1, save)
-print("started", flush=True)
+os.write(1, b"started\\n")
 time.sleep(60)
 """
 DEAF = SAVES.replace("    sys.exit(75)\n", "")
