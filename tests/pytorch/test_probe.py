@@ -170,6 +170,14 @@ def test_superfluous_weights_are_refused(changed: Callable[..., Path], kind: str
         opened(changed(lambda tensors: tensors.update({"adapter.weight": torch.ones(3)}), kind=kind), kind)
 
 
+def test_two_tensors_for_one_parameter_are_refused(changed: Callable[..., Path]) -> None:
+    name = "roberta.embeddings.LayerNorm"
+    for old, new in (("gamma", "weight"), ("beta", "bias")):
+        folder = changed(lambda tensors, old=old: tensors.update({f"{name}.{old}": torch.ones(32)}))
+        with pytest.raises(InputError, match=f"m: {name}.{old} and {name}.{new} are the same weights; leave out the one"):
+            opened(folder)
+
+
 def test_a_pooler_may_be_there_or_not(changed: Callable[..., Path]) -> None:
     opened(changed(lambda tensors: tensors.pop("pooler.dense.bias"), kind="AutoModel"), "AutoModel")
     pooler = {f"roberta.pooler.dense.{name}": torch.ones(32) for name in ("weight", "bias")}
