@@ -27,8 +27,6 @@ from tests.builders.encoders import CONFIGS as SMALL_CONFIGS
 from tests.builders.task_batches import HEADS, TEXTS, batch_of, packs_of
 from tests.builders.torch_models import MODELS, VOCABULARY
 
-pytestmark = pytest.mark.slow
-
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 ESM = {"vocab_size": VOCABULARY, **SMALL, "pad_token_id": 1, "mask_token_id": 4, "position_embedding_type": "rotary"}
 FUNNEL = {"model_type": "funnel", "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 48, "block_sizes": [1, 1]}
