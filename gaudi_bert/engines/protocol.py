@@ -12,7 +12,7 @@ Letters: B packs, M micro-batches of an update on one process, K sums of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
@@ -133,6 +133,9 @@ class Model(Protocol):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The variables' shapes by name, in the order in which the forward pass meets them."""
+
+    def buffers(self) -> Collection[str]:
+        """The names of the variables that no gradient reaches, so the optimizer has no moments of them."""
 
     def values(self) -> dict[str, Float32Array]:
         """A copy of the variables by name."""

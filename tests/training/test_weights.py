@@ -312,6 +312,7 @@ def served(folder: Path, batches: dict[str, dict[str, np.ndarray]], tmp_path: Pa
     return [dict(np.load(tmp_path / f"{signature}-served.npz")) for signature in batches]
 
 
+@pytest.mark.slow
 def test_a_saved_model_serves_packs_and_single_sequences(whole_run, causal, tmp_path) -> None:
     """Of a model with causal attention, which no other format can hold."""
     folder = tmp_path / "out"

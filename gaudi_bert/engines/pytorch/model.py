@@ -51,20 +51,28 @@ class TorchModel(ABC):
 
     # --- the protocol
 
+    def buffers(self) -> dict[str, Tensor]:
+        """What is stored beside the parameters, and has no gradient."""
+        return {}
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The variables' shapes by name."""
-        return {name: tuple(parameter.shape) for name, parameter in self.parameters_by_name.items()}
+        return {name: tuple(variable.shape) for name, variable in self._variables().items()}
 
     def values(self) -> dict[str, Float32Array]:
         """A copy of the variables by name."""
-        return {name: to_numpy(parameter).copy() for name, parameter in self.parameters_by_name.items()}
+        return {name: to_numpy(variable).copy() for name, variable in self._variables().items()}
 
     def load_values(self, values: WeightArrays) -> None:
         """Set variables by name; those that `values` does not name keep what they hold."""
         check_weights(self, values)
+        variables = self._variables()
         with torch.no_grad():
             for name, value in values.items():
-                self.parameters_by_name[name].copy_(torch.from_numpy(np.array(value, np.float32)))
+                variables[name].copy_(torch.from_numpy(np.array(value)))
+
+    def _variables(self) -> dict[str, Tensor]:
+        return {**self.parameters_by_name, **self.buffers()}
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
         """What the head gives, without dropout."""

@@ -68,6 +68,9 @@ class TorchUpdates:
             self._optimizer.apply(gradients, scalars, factor, update)
             for parameter in model.parameters_by_name.values():
                 parameter.grad = None
+            if communicator.size > 1 and model.buffers():  # which a layer may have changed by what its process read
+                buffers = {name: to_numpy(buffer) for name, buffer in model.buffers().items()}
+                model.load_values(communicator.broadcast(buffers))
             return _TorchSums(torch.cat([sums, norm.reshape(1)]))
 
     def _backward(

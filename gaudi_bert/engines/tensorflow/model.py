@@ -76,6 +76,10 @@ class TensorFlowModel:
         """The variables' shapes by name."""
         return {name: tuple(variable.shape) for name, variable in self.variables.items()}
 
+    def buffers(self) -> tuple[str, ...]:
+        """The names of variables without a gradient: a BERT has none."""
+        return ()
+
     def values(self) -> dict[str, Float32Array]:
         """A copy of the variables by name."""
         return {name: variable.numpy() for name, variable in self.variables.items()}

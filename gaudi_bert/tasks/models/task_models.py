@@ -224,7 +224,7 @@ def write_task_folder(
         tensors = to_hugging_face(variables)
         values = {**config.to_json(), "model_type": "bert", "pad_token_id": tokenizer.pad_id or 0}
     else:
-        tensors = {name: np.asarray(value, np.float32, order="C") for name, value in variables.items()}
+        tensors = {name: np.asarray(value, order="C") for name, value in variables.items()}
         values = {**config.to_json(), "dtype": "float32"}
     with atomic_file(folder / "model.safetensors") as handle:
         handle.write(save(tensors, metadata={"format": "pt"}))

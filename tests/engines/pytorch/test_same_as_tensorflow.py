@@ -25,8 +25,6 @@ from tests.builders.effort import LONG
 from tests.builders.model_packs import VOCABULARY, random_packs, small_config
 from tests.builders.task_batches import HEADS, LENGTHS, TEXTS, batch_of, packs_of
 
-pytestmark = pytest.mark.slow
-
 RUNS = [("global", "adamw", "token", 3), ("balanced", "lamb", "sequence", 1)]
 if LONG:
     RUNS += [("local", "adamw", "token", 3), ("local", "lamb", "token", 1), ("global", "lamb", "sequence", 3)]
