@@ -19,7 +19,7 @@ from gaudi_bert.tasks.task_data import EVALUATION_EPOCH, TaskData
 
 
 @dataclass(frozen=True)
-class _TaskFigures:
+class TaskFigures:
     """Mean loss of a task, and the share of right answers; None where answers are not right or wrong."""
 
     loss: float
@@ -46,10 +46,10 @@ class TaskObjective:
         """What the loss is a mean of, the only loss."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 
-    def figures(self, sums: FloatArray) -> _TaskFigures:
+    def figures(self, sums: FloatArray) -> TaskFigures:
         """The loss, and the share of right answers where the task has such."""
         loss, _, right = sums / max(sums[1], 1.0)
-        return _TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)
+        return TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)
 
     def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> None:
         """None: losses of micro-batches are added up."""
@@ -117,7 +117,7 @@ class TaskEvaluator:
         sequences = data.sequences
         packs = data.packs_of(self._draw.seed, self._draw.epoch)
         count = len(sequences.input_ids) if head.per_token else len(sequences)
-        logits = np.zeros((count, head.width), np.float32) if head.keeps_outputs else None
+        logits = np.zeros((count, task.width), np.float32) if head.keeps_outputs else None
         sums = np.zeros(3, np.float64)
         batch_packs = self._shape.packs
         for first in range(communicator.rank * batch_packs, len(packs), communicator.size * batch_packs):

@@ -186,7 +186,7 @@ class _TableJob:
     def targets(self) -> WordTargets:
         """What is predicted."""
         share = self.task.settings.masked_lm_probability
-        return WordTargets(self.task.head.kind, self.settings.training.seed, share, self.task.vocabulary)
+        return WordTargets(cast(TaskKind, self.task.name), self.settings.training.seed, share, self.task.vocabulary)
 
 
 def _check_settings(training: TrainingSettings, evaluation_data: Path | None) -> None:

@@ -19,10 +19,11 @@ from typing import Any, ClassVar, NamedTuple, cast
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
-from gaudi_bert.model.heads import TaskHead, TaskKind
+from gaudi_bert.model.heads import TaskHead, TaskKind, VectorHead
 from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Row, Sequences
+from gaudi_bert.tasks.contrast import CoupledRows
 
 TASKS = {
     "classification": ("classification", "Classification"),
@@ -31,6 +32,7 @@ TASKS = {
     "token-classification": ("classification", "TokenClassification"),
     "question-answering": ("question_answering", "QuestionAnswering"),
     "reranking": ("reranking", "Reranking"),
+    "embedding": ("embedding", "Embedding"),
     "masked-language-modelling": ("language_modelling", "MaskedLanguageModelling"),
     "causal-language-modelling": ("language_modelling", "CausalLanguageModelling"),
 }
@@ -77,7 +79,7 @@ class Task(ABC):
         self.settings, self.labels, self.vocabulary = settings, tuple(labels), vocabulary
 
     @property
-    def head(self) -> TaskHead:
+    def head(self) -> TaskHead | VectorHead:
         """What an engine computes."""
         return TaskHead(cast(TaskKind, self.name), self.width)
 
@@ -97,6 +99,10 @@ class Task(ABC):
         `target_weights` is among them: 1 for all that the loss is a mean of. So what the sums are divided by is known
         before anything is computed.
         """
+
+    def coupled(self, sequences: Sequences, rows: Sequence[Row]) -> CoupledRows | None:
+        """The rows of training data whose loss is one of all rows of an update; None where it is a sum over sequences."""
+        return None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """How good the answers are, by name, without the loss.
