@@ -79,7 +79,7 @@ def predict(
         # The columns that the model was trained on are defaults: those that are named here must apply.
         settings = TaskSettings.model_construct(_fields_set=set(changes), **{**dict(folder.settings), **changes})
         length = options.sequence_length(folder.positions, folder.usual_length)
-        rows = ModelRows(rows_file, settings, folder.tokenizer, length, options.on_bad_row, folder.task, folder.labels)
+        rows = ModelRows(rows_file, settings, folder.tokenizer, length, folder.task, folder.labels)
         chosen = {"max_sequence_length": length, "precision": options.precision, "packed": options.packed}
         signature = rows.signature("predict", chosen, folder.identity)
         check_policy(folder.task, settings)
@@ -185,9 +185,7 @@ def embed(
         folder = open_encoder_folder(path)
         usual = min(own.max_sequence_length or folder.usual_length, folder.positions)
         length = options.sequence_length(folder.positions, usual)
-        rows = ModelRows(
-            rows_file, settings, folder.tokenizer, length, options.on_bad_row, lower_case=own.lower_case, prompt=prompt
-        )
+        rows = ModelRows(rows_file, settings, folder.tokenizer, length, lower_case=own.lower_case, prompt=prompt)
         normalize = own.normalize if options.normalize is None else options.normalize
         chosen = {
             "pooling": own.pooling,
