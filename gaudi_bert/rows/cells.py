@@ -128,7 +128,7 @@ def _tab_cells(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str)
         if isinstance(line, UnicodeDecodeError):
             yield number, line
         elif text := line.removesuffix("\n").removesuffix("\r"):
-            _check_cells(f"{part.name}: line {number:,}", text, separator)
+            _check_cells(part, number, text, separator)
             yield number, text.split(separator)
 
 
@@ -163,16 +163,16 @@ class _QuotedLines:
 
     def _checked(self, numbered: tuple[int, Line]) -> list[str]:
         number, line = numbered
-        where = f"{self._part.name}: line {number:,}"
         if isinstance(line, UnicodeDecodeError):
-            raise self._part.not_text(where, line)
+            raise self._part.not_text(f"{self._part.name}: line {number:,}", line)
         self.row_size += len(line)
         if self.row_size > files.LONGEST_ROW_BYTES:
-            raise InputError(f"{where}: the row that ends here is longer than {longest_row()}; is a quote missing?")
-        _check_cells(where, line, self._separator)
+            problem = f"the row that ends here is longer than {longest_row()}; is a quote missing?"
+            raise InputError(f"{self._part.name}: line {number:,}: {problem}")
+        _check_cells(self._part, number, line, self._separator)
         return _AFTER_RETURN.split(line) if "\r" in line[:-2] else [line]
 
 
-def _check_cells(where: str, line: str, separator: str) -> None:
+def _check_cells(part: RowPart, number: int, line: str, separator: str) -> None:
     if line.count(separator) > MOST_CELLS:
-        raise InputError(f"{where}: has more than {MOST_CELLS:,} cells; is this a table?")
+        raise InputError(f"{part.name}: line {number:,}: has more than {MOST_CELLS:,} cells; is this a table?")

@@ -49,18 +49,6 @@ def _lines_as_records(part: RowPart, settings: TaskSettings, lines: Iterator[tup
             yield place, _json_record(text, part, place) if part.kind == "jsonl" else {settings.text: text}
 
 
-def _json_record(line: str, part: RowPart, place: Place) -> Record | InputError:
-    try:
-        record = json.loads(line, object_pairs_hook=_object)
-    except InputError as error:
-        return InputError(f"{part.location(place)}: {error}")
-    except (ValueError, RecursionError) as error:
-        return InputError(f"{part.location(place)}: not JSON ({shortened(str(error))}); write one object per line")
-    if not isinstance(record, dict):
-        return InputError(f'{part.location(place)}: {shortened(line)} is not an object; write for example {{"text": "..."}}')
-    return record
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, in which no key is twice: JSON leaves open which one counts."""
     record = dict(pairs)
@@ -68,6 +56,21 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         twice = next(key for key in record if keys.count(key) > 1)
         raise InputError(f"has the key {shown(twice)} twice; leave one out")
+    return record
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def _json_record(line: str, part: RowPart, place: Place) -> Record | InputError:
+    try:
+        record = _JSON.decode(line)
+    except InputError as error:
+        return InputError(f"{part.location(place)}: {error}")
+    except (ValueError, RecursionError) as error:
+        return InputError(f"{part.location(place)}: not JSON ({shortened(str(error))}); write one object per line")
+    if not isinstance(record, dict):
+        return InputError(f'{part.location(place)}: {shortened(line)} is not an object; write for example {{"text": "..."}}')
     return record
 
 
