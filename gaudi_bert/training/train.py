@@ -145,7 +145,8 @@ def _plan(
             check_fits(each, config)
     processes = processes_of(settings, communicator, dry_run)
     if source.cache is not None:
-        source.cache.check_room(source.streams, processes, source.sets)
+        stored = source.open_packs()
+        source.cache.check_room(stored.streams, processes, stored.sets)
     plan = RunPlan(
         settings.training,
         source.packing_factor,
