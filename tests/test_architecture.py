@@ -136,8 +136,9 @@ STOREYS = {
         *("verify", "verify_parts", "pack", "import_tables", "tokenize"),
     ),
     "training": (
-        *("input", "objective", "run_plan", "metrics", "results", "checkpoint", "stored_inputs", "mlperf", "run", "loop"),
-        *("model_files", "weights", "evaluate", "train", "verify_model", "check_graph"),
+        *("input", "objective", "run_plan", "metrics", "results", "checkpoint", "stored_inputs", "mlperf"),
+        *("run_folder", "evaluate", "loop", "run"),
+        *("model_files", "weights", "train", "verify_model", "check_graph"),
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": ("kinds", "task_data", "answers", "objective", "models", "finetune", "pretrain", "predict"),
