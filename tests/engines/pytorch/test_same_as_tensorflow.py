@@ -101,7 +101,7 @@ def test_heads_of_tasks(head: TaskHead) -> None:
         identical(other.outputs(features), ours)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last"])
 def test_vectors(pooling: str) -> None:
     one, other = both(ModelSpec(small_config(), VectorHead(pooling, normalize=pooling == "mean")))
     features = batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
