@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -364,6 +364,7 @@ class GroupVerification(Artefact):
         files_sha256: of the shards, the manifest and the inputs of the group as files: a copy or a change is another.
         lower_bound: packs that were proven to be necessary.
         fingerprint: of its sequences; None for tables.
+        content_sha256: of all other keys, so that a file that was edited is not believed.
     """
 
     remedy = "remove it and verify this group again"
@@ -378,6 +379,21 @@ class GroupVerification(Artefact):
     tokens: Count
     lower_bound: Count
     fingerprint: _Fingerprint | None = None
+    content_sha256: Sha256
+
+    @classmethod
+    def of(cls, **keys: Any) -> Self:
+        """The proof with these keys, and the digest of them."""
+        return cls(**keys, content_sha256=_content_sha256(keys))
+
+    @property
+    def is_as_written(self) -> bool:
+        """Whether nobody changed a key since."""
+        return _content_sha256(self.model_dump(exclude={"content_sha256"}, exclude_defaults=True)) == self.content_sha256
+
+
+def _content_sha256(keys: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode("ascii")).hexdigest()
 
 
 # --- conversion.json: all packs of a folder are there in another format, in the folder `OUT` next to `OUT-conversion/`.

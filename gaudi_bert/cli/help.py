@@ -55,6 +55,7 @@ CHOICES: dict[tuple[str, str], tuple[str, ...]] = {
     ("*", "algorithm"): ("nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"),
     ("*", "precision"): ("float32", "bfloat16"),
     ("*", "on_bad_row"): ("stop", "skip"),
+    ("predict", "group_by"): ("query",),
     ("*", "too_long"): ("error", "truncate", "split", "drop"),
     ("run", "on"): ("local", "docker", "kubernetes"),
     ("plan", "leftovers"): ("best-fit", "complement"),

@@ -206,6 +206,7 @@ def predict(
     precision: Precision = "float32",
     unpacked: Unpacked = False,
     on_bad_row: OnBadRow = "stop",
+    group_by: Annotated[str | None, typer.Option(help="Reranking: query, for a line for each query, ranked.")] = None,
     set_: arguments.Set = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -214,7 +215,7 @@ def predict(
     from gaudi_bert.tasks import predict
     from gaudi_bert.tasks.answers import PredictOptions
 
-    options = PredictOptions(max_sequence_length, precision, not unpacked, on_bad_row)  # type: ignore[arg-type]
+    options = PredictOptions(max_sequence_length, precision, not unpacked, on_bad_row, group_by)  # type: ignore[arg-type]
     rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
     changes = arguments.task_settings(set_, rows).model_dump(exclude_unset=True)
     result = predict.predict(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
@@ -258,10 +259,10 @@ def embed(
         precision,  # type: ignore[arg-type]
         not unpacked,
         on_bad_row,  # type: ignore[arg-type]
-        pooling,  # type: ignore[arg-type]
-        normalize,
-        prompt,
-        prompt_name,
+        pooling=pooling,  # type: ignore[arg-type]
+        normalize=normalize,
+        prompt=prompt,
+        prompt_name=prompt_name,
     )
     rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
     settings = arguments.task_settings(["task.too_long=truncate", *(set_ or ())], rows)

@@ -51,16 +51,21 @@ class PredictOptions:
         max_sequence_length: most tokens of a sequence; None for what the model was trained with.
         precision: of the matrix products.
         packed: False gives each sequence its own row.
+        group_by: `query` gives each query one answer, its documents ranked.
     """
 
     max_sequence_length: int | None = None
     precision: Precision = "float32"
     packed: bool = True
     on_bad_row: OnBadRow = "stop"
+    group_by: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("on-bad-row", self.on_bad_row, get_args(OnBadRow))
+        check_choice("group-by", self.group_by, ("query",))
+        if self.group_by is not None and self.on_bad_row == "skip":
+            raise InputError("--group-by and --on-bad-row skip exclude each other; leave one out")
 
     def sequence_length(self, positions: int, default: int) -> int:
         """The most tokens of a sequence: as requested, if the model has the positions."""
@@ -396,7 +401,7 @@ class AnswerFile(AnswerStream):
         if self._handle is None:
             with explained_os_errors(self.out, "write"):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666)
+                descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 os.ftruncate(descriptor, self.progress.bytes)
                 self._handle = os.fdopen(descriptor, "r+b")
                 self._handle.seek(self.progress.bytes)

@@ -91,7 +91,7 @@ class _FineTuneJob(Job[FineTuning]):
         self._settings, self._files, self._out = settings, files, out
         self.is_bert = is_bert(files.model)
 
-    def open(self, reporter: Reporter) -> None:
+    def prepare(self, reporter: Reporter) -> None:
         """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
         task_settings, section, files = self._settings.task, self._section, self._files
         if task_settings.name is None:

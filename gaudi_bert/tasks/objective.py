@@ -6,13 +6,14 @@ The loss of a task, like those of pretraining, is a sum and what the sum is divi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray
+from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.rows.packs import lay_out_packs
 from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.tasks.task_data import EVALUATION_EPOCH, TaskData
@@ -52,6 +53,9 @@ class TaskObjective:
         """The loss, and the share of right answers where the task has such."""
         loss, _, right = sums / max(sums[1], 1.0)
         return _TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)
+
+    def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> None:
+        """None: losses of micro-batches are added up."""
 
 
 # --- Evaluation: every sequence once, the same figures packed or not, on any number of processes

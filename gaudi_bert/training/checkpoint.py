@@ -308,8 +308,11 @@ def resume_run(
             f"{checkpoints}: holds a position in the order {shown(progress.get('order'))}, this edition reads in the order "
             f"{ORDER}; train again with --overwrite"
         )
-    for values in (checkpoint.variables, checkpoint.first_moments, checkpoint.second_moments):
-        problem = misfit(model.shapes(), values)
+    shapes, buffers = model.shapes(), model.buffers()
+    trained = {name: shape for name, shape in shapes.items() if name not in buffers}
+    moments = (checkpoint.first_moments, checkpoint.second_moments)
+    for needed, values in ((shapes, checkpoint.variables), *((trained, each) for each in moments)):
+        problem = misfit(needed, values)
         if problem is not None:
             raise InputError(
                 f"{checkpoints}: the checkpoint is of another model: {problem}; use the model settings that it was "

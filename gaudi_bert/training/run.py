@@ -57,7 +57,7 @@ class Job(ABC, Generic[R]):
     spec: ModelSpec
     objective: Objective
 
-    def open(self, reporter: Reporter) -> None:
+    def prepare(self, reporter: Reporter) -> None:
         """Read what was not read before the processes met; only the first one's reporter speaks."""
 
     @abstractmethod
@@ -129,7 +129,7 @@ def run_job(
         engine = load_engine(chosen.name)
         communicator = engine.connect(job.section)
         reporter = reporter if communicator.is_first else Reporter(quiet=True)
-        job.open(reporter)
+        job.prepare(reporter)
         plan = job.plan(processes_of(settings, communicator, dry_run))
         for line in [chosen.line(), *job.describe(plan, dry_run)]:
             reporter.say(f"{plan.keys.stage}: {line}")

@@ -29,7 +29,7 @@ from gaudi_bert.rows.types import IGNORED, NO_WORD, Row, Sequences, TaggedRow
 from gaudi_bert.tasks.kinds.task import Draw, Task
 
 
-class _TextTask(Task):
+class TextTask(Task):
     """A task with one vector of answers for a text or pair, from BERT's pooled vector of the sequence."""
 
     architecture = "BertForSequenceClassification"
@@ -42,7 +42,7 @@ class _TextTask(Task):
         return {"targets": placed.each(sequences.target[placed.sequences]), "target_weights": weights}
 
 
-class Classification(_TextTask):
+class Classification(TextTask):
     """One of several classes."""
 
     name = "classification"
@@ -71,7 +71,7 @@ class Classification(_TextTask):
         return class_answers(logits, self.labels)
 
 
-class MultiLabel(_TextTask):
+class MultiLabel(TextTask):
     """Any of several classes."""
 
     name = "multi-label"
@@ -95,7 +95,7 @@ class MultiLabel(_TextTask):
         return multi_label_answers(logits, self.labels)
 
 
-class Regression(_TextTask):
+class Regression(TextTask):
     """A number."""
 
     name = "regression"

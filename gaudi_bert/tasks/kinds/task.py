@@ -30,6 +30,7 @@ TASKS = {
     "regression": ("classification", "Regression"),
     "token-classification": ("classification", "TokenClassification"),
     "question-answering": ("question_answering", "QuestionAnswering"),
+    "reranking": ("reranking", "Reranking"),
     "masked-language-modelling": ("language_modelling", "MaskedLanguageModelling"),
     "causal-language-modelling": ("language_modelling", "CausalLanguageModelling"),
 }
