@@ -34,6 +34,7 @@ from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingFigures
+from gaudi_bert.common.files import followed
 from gaudi_bert.config.values import matching
 
 _Fingerprint = Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
@@ -430,3 +431,24 @@ class Conversion(Artefact):
 def conversion_path(out: Path) -> Path:
     """Where the conversion.json of the folder `out` is stored."""
     return out.with_name(f"{out.name}-conversion") / "conversion.json"
+
+
+# --- which packs a folder holds
+
+PackKind = Literal["records", "table", "predecessor"]
+
+
+def pack_kind(folder: Path) -> PackKind | None:
+    """What packs a folder holds, by the metadata there (the predecessor's is next to it); None for none."""
+    kinds: dict[PackKind, Path] = {
+        "table": TableMetadata.path_in(folder),
+        "records": folder / METADATA_NAME,
+        "predecessor": predecessor_metadata_path(folder),
+    }
+    return next((kind for kind, path in kinds.items() if path.exists()), None)
+
+
+def predecessor_metadata_path(folder: Path) -> Path:
+    """`<folder>_metadata.json` next to `folder`."""
+    folder = followed(folder)
+    return folder.parent / f"{folder.name}_metadata.json"

@@ -104,6 +104,7 @@ def test_held_out_documents_are_in_no_training_example(folder: Path) -> None:
     assert json.loads((folder / "out/examples.json").read_text()) | {"skipped": False} == summary
 
 
+@pytest.mark.slow
 def test_workers_and_shards_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks_module, "BLOCK_CHARACTERS", 500)
     run(folder, "one")

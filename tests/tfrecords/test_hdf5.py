@@ -267,7 +267,7 @@ def test_training_and_inspect_read_the_rows(tmp_path: Path) -> None:
     assert ours.schema == theirs.schema
     assert [list(ours.records_of(number)) for number in (0, 1)] == [list(theirs.records_of(number)) for number in (0, 1)]
     numbers = np.arange(9)
-    one, other = (source.open_files().read(np.ones_like(numbers), numbers) for source in (ours, theirs))
+    one, other = (source.open_packs().files.read(np.ones_like(numbers), numbers) for source in (ours, theirs))
     assert all(np.array_equal(one[name], other[name]) for name in other)
     shown = run_command("inspect", records, "--record", 4, "--json")
     same = run_command("inspect", others, "--record", 4, "--json")
