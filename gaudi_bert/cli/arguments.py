@@ -62,6 +62,9 @@ Depth = Annotated[str | None, typer.Option(metavar="S|max", help="Most sequences
 InputColumn = Annotated[
     str | None, typer.Option(metavar="NAME", help="Tables: the column of token ids (input_ids).", show_default=False)
 ]
+OnBadFile = Annotated[
+    str, typer.Option(metavar="stop|skip", help="RECORDS: what to do about files that cannot be read; skip leaves them out.")
+]
 Seed = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
 Set = Annotated[
     list[str] | None,

@@ -55,6 +55,8 @@ CHOICES: dict[tuple[str, str], tuple[str, ...]] = {
     ("*", "algorithm"): ("nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"),
     ("*", "precision"): ("float32", "bfloat16"),
     ("*", "on_bad_row"): ("stop", "skip"),
+    ("*", "on_bad_file"): ("stop", "skip"),
+    ("predict", "group_by"): ("query",),
     ("tokenize", "too_long"): ("split", "truncate", "drop", "error"),
     ("pack", "too_long"): ("error", "truncate", "split", "drop"),
     ("*", "too_long"): ("truncate", "window", "error"),

@@ -196,6 +196,7 @@ def predict(
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
+    group_by: Annotated[str | None, typer.Option(help="Reranking: query, for a line for each query, ranked.")] = None,
     set_: arguments.Set = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -204,7 +205,7 @@ def predict(
     from gaudi_bert.tasks import predict
     from gaudi_bert.tasks.answers import PredictOptions
 
-    options = PredictOptions(max_sequence_length, precision, not unpacked)  # type: ignore[arg-type]
+    options = PredictOptions(max_sequence_length, precision, not unpacked, group_by)  # type: ignore[arg-type]
     changes = arguments.task_settings(set_, rows.by_key()).model_dump(exclude_unset=True)
     result = predict.predict(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
@@ -241,10 +242,10 @@ def embed(
         max_sequence_length,
         precision,  # type: ignore[arg-type]
         not unpacked,
-        pooling,  # type: ignore[arg-type]
-        normalize,
-        prompt,
-        prompt_name,
+        pooling=pooling,  # type: ignore[arg-type]
+        normalize=normalize,
+        prompt=prompt,
+        prompt_name=prompt_name,
     )
     settings = arguments.task_settings(set_, rows.by_key())
     result = predict.embed(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)

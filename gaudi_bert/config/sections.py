@@ -209,7 +209,7 @@ class TrainingSettings(LoopSettings):
     loss_normalization: Literal["global", "balanced", "local"] = Field(
         "global",
         description="losses are divided by what the entire update holds (any workers and micro-batches: one big batch), "
-        "by what a batch holds on average, or by what each micro-batch holds (the predecessor's)",
+        "by what a batch of this data holds on average, or by what each micro-batch holds (the predecessor's)",
     )
     packing_correction: Literal["batch", "betas"] = Field(
         "batch",
@@ -310,6 +310,7 @@ TaskName = Literal[
     "regression",
     "token-classification",
     "question-answering",
+    "reranking",
     "masked-language-modelling",
     "causal-language-modelling",
 ]
@@ -327,6 +328,12 @@ class TaskSettings(Settings):
     label: str = Field("label", description="column of the label: a name, several names, or a number")
     tokens: str = Field("tokens", description="column of the words, for token classification")
     tags: str = Field("tags", description="column of the tag of each word")
+    query: str = Field("query", description="reranking: column of the query")
+    document: str = Field("document", description="reranking: column of a document")
+    positive: str = Field("positive", description="column of the text that answers, or of a list of them")
+    negative: str | None = Field(
+        None, description="column of a text that does not answer, or of a list of them; default: `negative` or `negatives`"
+    )
     id: str = Field("id", description="column of a name of the row; ignored")
     columns: tuple[str, ...] | None = Field(None, description="names of the columns of a CSV or TSV file without a header")
     no_header: bool = Field(False, description="with `columns`: the first line is a row, though it looks like a header")

@@ -19,9 +19,9 @@ from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_file
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.rows.parts import RowPart
-from gaudi_bert.rows.types import TASKS_WITH_LABELS, IdsRow, Place, Record, Row, TaggedRow, TextRow
+from gaudi_bert.rows.types import LABELLED_TEXTS, TASKS_WITH_LABELS, IdsRow, Place, Record, Row, TaggedRow, TextRow
 
-_LABELLED_TEXT = ("classification", "multi-label", "regression")
+_OPTIONS = {"text": "--text-column NAME", "text_pair": "--text-pair-column NAME", "label": "--label-column NAME"}
 _LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
 _INPUT_IDS = "input_ids"
 # The words of a plain text: letters and digits together, every other character alone, as BERT's own splitting has it.
@@ -69,7 +69,9 @@ class RowReader:
         return InputError(f"{self.part.location(place)}: {shortened(problem, 240)}; {remedy}")
 
     def _column_remedy(self, setting: str, column: str) -> str:
-        option = {"text": "--text-column NAME", "label": "--label-column NAME"}.get(setting, f"--set task.{setting}=NAME")
+        if self.task == "reranking":
+            setting = {"text": "query", "text_pair": "document"}.get(setting, setting)
+        option = _OPTIONS.get(setting, f"--set task.{setting}=NAME")
         remedy = f"name the column with {option} (now {shortened(column)})"
         return f"{remedy}; without a header line, name all: --columns text,label,id" if self.named_by_header else remedy
 
@@ -80,14 +82,15 @@ class RowReader:
         expected = "text_pair" in settings.model_fields_set
         if settings.text_pair != settings.text and (expected or record.get(settings.text_pair) is not None):
             pair = self._pair(place, record, settings.text_pair)
-        label = self._label(place, record) if self.labelled and self.task in _LABELLED_TEXT else None
+        label = self._label(place, record) if self.labelled and self.task in LABELLED_TEXTS else None
         return TextRow(place, text, pair, label)
 
     def _pair(self, place: Place, record: Record, column: str) -> str | None:
         """The second text; a row may hold none, but not lack the column that was named."""
         if column not in record:
-            raise self.error(place, f"has no {column!r}, only {_names(record)}", "name another with --text-pair-column")
-        return None if record[column] is None else self._text(place, record, column)
+            raise self.error(place, f"has no {column!r}, only {_names(record)}", self._column_remedy("text_pair", column))
+        may_lack = self.task != "reranking"
+        return None if record[column] is None and may_lack else self._text(place, record, column)
 
     def _text(self, place: Place, record: Record, column: str) -> str:
         if column not in record:
@@ -111,7 +114,7 @@ class RowReader:
         if value is None:
             problem = f"has no {column!r}, only {_names(record)}" if column not in record else f"{column} is null"
             raise self.error(place, problem, self._column_remedy("label", column))
-        if self.task == "regression":
+        if self.task in ("regression", "reranking"):
             return self._number(place, value)
         if self.task == "multi-label":
             values = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
@@ -128,6 +131,10 @@ class RowReader:
         else:
             result = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
         if not abs(result) <= _LARGEST_FLOAT32:
+            result = math.nan
+        if self.task == "reranking" and not 0 <= result <= 1:
+            raise self.error(place, f"{self.settings.label} is {shown(value)}", "reranking needs a number of 0 to 1")
+        if math.isnan(result):
             remedy = "regression needs a finite number that fits into float32"
             raise self.error(place, f"{self.settings.label} is {shown(value)}", remedy)
         return result

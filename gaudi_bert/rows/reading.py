@@ -19,12 +19,14 @@ from gaudi_bert.rows.fields import RowReader, read_label_names
 from gaudi_bert.rows.parts import TABLES, RowPart, complete_file, longest_row
 from gaudi_bert.rows.questions import question_of_record, read_squad
 from gaudi_bert.rows.records import read_records
+from gaudi_bert.rows.retrieval import ranked_pairs, reading_settings
 from gaudi_bert.rows.types import BadRow, Place, PlacedRecord, QuestionRow, Record, Row, TaggedRow, TextRow
 
 _Row = TypeVar("_Row")
 _DOCUMENT_LINE = "-DOCSTART-"
 _FORMATS = {"jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "conll": "CoNLL", "squad": "SQuAD"}
 _OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
+_COLUMNS = ("text", "text_pair", "label", "tokens", "tags", "query", "document", "positive", "negative")
 _MOST_SHOWN = 60
 
 
@@ -83,7 +85,8 @@ def rows_of_part(
     """The same of a part of a file; a row that cannot be read is a `BadRow`, where the next ones can be read."""
     _check_applies(part, task, settings, labelled)
     label_names = read_label_names(Path(settings.labels)) if settings.labels is not None else None
-    reader = RowReader(part, task, settings, label_names, labelled, part.kind in TABLES and settings.columns is None)
+    reading = reading_settings(task, settings)
+    reader = RowReader(part, task, reading, label_names, labelled, part.kind in TABLES and settings.columns is None)
     records: Iterator[PlacedRecord]
     if part.kind == "squad":
         records = read_squad(part)
@@ -91,6 +94,8 @@ def rows_of_part(
         records = _read_conll(part, settings, labelled)
     else:
         records = read_records(part, settings)
+    if task == "reranking":
+        records = ranked_pairs(part, records, settings)
     for place, record in records:
         try:
             if isinstance(record, InputError):
@@ -101,7 +106,7 @@ def rows_of_part(
             yield BadRow(place, str(error))
             continue
         if say is not None:
-            say(_described(part, settings, row))
+            say(_described(part, settings, row, task))
             say = None
         yield row
 
@@ -149,19 +154,22 @@ def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings,
         columns = {"text"}
     elif task == "question-answering":
         columns = set()
+    elif task == "reranking":
+        columns = {"query", "document", "positive", "negative", "label"}
     columns -= set() if labelled else {"label", "tags"}
-    for key in ("text", "text_pair", "label", "tokens", "tags"):
+    for key in _COLUMNS:
         if key in settings.model_fields_set and not (has_columns and key in columns):
             option = f"{_OPTIONS[key]} (task.{key})" if key in _OPTIONS else f"task.{key}"
             reason = f"no {key} is read here" if has_columns else "this file has no named columns"
             raise InputError(f"{part.name}: {option} does not apply, {reason}; leave it out")
 
 
-def _described(part: RowPart, settings: TaskSettings, row: Row) -> str:
+def _described(part: RowPart, settings: TaskSettings, row: Row, task: TaskName | None) -> str:
     """What is read of a file, and how its first row begins."""
     if isinstance(row, TextRow):
-        values = {"text": row.text, "text_pair": row.text_pair, "label": row.label}
-        columns, text = _named(settings, [key for key, value in values.items() if value is not None]), row.text
+        keys = ["query", "document", "label"] if task == "reranking" else ["text", "text_pair", "label"]
+        values = zip(keys, (row.text, row.text_pair, row.label), strict=True)
+        columns, text = _named(settings, [key for key, value in values if value is not None]), row.text
     elif isinstance(row, TaggedRow):
         keys = ["text"] if row.starts is not None else ["tokens", "tags"][: 1 + (row.tags is not None)]
         columns, text = _named(settings, keys), " ".join(row.tokens[:_MOST_SHOWN])

@@ -27,6 +27,7 @@ from gaudi_bert.rows.reading import sized_batches
 from gaudi_bert.rows.tokenizer import PairFrame, RowTokenizer
 from gaudi_bert.rows.types import (
     IGNORED,
+    LABELLED_TEXTS,
     NO_WORD,
     BadRow,
     IdsRow,
@@ -104,11 +105,7 @@ def tokenize_rows(
     job = _Job(tokenizer, task, settings, max_sequence_length, source_name(file), length_key)
     if isinstance(rows[0], TextRow) and job.policy != "window":
         sequences = job.texts([row for row in rows if isinstance(row, TextRow)])
-        target = (
-            _row_targets(rows, task, numbers, job.source)
-            if task in ("classification", "multi-label", "regression")
-            else None
-        )
+        target = _row_targets(rows, task, numbers, job.source) if task in LABELLED_TEXTS else None
         return Sequences(*sequences, target=target, cut_rows=job.cut_rows)
     pieces = list(chain.from_iterable(job.pieces(rows, numbers)))
     # Rows of a file have tags or answers, or none of them has.
@@ -362,7 +359,7 @@ def _row_targets(
     labels = [row.label if isinstance(row, TextRow) else None for row in rows]
     if None in labels:
         return None
-    if task == "regression":
+    if task in ("regression", "reranking"):
         return np.array(labels, np.float32)
     if task == "multi-label":
         targets = np.zeros((len(rows), len(numbers)), np.float32)

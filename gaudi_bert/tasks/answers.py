@@ -49,14 +49,17 @@ class PredictOptions:
         max_sequence_length: most tokens of a sequence; None for what the model was trained with.
         precision: of the matrix products.
         packed: False gives each sequence its own row.
+        group_by: `query` gives each query one answer, its documents ranked.
     """
 
     max_sequence_length: int | None = None
     precision: Precision = "float32"
     packed: bool = True
+    group_by: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, get_args(Precision))
+        check_choice("group-by", self.group_by, ("query",))
 
     def sequence_length(self, positions: int, default: int) -> int:
         """The most tokens of a sequence: as requested, if the model has the positions."""
@@ -379,7 +382,7 @@ class AnswerFile(AnswerStream):
         if self._handle is None:
             with explained_os_errors(self.out, "write"):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666)
+                descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 os.ftruncate(descriptor, self.progress.bytes)
                 self._handle = os.fdopen(descriptor, "r+b")
                 self._handle.seek(self.progress.bytes)

@@ -26,7 +26,7 @@ import numpy as np
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.common.arrays import IntArray, random_words
 from gaudi_bert.common.dealing import deal_sequences
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, open_file, write_text
 from gaudi_bert.common.progress import Reporter
@@ -35,6 +35,7 @@ from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, LabelledText, la
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
+from gaudi_bert.rows.answers import TagScheme
 from gaudi_bert.rows.fields import find_labels
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.reading import LeftOut, read_rows, windows
@@ -63,6 +64,12 @@ def labels_of(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, 
     if task in TASKS_WITH_LABELS and len(names) < 2:
         problem = f"only the label {names[0]!r}" if names else "no label"
         raise InputError(f"{path}: has {problem}; a task needs at least two")
+    odd = TagScheme(names).odd_tag if task == "token-classification" else None
+    if odd is not None:
+        raise InputError(
+            f"{path}: the tag {shortened(odd)!r} is of another kind than the others; all but O have a prefix "
+            "such as B- and I-, or none has: correct the file"
+        )
     return names
 
 

@@ -75,13 +75,14 @@ def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, str]:
     return process.returncode, b"".join(pieces).decode().replace("\r\n", "\n")
 
 
-def test_a_bare_call_is_answered_on_a_terminal_and_refused_in_a_script() -> None:
-    code, text = on_a_terminal()
+@pytest.mark.parametrize(("group", "heading"), [([], "Pretraining:"), (["k8s"], "Commands:")], ids=["all", "k8s"])
+def test_a_bare_call_is_answered_on_a_terminal_and_refused_in_a_script(group: list[str], heading: str) -> None:
+    code, text = on_a_terminal(*group)
     assert code == 0
-    assert "\033[1mPretraining:\033[0m" in text
+    assert f"\033[1m{heading}\033[0m" in text
     plain = re.sub(r"\033\[\d+m", "", text)
-    assert plain == on_a_terminal("--help", NO_COLOR="1")[1]
-    done = run_command()
+    assert plain == on_a_terminal(*group, "--help", NO_COLOR="1")[1]
+    done = run_command(*group)
     assert (done.returncode, done.stdout) == (2, "")
 
 

@@ -156,6 +156,7 @@ APPLY = {
     "masked-language-modelling": {"text"},
     "causal-language-modelling": {"text"},
     "question-answering": set(),
+    "reranking": {"query", "document", "positive", "negative", "label"},
 }
 
 
@@ -183,7 +184,9 @@ def test_names_of_columns_are_for_tables(tmp_path: Path) -> None:
 
 def test_a_second_text_that_is_named_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "a", "b": "c"}\n{"text": "a", "b": null}\n{"text": "a"}\n')
-    with pytest.raises(InputError, match=r"line 3 \(row 3\): has no 'b', only 'text'; name another with --text-pair-column"):
+    with pytest.raises(
+        InputError, match=r"line 3 \(row 3\): has no 'b', only 'text'; name the column with --text-pair"
+    ):
         rows_of(tmp_path / "x.jsonl", text_pair="b")
     (tmp_path / "x.csv").write_text("text,b\na,c\na,\n")
     assert rows_of(tmp_path / "x.csv", text_pair="b") == [TextRow(Place(1, 2), "a", "c"), TextRow(Place(2, 3), "a")]

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.fields import find_labels
-from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import best_windows, tokenize_rows, window_bounds
 from gaudi_bert.rows.types import IdsRow, Place, QuestionRow, Row, Sequences, TaggedRow, TextRow, join_sequences
 from tests.builders.bert_folder import VOCABULARY, write_tokenizer
@@ -76,6 +76,7 @@ def tokenizers(tokenizer: RowTokenizer) -> list[RowTokenizer]:
     return [tokenizer, any_tokenizer("bpe"), any_tokenizer("unigram")]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.sampled_from(WORDS), st.integers(1, 120)), max_size=9), st.sampled_from(["", " "]), st.booleans()
 )
@@ -123,7 +124,6 @@ def test_a_text_far_too_long_is_refused_by_its_row(tokenizer: RowTokenizer) -> N
         )
 
 
-@pytest.mark.slow
 def test_as_transformers_has_it(folder: Path, tokenizer: RowTokenizer) -> None:
     from transformers import AutoTokenizer
 
@@ -344,3 +344,33 @@ def test_sequences_of_several_windows_are_joined() -> None:
     assert joined.lengths.tolist() == [2, 1, 3, 2, 1, 3]
     assert joined.target.tolist() == [1, 2, 3, 4, 5, 6]  # type: ignore[union-attr]
     assert (joined.cut_rows, joined.words) == (2, None)
+
+
+# --- proteins: EsmTokenizer has a vocab.txt and no tokenizer.json
+
+ESM = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", ".", "-", "<null_1>", "<mask>"]
+
+
+def test_a_folder_of_esm_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    (tmp_path / "vocab.txt").write_text("\n".join(ESM), encoding="utf-8")
+    library = transformers.EsmTokenizer(str(tmp_path / "vocab.txt"))
+    library.save_pretrained(tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists()
+    ours, random = open_tokenizer(tmp_path), np.random.default_rng(3)
+    texts = ["".join(random.choice(list("LAGVSERTIDPKX.-1b <"), length)) for length in range(1, 60)]
+    texts += ["MKT<mask>LV", "M K T", "mktl", "MK<null_1>A-.", " LA  GV "]
+    for text, other in zip(texts, texts[::-1], strict=True):
+        assert ours.tokenizer.encode(text).ids == library(text)["input_ids"], text
+        assert ours.tokenizer.encode(text, other).ids == library(text, other)["input_ids"], (text, other)
+    assert (ours.mask_id, ours.pad_id) == (library.mask_token_id, library.pad_token_id)
+    assert set(ours.special_ids) == set(library.all_special_ids)
+    copy_tokenizer(ours, tmp_path / "copy", {})
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "copy")(texts)["input_ids"] == library(texts)["input_ids"]
+
+
+def test_a_vocabulary_that_is_not_esms_names_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(ESM[1:]), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "EsmTokenizer"}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"vocab.txt: has no token <cls>; give the vocab.txt of an ESM model"):
+        open_tokenizer(tmp_path)

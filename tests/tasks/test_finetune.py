@@ -84,6 +84,9 @@ def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp
     agree(result.metrics["loss"], losses[result.best_update], 1e-12, scale=1.0)
     again = run("classification", data, evaluation, model, tmp_path / "out", finetune=changes)
     assert again.skipped
+    still = {"learning_rate": 1e-30, "epochs": 1, "evaluate_every_updates": 1}  # nothing moves: equal in all
+    result = run("classification", data, evaluation, model, tmp_path / "still", finetune=still).content
+    assert result.best_update == result.updates > 1
     with pytest.raises(InputError, match=r"finetune\.epochs = 3, not finetune\.epochs = 4"):
         run("classification", data, evaluation, model, tmp_path / "out", finetune={**changes, "epochs": 4})
 
@@ -123,7 +126,7 @@ def test_the_plan_says_how_far_its_batch_is_from_what_was_asked(files, model, tm
     agree(result.plan.change, real / 7 - 1)
     off = f"{abs(real / 7 - 1):.1%} {'more' if real > 7 else 'fewer'}"
     note = f"note: that is {off} than finetune.batch_sequences = 7; every process takes the same number of packs"
-    assert [line for line in listener.lines if "note:" in line] == [f"finetune: {note}"]
+    assert [line for line in listener.lines if "batch_sequences = 7;" in line] == [f"finetune: {note}"]
     asked = {"batch_sequences": 500}
     run("classification", data, evaluation, model, tmp_path / "out", listener, dry_run=True, finetune=asked)
     repeats = next(line for line in listener.lines if "repeat within an update" in line)
@@ -165,6 +168,12 @@ GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
         ("regression", ({"text": "the cat", "label": "much"},), GOOD, r"train\.jsonl: line 1 \(row 1\): .*number"),
         ("classification", ({"sentence": "the cat", "class": "a"},), GOOD, r"train\.jsonl: line 1 \(row 1\): .*text"),
         ("classification", GOOD[:1], GOOD[:1], r"only the label 'a'"),
+        (
+            "token-classification",
+            ({"tokens": ["a", "b", "c"], "tags": ["B-x", "I-x", "NN"]},),
+            GOOD,
+            r"the tag 'NN' is of another",
+        ),
         ("classification", (), GOOD, r"has no label|no rows"),
     ],
 )

@@ -181,7 +181,8 @@ def read_task_folder(path: Path) -> TaskDescription:
         )
     values = TaskConfig.read(file)
     own, labels = values.gaudi_bert, values.labels or _UNNAMED_LABELS
-    task = own.task or _task_of(values.architectures, values.problem_type, labels, path)
+    task = own.task or ("reranking" if values.is_reranker else None)
+    task = task or _task_of(values.architectures, values.problem_type, labels, path)
     length = own.max_sequence_length or tokenizer_length(path)
     settings = own.settings or TaskSettings(name=task)
     return TaskDescription(path, task, labels if task in TASKS_WITH_LABELS else (), length, settings)
@@ -227,7 +228,7 @@ def write_task_folder(
         tensors = to_hugging_face(variables)
         values = {**config.to_json(), "model_type": "bert", "pad_token_id": tokenizer.pad_id or 0}
     else:
-        tensors = {name: np.asarray(value, np.float32, order="C") for name, value in variables.items()}
+        tensors = {name: np.asarray(value, order="C") for name, value in variables.items()}
         values = {**config.to_json(), "dtype": "float32"}
     with atomic_file(folder / "model.safetensors") as handle:
         handle.write(save(tensors, metadata={"format": "pt"}))
