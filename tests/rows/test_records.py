@@ -184,9 +184,7 @@ def test_names_of_columns_are_for_tables(tmp_path: Path) -> None:
 
 def test_a_second_text_that_is_named_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "a", "b": "c"}\n{"text": "a", "b": null}\n{"text": "a"}\n')
-    with pytest.raises(
-        InputError, match=r"line 3 \(row 3\): has no 'b', only 'text'; name the column with --text-pair"
-    ):
+    with pytest.raises(InputError, match=r"line 3 \(row 3\): has no 'b', only 'text'; name the column with --text-pair"):
         rows_of(tmp_path / "x.jsonl", text_pair="b")
     (tmp_path / "x.csv").write_text("text,b\na,c\na,\n")
     assert rows_of(tmp_path / "x.csv", text_pair="b") == [TextRow(Place(1, 2), "a", "c"), TextRow(Place(2, 3), "a")]
