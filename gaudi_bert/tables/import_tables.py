@@ -27,7 +27,8 @@ from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tables.parts import TablePart, list_parts, read_parts, table_schema
 from gaudi_bert.tables.rows import ListValues, list_values, refuse_rows, refuse_unequal
-from gaudi_bert.tables.sources import TOKENS_COLUMN, input_file, is_list, table_files
+from gaudi_bert.tables.sources import TOKENS_COLUMN, is_list, table_files
+from gaudi_bert.tfrecords.files import input_file
 from gaudi_bert.tfrecords.wire.schema import MAX_SEGMENT_ID, MAX_SEQUENCE_LENGTH, MAX_TOKEN_ID, NOT_PREDICTED, UnpackedSchema
 from gaudi_bert.tfrecords.wire.unpacked_encoder import SequenceArrays, UnpackedEncoder
 

@@ -242,7 +242,6 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
         "epoch = -1: at least 0 is needed": lambda: PackedDataset(case.packed).set_epoch(-1),
         "no packed folder; check the path": lambda: PackedDataset(tmp_path / "nothing"),
         "holds no packs; pack it with": lambda: PackedDataset(case.records),
-        r"PackedDataset\(plan=\) was removed: pack the records first": lambda: PackedDataset(case.records, plan=case.plan),
         r"too few packs \(\d+\) for a batch of 999 on each of 1 ": lambda: PackedDataset(case.packed, batch_packs=999),
         "persistent_workers: they would": lambda: PackedLoader(
             PackedDataset(case.packed), 2, batch_ids, num_workers=1, persistent_workers=True

@@ -26,7 +26,7 @@ from gaudi_bert.model.features import BatchSizes
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.training.check_graph import describe_graph
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
-from gaudi_bert.training.evaluate import PretrainingEvaluator, evaluate, majority_share
+from gaudi_bert.training.evaluate import Evaluator, RecordsEvaluation, evaluate, majority_share
 from gaudi_bert.training.input.source import open_source
 from gaudi_bert.training.results import GraphResult
 from gaudi_bert.training.verify_model import verify_model
@@ -44,7 +44,7 @@ CONFIG = BertConfig(**data.MODEL, vocab_size=data.VOCABULARY, max_position_embed
 
 def run(folder: Path, batch_packs: int = 8, loss: Loss = "token") -> EvaluationFigures:
     model, source = pretraining_model(CONFIG, 5, loss), open_source(folder)
-    return PretrainingEvaluator(model, CONFIG, source, Communicator(), batch_packs=batch_packs).run()
+    return Evaluator(model, RecordsEvaluation(source, CONFIG, batch_packs), Communicator()).run()
 
 
 @pytest.mark.parametrize("loss", ["token", "sequence"])
