@@ -12,18 +12,18 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import BatchArrays, FloatArray, IntArray
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, IntArray
 from gaudi_bert.engines.protocol import Communicator, Coupling
 from gaudi_bert.rows.packs import Packs, lay_out_packs
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.contrast import CoupledRows
 from gaudi_bert.tasks.kinds.task import Task
-from gaudi_bert.tasks.objective import TaskFigures
+from gaudi_bert.tasks.objective import TaskEvaluation, TaskFigures, TaskResult
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape
 from gaudi_bert.training.input.batches import Batch
 
@@ -58,6 +58,32 @@ class CoupledData:
         placed = lay_out_packs(self.sequences, of_data, chosen, self.shape.batch)
         numbers = np.searchsorted(sequences, placed.sequences).astype(np.int32)
         return {**placed.features(self.sequences), "text_numbers": placed.each(numbers, -1)}
+
+
+@dataclass(frozen=True)
+class VectorEvaluation(TaskEvaluation):
+    """Rows whose texts are embedded; vectors have `hidden_size` values."""
+
+    hidden_size: int = 0
+
+    @property
+    def sums(self) -> int:
+        """There is no loss of a text."""
+        return 1
+
+    def counted(self, batch: Batch) -> FloatArray:
+        """Packs."""
+        return np.ones(1)
+
+    def outputs(self) -> Float32Array:
+        """Vectors [N, H] of all texts."""
+        return np.zeros((len(self.data.sequences), self.hidden_size), np.float32)
+
+    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
+        """The metrics of the task."""
+        sequences, rows = self.data.sequences, self.data.rows
+        figures = self.task.metrics(cast(Float32Array, outputs), sequences, rows)
+        return TaskResult(figures, self.best_metric, len(sequences), len(rows), None)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from gaudi_bert.rows.reading import LeftOut, read_rows, windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import tokenize_readable, tokenize_rows
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, Sequences, join_sequences
+from gaudi_bert.tasks.kinds.embedding import texts_of_rows
 from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 
@@ -102,6 +103,8 @@ def tokenized_file(
             length_key="finetune.max_sequence_length",
         )
 
+    if task == "embedding":
+        return tokenized_texts(path, settings, tokenizer, max_sequence_length, say, left_out)
     labelled = not task.endswith("-language-modelling")
     left_out = left_out or LeftOut()
     parts, counts, all_rows = [], [], []
@@ -116,6 +119,36 @@ def tokenized_file(
     if not parts:
         raise InputError(f"{path}: holds no rows; give a file with at least one")
     return join_sequences(parts, counts), tuple(all_rows)
+
+
+def tokenized_texts(
+    path: Path,
+    settings: TaskSettings,
+    tokenizer: RowTokenizer,
+    max_sequence_length: int,
+    say: Callable[[str], None] | None = None,
+    left_out: LeftOut | None = None,
+    *,
+    lower_case: bool = False,
+) -> tuple[Sequences, tuple[Row, ...]]:
+    """The distinct texts of a file of rows to be embedded, each a sequence (`rows.retrieval.text_table`), and the rows."""
+    rows = tuple(read_rows(path, "embedding", settings, labelled=True, say=say, left_out=left_out))
+    if not rows:
+        raise InputError(f"{path}: holds no rows; give a file with at least one")
+    texts, parts = texts_of_rows(settings, rows, lower_case=lower_case).texts, []
+    for first in range(0, len(texts), _WINDOW_ROWS):
+        parts.append(
+            tokenize_rows(
+                texts[first : first + _WINDOW_ROWS],
+                tokenizer,
+                task=None,
+                settings=settings,
+                max_sequence_length=max_sequence_length,
+                file=path,
+                length_key="finetune.max_sequence_length",
+            )
+        )
+    return join_sequences(parts, [len(part) for part in parts]), rows
 
 
 def make_built_in_rows(training: Path, held_out: Path, *, reporter: Reporter, overwrite: bool = False) -> None:

@@ -33,6 +33,9 @@ from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.tasks.ranking import correlations, cosines, search_figures
 from gaudi_bert.tasks.update_plan import GroupedRows
 
+CORRELATIONS = ("spearman", "pearson")
+"""Metrics of pairs with a score; the others are those of a search."""
+
 
 class Embedding(Task):
     """A vector for each text."""
@@ -40,7 +43,7 @@ class Embedding(Task):
     name = "embedding"
     architecture = "BertModel"
     best_metric = "ndcg@10"
-    metric_names = ("ndcg@10", "mrr@10", "accuracy@1", "recall@10", "map@100", "pearson", "spearman")
+    metric_names = ("ndcg@10", "mrr@10", "accuracy@1", "recall@10", "map@100", *CORRELATIONS)
 
     @property
     def head(self) -> VectorHead:

@@ -114,7 +114,7 @@ class Task(ABC):
     def rank(self, metrics: Mapping[str, float], best_metric: str) -> tuple[float, float]:
         """What orders evaluations, the best one last: the metric, and among equal ones the loss."""
         sign = -1.0 if best_metric in self.lower_is_better else 1.0
-        return sign * metrics[best_metric], -metrics["loss"]
+        return sign * metrics[best_metric], -metrics.get("loss", 0.0)
 
     def baseline(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
         """The metrics that one constant answer reaches on `measured`: the one that suits `learnt` best."""
