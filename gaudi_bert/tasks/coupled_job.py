@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.common.errors import InputError, shown
@@ -174,6 +175,20 @@ class CoupledJob(FineTuneJob):
         if update == 0 and run.communicator.is_first:
             first = BestCheckpoint(update=0, metric=self._best_metric, metrics=evaluation.as_json())
             first.write(self._out / _BASELINE_NAME)
+
+    def _packing_figures(self) -> dict[str, Any]:
+        """Packs of the updates of an epoch, whose texts are those of its rows; no packs hold the tokens in fewer."""
+        stream, shape = self._stream, self._coupled.shape
+        texts, packs = len(stream.rows.members), -(-len(stream.rows) // stream.batch_rows) * shape.packs
+        return {
+            "max_sequence_length": self._data.length,
+            "sequences": texts,
+            "packs": packs,
+            "lower_bound": -(-stream.distinct_tokens(stream.updates) // (shape.batch.length * stream.epochs)),
+            "packing_factor": texts / packs,
+            "depth": shape.batch.depth,
+            "algorithm": "lpfhp",
+        }
 
     def _baseline(self) -> dict[str, float]:
         """The figures of the model before training."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
@@ -215,18 +215,11 @@ class FineTuneJob(Job[FineTuning]):
         if communicator.is_first:
             self._write_folder(model)
             self._write_answers(result)
-        packing = self._data.packing
         return FineTuning(
             task=self._task.name,
             model=self._start.path.name,
             labels=self._task.labels,
-            max_sequence_length=self._data.length,
-            sequences=packing.sequences,
-            packs=packing.packs,
-            lower_bound=packing.lower_bound,
-            packing_factor=packing.packing_factor,
-            depth=packing.depth_used,
-            algorithm=packing.algorithm_used,
+            **self._packing_figures(),
             epochs=self._section.epochs,
             updates=loop.plan.settings.updates,
             best_metric=self._best_metric if result is not None else None,
@@ -235,6 +228,19 @@ class FineTuneJob(Job[FineTuning]):
             metrics=dict(result.figures) if result is not None else {},
             baseline=self._baseline(),
         )
+
+    def _packing_figures(self) -> dict[str, Any]:
+        """How the training data is packed."""
+        packing = self._data.packing
+        return {
+            "max_sequence_length": self._data.length,
+            "sequences": packing.sequences,
+            "packs": packing.packs,
+            "lower_bound": packing.lower_bound,
+            "packing_factor": packing.packing_factor,
+            "depth": packing.depth_used,
+            "algorithm": packing.algorithm_used,
+        }
 
     def _baseline(self) -> dict[str, float]:
         """What is reached without learning."""

@@ -18,14 +18,13 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.predict import EmbedOptions, embed
 from tests.builders.agree import agree
-from tests.builders.bert_folder import write_bert
+from tests.builders.bert_folder import without_dropout, write_bert
 from tests.builders.encoders import TOKENIZER, write_encoder
 from tests.builders.reporters import QUIET, Listener
 from tests.tasks.conftest import run
 
 pytestmark = pytest.mark.slow
 
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 WORDS = ("cat", "dog", "hill", "river", "mat", "north", "south", "sat", "runs", "flows", "over", "the", "on", "and")
 
 
@@ -57,13 +56,6 @@ def scored(count: int, seed: int) -> list[dict[str, Any]]:
     return [{"text": a, "text_pair": b + " .", "label": label} for a, b, label in zip(firsts, seconds, shared, strict=True)]
 
 
-def still(folder: Path) -> Path:
-    """A BERT without dropout."""
-    config = write_bert(folder, layers=1) / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), **NO_DROPOUT}))
-    return folder
-
-
 def train(data: Path, evaluation: Path | None, model: Path, out: Path, reporter: Any = QUIET, **options: Any) -> Any:
     changes = {"epochs": 2, "batch_sequences": 11, "learning_rate": 1e-3, **options.pop("finetune", {})}
     return run("embedding", data, evaluation, model, out, reporter, finetune=changes, **options)
@@ -75,7 +67,7 @@ def losses_of(out: Path) -> list[float]:
 
 
 def test_one_update_whatever_the_micro_batches_and_the_engine(tmp_path: Path) -> None:
-    model, data = still(tmp_path / "m"), write(tmp_path / "x.jsonl", pairs(29, 1))
+    model, data = without_dropout(write_bert(tmp_path / "m", layers=1), tmp_path), write(tmp_path / "x.jsonl", pairs(29, 1))
     for name, changes in {
         "big": {"engine": "pytorch"},
         "small": {"engine": "pytorch", "micro_batch_packs": 1},
