@@ -1,16 +1,59 @@
-"""Gradients that are summed while the backward pass runs: the bits of sums that begin after it, in two processes."""
+"""Updates on a device: nothing waits for it, and sums over processes have the same bits while the backward pass runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import distributed as torch_distributed
 from torch import multiprocessing
 from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.protocol import ModelSpec
 from gaudi_bert.engines.pytorch.distributed import GradientSums
+from gaudi_bert.engines.pytorch.model import ahead_on_device
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.heads import Head, PretrainingHead
+from tests.builders import training_updates as work
+from tests.builders.task_batches import HEADS, LENGTH, batch_of, packs_of
+
+VOCABULARY = 61
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses operations for which the host waits until a device is done."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique_dim"), name
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize(
+    "head", [PretrainingHead("sequence"), *HEADS], ids=lambda head: getattr(head, "kind", "pretraining")
+)
+def test_nothing_in_a_micro_batch_waits_for_the_device(head: Head) -> None:
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20}
+    config = BertConfig(**sizes, vocab_size=VOCABULARY, max_position_embeddings=LENGTH)
+    model = load_engine("pytorch").build(ModelSpec(config, head), seed=1)
+    batch = (
+        work.packed(work.packs_of(1)) if head == PretrainingHead("sequence") else batch_of(packs_of(head, VOCABULARY), head)
+    )
+    factors, seed = torch.ones(2), np.array([1, 2], np.int32)
+    (tensors,) = ahead_on_device([batch], model.device)
+    with NoWaiting():
+        loss, sums = model.loss(tensors, seed, factors)
+        loss.backward()
+    assert bool(sums.isfinite().all())
+    assert any(bool(parameter.grad.any()) for parameter in model.parameters_by_name.values() if parameter.grad is not None)
+
+
+# --- sums over processes
 
 # One that is in several places, one that needs no gradient, one that no loss needs, and one larger than a part.
 SHAPES = {"shared": (3, 3), "first": (3,), "frozen": (3,), "unused": (2, 5), "large": (3, 41), "last": (41,)}
