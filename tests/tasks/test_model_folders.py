@@ -67,7 +67,7 @@ def test_answers_and_what_is_too_long(tmp_path: Path) -> None:
         with torch.no_grad():
             logits = model.eval()(input_ids=torch.tensor([TOKENIZER.encode(text).ids])).logits
         agree([*answer["probabilities"].values()], logits.softmax(-1)[0].tolist(), 1e-5, scale=1.0)
-    refused = answered(tmp_path, "predict", "short.jsonl", "--max-sequence-length", "5")
+    refused = answered(tmp_path, "predict", "short.jsonl", "--max-sequence-length", "5", "--too-long", "error")
     assert (refused.returncode, "a sequence has at most 5" in refused.stderr) == (2, True)
 
 
