@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # settings take as long to load as everything else, and `--he
     from gaudi_bert.config.sections import TableSettings
 
 
+@arguments.reads_rows("label_column", "too_long")
 def tokenize(
     text: Annotated[
         list[str],
@@ -33,12 +34,7 @@ def tokenize(
     no_special_tokens: Annotated[
         bool, typer.Option("--no-special-tokens", help="Leave out the tokens that the tokenizer adds to each row.")
     ] = False,
-    text_column: arguments.TextColumn = None,
-    text_pair_column: arguments.TextPairColumn = None,
-    label_column: arguments.LabelColumn = None,
-    columns: arguments.Columns = None,
-    no_header: arguments.NoHeader = False,
-    format_: arguments.Format = None,
+    rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
     shard: arguments.Shard = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -53,12 +49,7 @@ def tokenize(
         max_sequence_length=max_sequence_length,
         too_long=too_long,
         special_tokens=not no_special_tokens,
-        text_column=text_column,
-        text_pair_column=text_pair_column,
-        label_column=label_column,
-        columns=None if columns is None else tuple(name.strip() for name in columns.split(",")),
-        no_header=no_header or None,
-        format=format_,
+        **rows.given(),
     )
     part = arguments.parse_shard(shard)
     result = tokenize_texts(text, tokenizer, out, settings, shard=part, reporter=Reporter(), overwrite=overwrite)

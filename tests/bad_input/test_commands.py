@@ -152,13 +152,14 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
         for option, values in {
             "--text-column": [*NOT_A_COLUMN, "\udc80"],
             "--text-pair-column": ["nothing", "", LONG],
-            "--label-column": ["a", "", LONG],
+            "--delimiter": ["", ";;", "\n", LONG, "\udc80"],
+            "--encoding": ["", "utf-9", "hex", LONG],
+            "--on-bad-row": ["", "stopp", LONG],
             "--columns": ["text,b", "a,b", ",", "", LONG, "\udc80"],
             "--format": ["", "xml", "squad", "conll", "parquet", "jsonl", LONG],
         }.items()
     },
     "--text-column": ("embed --model model --data texts.csv --out out.jsonl", NOT_A_COLUMN),
-    "--label-column": ("embed --model model --data texts.csv --text-column b --out out.jsonl", ["a", "", LONG]),
     "--too-long": (f"{LINES} --max-sequence-length 8", ["", "cut", LONG]),
     "--shard": (
         "histogram records --out out.json",

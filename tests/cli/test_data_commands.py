@@ -66,7 +66,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("options", [(), ("--index-only",)])
+@pytest.mark.parametrize("options", [(), pytest.param(("--index-only",), marks=pytest.mark.slow)])
 def test_tables_need_no_pandas(tmp_path: Path, options: tuple[str, ...]) -> None:
     rows = [{"input_ids": [1, 2], "flags": [True, False], "scores": [0.5, 1.5], "name": str(row)} for row in range(7)]
     tables.write_parquet(tmp_path / "rows.parquet", rows)
