@@ -133,7 +133,7 @@ STOREYS = {
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (
         *("rows", "write_packs", "groups", "packed_parquet"),
-        *("verify", "verify_parts", "pack", "import_tables", "tokenize"),
+        *("verify", "verify_parts", "pack", "tokenize"),
     ),
     "training": (
         *("input", "objective", "run_plan", "metrics", "results", "checkpoint", "stored_inputs", "mlperf"),

@@ -96,12 +96,14 @@ class Metadata(_PackedMetadata):
         masked_slots: most masked positions of a pack (Q).
         lower_bound: packs that are proven necessary; `gap` more are used.
         input_files: how many there are; the manifests name them.
+        bad_files: those that could not be read, so that their sequences are in no pack.
         histogram: sequences of each length; the first entry is length 1.
     """
 
     file_name = METADATA_NAME
     remedy = "write the folder again"
     line_per_entry = ("groups",)
+    rare = ("bad_files",)
     shard_ending = ".tfrecord"
     planned: ClassVar[tuple[str, ...]] = (
         *("max_sequence_length", "max_predictions", "masked_slots", "depth"),
@@ -128,6 +130,7 @@ class Metadata(_PackedMetadata):
     gap: int
     shard_multiple: Length
     input_files: Count
+    bad_files: tuple[InputFile, ...] = ()
     groups: tuple[GroupShards, ...]
     histogram: tuple[Count, ...]
 
@@ -307,16 +310,21 @@ class _Verified(Figures):
 
 
 class Verification(_Verified):
-    """The verification of packed TFRecords; the fingerprint is of all sequences, whatever their order."""
+    """The verification of packed TFRecords; the fingerprint is of all sequences, whatever their order.
+
+    `bad_files` were left out when the records were packed, and cannot be read.
+    """
 
     sequences: Count
     tokens: Count
     packs: Count
     shards: Count
     input_files: Count
+    bad_files: Count = 0
     fingerprint: _Fingerprint
 
     only_read = ("fingerprint",)
+    rare = ("bad_files",)
 
     @classmethod
     def of(cls, metadata: Metadata, fingerprint: str) -> Self:
@@ -327,6 +335,7 @@ class Verification(_Verified):
             packs=metadata.packs,
             shards=len(metadata.shard_table),
             input_files=metadata.input_files,
+            bad_files=len(metadata.bad_files),
             fingerprint=fingerprint,
         )
 

@@ -24,11 +24,13 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.sections import FineTuneSettings, LoopSettings, TaskName, TrainingSettings
+from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, TaskName, TrainingSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.masking import NO_VOCABULARY
+from gaudi_bert.rows.reading import LeftOut
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizing import policy_of
 from gaudi_bert.rows.types import QuestionRow
 from gaudi_bert.tasks.kinds.task import Task, task_named
 from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
@@ -95,7 +97,7 @@ class _FineTuneJob(Job[FineTuning]):
         """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
         task_settings, section, files = self._settings.task, self._section, self._files
         if task_settings.name is None:
-            raise InputError("task.name: is not set; say which task, for example --task classification")
+            raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
         name = task_settings.name
         tokenizer = open_tokenizer(files.vocabulary or files.model)
         labels = labels_of(files.data, name, task_settings)
@@ -251,9 +253,12 @@ def _data(
     section, name = settings.finetune, cast(TaskName, settings.task.name)
     length = section.max_sequence_length
     say = (lambda line: reporter.say(f"finetune: {line}")) if is_first else None
-    sequences, rows = tokenized_file(path, name, settings.task, tokenizer, labels, length, say)
+    left_out = LeftOut()
+    sequences, rows = tokenized_file(path, name, settings.task, tokenizer, labels, length, say, left_out)
+    if left_out.rows:
+        reporter.say(f"finetune: {left_out}")
     if sequences.cut_rows:
-        what = "cut" if settings.task.too_long == "truncate" else "taken in windows"
+        what = f"cut to {length} tokens" if policy_of(name, settings.task) == "truncate" else "taken in windows"
         reporter.say(f"finetune: {path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
     return TaskData.planned(
         path,
