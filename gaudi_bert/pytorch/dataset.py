@@ -206,8 +206,8 @@ class PackedDataset(IterableDataset[Row]):
             raise InputError(f"{self.folder}: the state was taken of other packs, or with another seed; give the same ones")
         if state.get("order") != ORDER:
             raise InputError(
-                f"{self.folder}: the state is a position in the order {shown(state.get('order'))}, this edition reads in the "
-                f"order {ORDER}; train again"
+                f"{self.folder}: the state is a position in the order {shown(state.get('order'))}, this edition reads in "
+                f"the order {ORDER}; train again"
             )
         done = whole_number("packs_done", state.get("packs_done"), 0, self.packs)
         self._epoch, self._done = whole_number("epoch", state.get("epoch"), 0), done
