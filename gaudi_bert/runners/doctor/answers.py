@@ -14,7 +14,8 @@ from gaudi_bert.runners.kubernetes.manifests import work_claim_name
 class ClusterAnswers:
     """What the API server answered; None where this account may not ask.
 
-    `namespace` is None where it does not exist, too, and `pods_are_hidden` tells of the pods of other namespaces. Missing rights read as `create jobs`; `claims` are those that the
+    `namespace` is None where it does not exist, too, and `pods_are_hidden`
+    where those of other namespaces are. Missing rights read as `create jobs`; `claims` are those that the
     pipeline uses and that exist, `mpi_operator` is that pod's image, `local_queues` are Kueue's in the namespace,
     `secret_keys` the names of what is in `kubernetes.store_secret`, never its values, and `pod_classes` the names of all
     objects of each kind in `POD_CLASSES`.
@@ -29,6 +30,7 @@ class ClusterAnswers:
     nodes: Sequence[Json] | None = None
     plugin_pods: Sequence[Json] | None = None
     serves_mpijobs: bool | None = None
+    serves_trainjobs: bool | None = None
     mpi_operator: str | None = None
     storage_classes: Sequence[Json] | None = None
     volumes: Sequence[Json] | None = None
@@ -46,7 +48,7 @@ def ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers:
     pods = cluster.find_everywhere("Pod")
     plugin_pods = None if pods is None else [pod for pod in pods if "device-plugin" in _images(pod) and _is_gaudi(pod)]
     rights = needed_rights(
-        mpijob=settings.trains_as_mpijob,
+        training="nodes" if settings.needs_service else settings.training_kind,
         queue=settings.kubernetes.queue is not None,
         network_policy=settings.has_network_policy,
     )
@@ -60,6 +62,7 @@ def ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers:
         nodes=cluster.find_everywhere("Node"),
         plugin_pods=plugin_pods,
         serves_mpijobs=cluster.serves("MPIJob"),
+        serves_trainjobs=cluster.serves("TrainJob") if settings.training_kind == "trainjob" else None,
         mpi_operator=next((image for pod in pods or () for image in _images(pod).split() if "mpi-operator" in image), None),
         storage_classes=cluster.find_everywhere("StorageClass"),
         volumes=cluster.find_everywhere("PersistentVolume"),
