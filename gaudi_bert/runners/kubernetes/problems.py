@@ -425,7 +425,7 @@ def lacks_pods(item: Json, pods: Sequence[Json]) -> bool:
 def needs_all_pods(item: Json) -> bool:
     """Whether the pods of a step train together, so that none goes on without the others."""
     labels = item["metadata"].get("labels") or {}
-    return item["kind"] != "Job" or labels.get("app.kubernetes.io/component") == "train"
+    return item.get("kind", "Job") != "Job" or labels.get("app.kubernetes.io/component") == "train"
 
 
 def expected_pods(item: Json) -> int:
