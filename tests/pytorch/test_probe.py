@@ -61,6 +61,7 @@ def test_each_way_of_feeding(name: str, attention: str) -> None:
             assert (finding.alone <= ALONE_BOUND, finding.neighbour) == (True, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.repeated
 @pytest.mark.parametrize("name", ["bert", "modernbert"] if LONG else ["modernbert"])
 def test_flex_attention(name: str) -> None:
@@ -168,6 +169,14 @@ def test_superfluous_weights_are_refused(changed: Callable[..., Path], kind: str
         opened(changed(lambda _: None, kind=kind, num_hidden_layers=2), kind)
     with pytest.raises(InputError, match=r"m: the weights hold adapter\.weight"):
         opened(changed(lambda tensors: tensors.update({"adapter.weight": torch.ones(3)}), kind=kind), kind)
+
+
+def test_two_tensors_for_one_parameter_are_refused(changed: Callable[..., Path]) -> None:
+    name = "roberta.embeddings.LayerNorm"
+    for old, new in (("gamma", "weight"), ("beta", "bias")):
+        folder = changed(lambda tensors, old=old: tensors.update({f"{name}.{old}": torch.ones(32)}))
+        with pytest.raises(InputError, match=f"m: {name}.{old} and {name}.{new} are the same weights; leave out the one"):
+            opened(folder)
 
 
 def test_a_pooler_may_be_there_or_not(changed: Callable[..., Path]) -> None:

@@ -16,8 +16,6 @@ from tests.builders.agree import agree
 from tests.builders.reporters import QUIET
 from tests.tasks.conftest import run
 
-pytestmark = pytest.mark.slow
-
 QUERIES = ("the cat", "a hill and the river", "mat")
 DOCUMENTS = ("the cat sat", "over the hill", "the river flows north", "dogs runs", "on the mat")
 
@@ -110,5 +108,5 @@ def test_rows_with_positives_and_negatives_are_pairs(model: Path, tmp_path: Path
 )
 def test_bad_rows(row: dict[str, Any], message: str, model: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "x.jsonl", [row])
-    with pytest.raises(InputError, match=f"x.jsonl: row 1: .*{message}"):
+    with pytest.raises(InputError, match=f"x.jsonl: line 1 .row 1.: .*{message}"):
         run("reranking", data, None, model, tmp_path / "out")
