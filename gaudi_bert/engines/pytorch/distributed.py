@@ -21,10 +21,13 @@ from torch import Tensor
 from torch import distributed as torch_distributed
 from torch.nn import Parameter
 
+from gaudi_bert import __version__
 from gaudi_bert.common.arrays import FloatArray, WeightArrays
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.launch import Launch, find_launch
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.launch import Launch, find_launch, find_node
+from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, DeviceKind
+from gaudi_bert.engines.pytorch.meeting import meet
 from gaudi_bert.engines.watchdog import ConnectedProcess
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hpu": "hccl"}
@@ -121,8 +124,11 @@ def _parts(tensors: Sequence[Parameter], most_bytes: int) -> Iterator[list[Param
     yield part
 
 
-def connect(device: DeviceKind) -> Communicator:
+def connect(device: DeviceKind, settings: LoopSettings) -> Communicator:
     """The communicator of all processes of this launch, each on such a device; without a launcher, of this one alone."""
+    node = find_node()
+    if node is not None and node.processes == 1:
+        os.environ.update(node.variables(0))
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()
@@ -131,16 +137,24 @@ def connect(device: DeviceKind) -> Communicator:
     _set_address(launch, local_size, who)
     if device == "hpu":
         _register_hccl(launch)
+    store = None if torch_distributed.is_initialized() else meet(launch, settings.meeting_seconds, _facts(device, settings))
     try:
-        if not torch_distributed.is_initialized():
+        if store is not None:
             torch_distributed.init_process_group(
-                _BACKENDS[device], rank=launch.rank, world_size=launch.size, timeout=_TIMEOUT
+                _BACKENDS[device], store=store, rank=launch.rank, world_size=launch.size, timeout=_TIMEOUT
             )
         host_group = None if device == "cpu" else torch_distributed.new_group(backend="gloo", timeout=_TIMEOUT)
     except (RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{who}: torch.distributed cannot connect ({reason}); start all ranks again") from error
+        raise FailedError(f"{who}: torch.distributed cannot connect ({reason}); start all ranks again") from error
     return TorchCommunicator(launch.rank, launch.size, local_size, host_group=host_group)
+
+
+def _facts(device: DeviceKind, settings: LoopSettings) -> dict[str, Any]:
+    """What has to be the same in all processes of a run."""
+    own = settings.model_dump(mode="json", exclude={"device", "threads"})
+    keys = {f"{settings.section_name}.{name}": value for name, value in own.items()}
+    return {"gaudi-bert": __version__, "torch": torch.__version__, "device": device, **keys}
 
 
 def _register_hccl(launch: Launch) -> None:
