@@ -56,7 +56,9 @@ def test_the_algorithms_have_the_same_names_everywhere() -> None:
 
 
 def test_settings_are_named_by_options_that_there_are() -> None:
-    pages = [run_command(command, "--help").stdout for command in ("prepare", "plan", "pack", "import", "embed", "convert")]
+    pages = [
+        run_command(command, "--help").stdout for command in ("prepare", "plan", "pack", "tokenize", "embed", "convert")
+    ]
     known = set(" ".join(pages).split())
     assert {f"--{name.replace('_', '-')}" for name in OPTIONS} <= known
 
@@ -328,7 +330,6 @@ def without(modules: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("modules", "extra", "arguments"),
     [
         ("tensorflow torch", "pytorch", ["verify-model"]),
-        ("pyarrow", "parquet", ["import", "table.parquet", "--out", "records"]),
         ("pyarrow", "parquet", ["pack", "table.parquet", "--out", "packed", "--max-sequence-length", "9"]),
         ("kubernetes", "kubernetes", ["k8s", "status", "demo.yaml"]),
         ("torch", "pytorch", ["verify-model", "--huggingface", "model"]),
