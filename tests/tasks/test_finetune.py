@@ -52,6 +52,7 @@ def test_evaluation_is_the_same_packed_or_not(task, files, finished) -> None:
         agree(lines_of(out / "predictions.jsonl"), answers, 1e-5, scale=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4] if LONG else [4])
 def test_a_stopped_and_resumed_run_leaves_the_same_bytes(files, model, finished, tmp_path, stop) -> None:
     data, evaluation = files["multi-label"]
@@ -91,6 +92,7 @@ def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp
         run("classification", data, evaluation, model, tmp_path / "out", finetune={**changes, "epochs": 4})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "near"),
     [({"precision": "bfloat16"}, 0.05), *([({"optimizer": "lamb", "learning_rate": 0.02}, 0.5)] if LONG else [])],

@@ -144,6 +144,7 @@ def test_a_finished_run_is_left_alone(packed, held_out, whole_run) -> None:
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+@pytest.mark.slow
 def test_overwrite_starts_anew_and_the_decay_is_counted_from_where_the_setting_says(packed, whole_run, tmp_path) -> None:
     """The third of three updates, two of them warm-up, at a third of the peak; usually it would be half."""
     out = Path(shutil.copytree(whole_run, tmp_path / "train"))
@@ -217,6 +218,7 @@ def test_the_target_ends_the_run_at_an_evaluation(packed, held_out, tmp_path) ->
     assert train(easy, packed, held_out, tmp_path / "two", reporter=listener, resume=True).skipped
 
 
+@pytest.mark.slow
 def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_path) -> None:
     unpacked = data.write_unpacked(tmp_path / "examples" / "train", data.make_packs(29))
     start = settings(updates=2, init_checkpoint=str(whole_run), loss="sequence", optimizer="lamb")
