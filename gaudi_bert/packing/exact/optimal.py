@@ -22,9 +22,10 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import Certificate, simple_certificate, threshold_certificate
+from gaudi_bert.packing.exact.bounded_pricer import can_be_bounded
 from gaudi_bert.packing.exact.bounds import certify, prove
 from gaudi_bert.packing.exact.linear_program import LinearProgram, needs_grid
-from gaudi_bert.packing.exact.whole_packs import DiveSettings, dive
+from gaudi_bert.packing.exact.whole_packs import WHOLE, DiveSettings, dive
 from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
 from gaudi_bert.packing.long_packs import (
     FEW_LENGTHS,
@@ -63,14 +64,25 @@ class _Effort:
 
     Attributes:
         attempts: dives, until the gap is 0.
+        bounded: further dives, of few sequences, with no more of a length in a pack than there are.
         iterations: simplex iterations for each length, with the depth limit and the strategies of the NNLS.
     """
 
     attempts: tuple[DiveSettings, ...]
+    bounded: tuple[DiveSettings, ...] = ()
     iterations: float = np.inf
 
 
-THOROUGH = _Effort((DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6)))
+FEW_SEQUENCES = 1500
+"""So many sequences or fewer may cost seconds for each pack that is saved."""
+
+_SHARES = (0.08, 0.15, 0.25, 0.02)
+_FIRST = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6))
+
+THOROUGH = _Effort(
+    attempts=(*_FIRST, *(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 9))),
+    bounded=tuple(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 41)),
+)
 QUICK = _Effort((DiveSettings(0.25, max_steps=30),), iterations=60)
 """For a coarse grid, where a pack or two more do not matter."""
 
@@ -123,19 +135,46 @@ def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, wor
         if optimum.gap == 0 or must_be_coarse:
             return optimum
         work = work.share(LAST_PACK_SHARE) if _near(optimum) else work
-    linear_program = LinearProgram.unlimited(counts, work.share(0.4))
+    is_limited = depth < len(counts) // (int(np.argmax(counts > 0)) + 1)
+    linear_program = LinearProgram.unlimited(counts, work.share(0.4 if is_limited else 0.7))
     linear_program.generate()
     optimum = _better(optimum, None, certify(linear_program, depth))
-    if depth < linear_program.deepest and optimum.gap:
+    if is_limited and optimum.gap:
         linear_program = _limited(counts, depth, linear_program, effort, work.share(0.6))
         optimum = _better(optimum, None, certify(linear_program, depth))
     linear_program.limit_work(work)
     optimum = _with_thresholds(optimum, counts, depth)
-    for settings in effort.attempts:
-        if optimum.gap == 0 or (work.exhausted and settings is not effort.attempts[0]):
-            break
-        optimum = _better(optimum, _whole_packs(linear_program, optimum.certificate.bound, settings), optimum.certificate)
+    optimum, is_hopeless = _try_dives(linear_program, optimum, effort.attempts)
+    if optimum.gap and not is_hopeless and effort.bounded and _can_be_bounded(linear_program):
+        bounded = LinearProgram.bounded(linear_program, work)
+        if np.ceil(bounded.generate().bound - WHOLE) < packs_of(optimum.mixture):
+            optimum, _ = _try_dives(bounded, optimum, effort.bounded)
     return optimum
+
+
+def _try_dives(
+    linear_program: LinearProgram, optimum: _Optimum, attempts: tuple[DiveSettings, ...]
+) -> tuple[_Optimum, bool]:
+    """Dive until there is no gap, or no hope. Half of the dives aim at a pack less than there are, not at the bound."""
+    least = linear_program.least_packs
+    for number, settings in enumerate(attempts):
+        least, packs = max(least, optimum.certificate.bound), packs_of(optimum.mixture)
+        if least >= packs or (linear_program.work.exhausted and number > 0):
+            break
+        target = least if number % 2 == 0 else packs - 1
+        mixture, is_hopeless = _whole_packs(linear_program, target, settings)
+        optimum = _better(optimum, mixture, optimum.certificate)
+        if is_hopeless:
+            least = target + 1
+    return optimum, least >= packs_of(optimum.mixture)
+
+
+def _can_be_bounded(linear_program: LinearProgram) -> bool:
+    """Whether there are so few sequences that their number at each length tells."""
+    sequences = int(linear_program.demand.sum())
+    return sequences <= FEW_SEQUENCES and can_be_bounded(
+        linear_program.lengths, linear_program.max_length, linear_program.depth, linear_program.demand
+    )
 
 
 def _with_thresholds(optimum: _Optimum, counts: IntArray, depth: int) -> _Optimum:
@@ -220,9 +259,10 @@ def _limited(counts: IntArray, depth: int, unlimited: LinearProgram, effort: _Ef
     return linear_program
 
 
-def _whole_packs(linear_program: LinearProgram, target: int, settings: DiveSettings) -> Mixture:
-    """One attempt at the target."""
-    slots, waiting = dive(linear_program, target, settings)
+def _whole_packs(linear_program: LinearProgram, target: int, settings: DiveSettings) -> tuple[Mixture, bool]:
+    """One attempt at the target; and whether no other is worth while."""
+    dived = dive(linear_program, target, settings)
     unpacked = np.zeros_like(linear_program.counts)
-    unpacked[linear_program.lengths - 1] = waiting
-    return best_fit_into(fill_slots(slots, linear_program.counts - unpacked), unpacked, linear_program.depth)
+    unpacked[linear_program.lengths - 1] = dived.waiting
+    mixture = fill_slots(dived.packs, linear_program.counts - unpacked)
+    return best_fit_into(mixture, unpacked, linear_program.depth), dived.is_hopeless
