@@ -22,9 +22,9 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import Certificate, simple_certificate, threshold_certificate
-from gaudi_bert.packing.exact.bounded_pricer import can_be_bounded
+from gaudi_bert.packing.exact.bounded_pricer import can_be_bounded, deepest_pack
 from gaudi_bert.packing.exact.bounds import certify, prove
-from gaudi_bert.packing.exact.linear_program import LinearProgram, needs_grid
+from gaudi_bert.packing.exact.linear_program import MOST_CLOSED, LinearProgram, needs_grid
 from gaudi_bert.packing.exact.whole_packs import WHOLE, DiveSettings, dive
 from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
 from gaudi_bert.packing.long_packs import (
@@ -53,6 +53,9 @@ NNLS_ROUNDS = 1.5
 
 PATIENCE = 4
 """Simplex iterations for each length before the NNLS supplies strategies."""
+
+SMALLER_DEPTHS_WORK = 15e9
+"""What the plans of smaller depths may do together. None is begun for which as much as the last one took is not left."""
 
 FAR = 1_000
 """Above one pack in so many of the bound, the limit of work has cut the search off, and `nnls` may have come further."""
@@ -101,7 +104,35 @@ class _Optimum:
 
 
 def solve_optimally(counts: IntArray, depth: int, work: Work | None = None) -> Solved:
-    """As `pack_optimally`, in the form of the table of algorithms; what is far from its bound is packed by `nnls` too."""
+    """As `pack_optimally`, in the form of the table of algorithms, with what else may save a pack.
+
+    A plan of a smaller depth is one of a larger depth too. So where there is a gap, the smaller depths are planned as well,
+    each as if it were asked for, until they need too many packs, or no work is left for another.
+    """
+    lengths = np.flatnonzero(counts) + 1
+    deepest = deepest_pack(lengths, counts[lengths - 1], len(counts))
+    work = Work(OPTIMAL_WORK) if work is None else work
+    others, before = Work(SMALLER_DEPTHS_WORK, work), work.remaining
+    optimum = _pack_at_depth(counts, depth if depth < deepest else len(counts), _limit_within(work))
+    smaller = min(depth, deepest)
+    while optimum.gap and smaller > 1 and before - work.remaining < others.remaining:
+        smaller, before = smaller - 1, work.remaining
+        if -(-int(counts.sum()) // smaller) >= packs_of(optimum.mixture):
+            break
+        less_deep = _pack_at_depth(counts, smaller, _limit_within(others))
+        if less_deep.certificate.bound >= packs_of(optimum.mixture):
+            break
+        optimum = _better(optimum, less_deep.mixture, optimum.certificate)
+    return Solved(optimum.mixture, "optimal", optimum.certificate)
+
+
+def _limit_within(whole: Work) -> Work:
+    """What one plan may do, or what is left."""
+    return Work(min(OPTIMAL_WORK, whole.remaining), whole)
+
+
+def _pack_at_depth(counts: IntArray, depth: int, work: Work) -> _Optimum:
+    """What is far from its bound is packed by `nnls` too; the packs of sequences that can be dealt are matched again."""
     optimum = pack_optimally(counts, depth, work=work)
     bound = optimum.certificate.bound
     if optimum.gap > max(1, bound // FAR):
@@ -109,7 +140,7 @@ def solve_optimally(counts: IntArray, depth: int, work: Work | None = None) -> S
     if optimum.gap and counts.sum() <= MOST_DEALT:
         matched = rematch_halves(optimum.mixture, len(counts), depth, bound, Work(MATCHING_WORK))
         optimum = _better(optimum, matched, optimum.certificate)
-    return Solved(optimum.mixture, "optimal", optimum.certificate)
+    return optimum
 
 
 def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, work: Work | None = None) -> _Optimum:
@@ -124,6 +155,7 @@ def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, wor
     if optimum.gap == 0:
         return optimum
     lengths, can_be_dealt = np.count_nonzero(counts), counts.sum() <= MOST_DEALT
+    is_limited = depth < len(counts) // (int(np.argmax(counts > 0)) + 1)
     must_be_coarse = needs_grid(counts, depth)
     if must_be_coarse or len(counts) > LONGEST_WHOLE:
         optimum = _with_thresholds(optimum, counts, depth)
@@ -132,10 +164,9 @@ def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, wor
         return _better(optimum, planned.mixture, planned.certificate)
     if must_be_coarse or (len(counts) > LONGEST_WHOLE and lengths > FEW_LENGTHS and can_be_dealt):
         optimum = _deal_from_grids(counts, depth, optimum, work.share(0.8))
-        if optimum.gap == 0 or must_be_coarse:
+        if optimum.gap == 0 or (must_be_coarse and (is_limited or lengths * len(counts) > MOST_CLOSED)):
             return optimum
         work = work.share(LAST_PACK_SHARE) if _near(optimum) else work
-    is_limited = depth < len(counts) // (int(np.argmax(counts > 0)) + 1)
     linear_program = LinearProgram.unlimited(counts, work.share(0.4 if is_limited else 0.7))
     linear_program.generate()
     optimum = _better(optimum, None, certify(linear_program, depth))
