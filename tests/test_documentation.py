@@ -9,6 +9,7 @@ import io
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from gaudi_bert.config.shipped import new_pipeline
 from tests.builders.pages import PAGES, ROOT, blocks, name
 
 PROSE = {page: re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S) for page in PAGES}
-ONLINE = "https://github.com/gaudi-bert/gaudi-bert/blob/main/"
+# What a link or a picture leads to: `[text](target)`, `[name]: target` at the end of a page, and `<img src="target"`.
+TARGETS = (r"\]\(([^)\s]+)\)", r"^\[[^\]]+\]: (\S+)$", r'<img src="([^"]+)"')
 LONGEST_LINE = 125
 
 
@@ -65,29 +67,54 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def targets(text: str) -> list[str]:
+    return [target for pattern in TARGETS for target in re.findall(pattern, text, flags=re.M)]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", PROSE[page]):
+def test_links_and_pictures_lead_to_files_of_the_repository(page: Path) -> None:
+    for target in targets(PROSE[page]):
         path, _, anchor = target.partition("#")
         if re.match(r"[a-z]+:", path):
             continue
-        assert name(page) != "README.md", f"{target} leads nowhere on a package index's page; link as the last lines do"
         linked = (page.parent / path).resolve() if path else page
         assert linked.exists(), f"{name(page)} links to {target}"
         assert not anchor or anchor in anchors(linked), f"{name(page)} links to {target}"
+    used = set(re.findall(r"\]\[([^\]]+)\]", PROSE[page]))
+    assert used == set(re.findall(r"^\[([^\]]+)\]: ", PROSE[page], flags=re.M))
 
 
-def test_links_and_pictures_of_the_readme_lead_to_files_of_the_repository(repository: Path) -> None:
-    text = (repository / "README.md").read_text(encoding="utf-8")
-    defined = dict(re.findall(rf"^\[([^\]]+)\]: {re.escape(ONLINE)}(\S+)$", text, flags=re.M))
-    used = set(re.findall(r"\]\[([^\]]+)\]", text))
-    assert used == set(defined)
-    pictures = re.findall(r'<img src="https://raw.githubusercontent.com/gaudi-bert/gaudi-bert/main/([^"]+)"', text)
-    assert len(pictures) == text.count("<img")
-    for target in [*defined.values(), *pictures]:
-        path, _, anchor = target.partition("#")
-        assert (repository / path).exists(), target
-        assert not anchor or anchor in anchors(repository / path), target
+def module_of(path: Path) -> Any:
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_an_index_has_links_that_work_there_and_without_an_address_none(repository: Path) -> None:
+    setup, readme = module_of(repository / "setup.py"), repository / "README.md"
+    assert {re.match(r"[a-z]+:", target) is None for target in targets(PROSE[readme])} == {True, False}
+    for address in ("", "https://host.invalid/owner/gaudi-bert"):
+        page = setup.index_page(PROSE[readme], address)
+        assert [target for target in targets(page) if not re.match(r"[a-z]+:|#", target)] == []
+        assert bool(address) == bool(setup.addresses(address)) == ("host.invalid" in page) == ("][" in page)
+    assert setup.index_page("see [a](b.md), [c][d]\n\n[d]: e.md#f\n", "x:") == (
+        "see [a](x:/blob/main/b.md), [c][d]\n\n[d]: x:/blob/main/e.md#f\n"
+    )
+
+
+def test_no_file_names_an_address_of_the_project_that_nobody_serves(repository: Path) -> None:
+    """It has none yet: where it is served is said in setup.py alone."""
+    if module_of(repository / "setup.py").REPOSITORY:
+        return
+    listed = subprocess.run(["git", "ls-files"], cwd=repository, capture_output=True, text=True, check=False).stdout.split()
+    files = [repository / file for file in listed] or [
+        path for path in repository.rglob("*.md") if ".venv" not in path.parts
+    ]
+    found = [path for path in files if path.is_file() and re.search(rb"//[\w.-]+/gaudi-bert/", path.read_bytes())]
+    assert found == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -112,11 +139,7 @@ def test_commands_are_quoted_in_places() -> None:
 
 
 def test_the_page_of_commands_is_made_from_them(repository: Path) -> None:
-    specification = importlib.util.spec_from_file_location("page", repository / "scripts" / "write_commands_page.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+    module = module_of(repository / "scripts" / "write_commands_page.py")
     written = (repository / "docs" / "commands.md").read_text(encoding="utf-8")
     assert written == module.page(), "run python scripts/write_commands_page.py"
 
@@ -152,7 +175,7 @@ def test_the_schema_of_pipeline_files_is_current_and_takes_all_that_we_ship(repo
 def test_two_pages_and_one_module_have_the_form_of_installing() -> None:
     """gaudi-bert is on no package index: `pip install gaudi-bert` would find nothing, or what others put there."""
     files = [*PAGES, *(ROOT / "gaudi_bert").rglob("*.py")]
-    naming = {file for file in files if "gaudi-bert[" in file.read_text(encoding="utf-8")}
+    naming = {file for file in files if re.search(r"'\.\[|\./gaudi-bert\[", file.read_text(encoding="utf-8"))}
     assert naming == {ROOT / "README.md", ROOT / "docs" / "start.md", ROOT / "gaudi_bert" / "common" / "errors.py"}
     for file in files:
         assert re.search(r"pip\s+install\s+(--\S+\s+)*'?gaudi-bert", file.read_text(encoding="utf-8")) is None, file

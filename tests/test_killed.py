@@ -13,7 +13,7 @@ from tests.builders.effort import LONG
 from tests.builders.kills import run_kills
 from tests.builders.s3_server import S3Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.repeated]
+pytestmark = pytest.mark.repeated
 KILLS = {"convert": 20, "pack": 50, "parts": 50, "plan": 20, "prepare": 20, "table": 20} if LONG else {"pack": 1}
 # One kill of `write`, or three and one of each of the others.
 STAGES = ("prepare", "histogram", "plan", "write", *(("verify", "train", "evaluate", "report") if LONG else ()))

@@ -39,7 +39,6 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "From text or tables to packs": {
         "prepare": data_commands.prepare,
         "tokenize": table_commands.tokenize,
-        "import": table_commands.import_tables,
         "histogram": data_commands.histogram,
         "plan": data_commands.plan,
         "write": data_commands.write,
@@ -76,7 +75,7 @@ class _Commands(help.Commands):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            raise StoppedError(_STOPPED) from error
+            raise StoppedError("stopped" if ctx.invoked_subcommand in _KEEP_NOTHING else _STOPPED) from error
 
 
 app = typer.Typer(
@@ -127,6 +126,8 @@ _LONGEST_LINE = 480
 _SECONDS_TO_UNWIND = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = "stopped; run the same command again to resume"
+# Commands that begin anew each time.
+_KEEP_NOTHING = ("doctor", "estimate", "inspect", "k8s", "settings")
 # Which extra of this package installs a module.
 _EXTRAS = {
     "docker": "docker",
@@ -134,6 +135,7 @@ _EXTRAS = {
     "jinja2": "report",
     "kubernetes": "kubernetes",
     "matplotlib": "report",
+    "prometheus_client": "pytorch",
     "pyarrow": "parquet",
     "safetensors": "pytorch",
     "seqeval": "pytorch",
@@ -144,7 +146,7 @@ _EXTRAS = {
     "transformers": "pytorch",
 }
 # Both engines need them. PyTorch runs on every Python and takes every model, so it is offered where neither is there.
-_OF_EITHER_ENGINE = ("safetensors", "seqeval", "sklearn")
+_OF_EITHER_ENGINE = ("prometheus_client", "safetensors", "seqeval", "sklearn")
 
 
 def _run_to_the_end(command: Callable[[], int | None]) -> NoReturn:

@@ -276,10 +276,10 @@ def wait(
 
 
 def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[PipelineSettings, Cluster]:
-    from gaudi_bert.runners.kubernetes.client import Cluster
+    from gaudi_bert.runners.kubernetes.client import Cluster, Connection
 
     settings = arguments.pipeline_settings(pipeline, overrides)
-    return settings, Cluster(settings.kubernetes.namespace)
+    return settings, Cluster(settings.kubernetes.namespace, Connection(say=Reporter().say))
 
 
 @k8s.command(cls=help.Command)
@@ -378,7 +378,7 @@ def doctor(
     if store is not None:
         results = [examine_store(store, settings)]
     elif cluster:
-        results = examine_cluster(settings)
+        results = examine_cluster(settings, Reporter())
     else:
         answers = ask_host()
         results, facts = check_host(answers, settings), answers.as_json()

@@ -6,7 +6,8 @@ file, of all files of this package that it imports, directly or not, and of the 
 it is compiled again (a digest of the package would compile all kernels again after every edit, which takes minutes).
 Kernels are looked for next to their module (where an installation or an image has built them, perhaps read-only), then in
 the user's cache folder, then in the temporary folder; a new one is saved in the first of these that can be written. If none
-can be, each process compiles for itself and reports it in one line. `NUMBA_CACHE_DIR`, if set, is the only folder.
+can be, each process compiles for itself and reports it in one line. `NUMBA_CACHE_DIR`, if set, is the only folder. What lies
+there is executed, so the last two are used only where they are ours and nobody else may write to them.
 
 An image compiles for a named type of processor, so that its kernels serve every machine (`NUMBA_CPU_NAME=x86-64-v3`); on a
 processor that lacks the type's instructions, kernels are compiled for that machine alone.
@@ -15,12 +16,14 @@ processor that lacks the type's instructions, kernels are compiled for that mach
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import logging
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 import threading
@@ -141,22 +144,34 @@ def source_digest(file: Path) -> str:
 
 @functools.cache
 def _shared_folders() -> tuple[Path, ...]:
-    """Where kernels may lie besides the folders of their modules; not where others may have put machine code."""
+    """Where kernels may lie besides the folders of their modules."""
     folders = []
     user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if os.path.isabs(user_cache):  # a user without a home has none
         folders.append(Path(user_cache, "gaudi-bert", "kernels"))
     with contextlib.suppress(OSError):  # without a writable temporary folder
         folders.append(Path(tempfile.gettempdir(), f"gaudi-bert-kernels-{os.getuid()}"))
-    return tuple(folder for folder in folders if _is_private(folder))
+    return tuple(folders)
 
 
-def _is_private(folder: Path) -> bool:
-    """Whether `folder` is ours, or does not exist."""
-    try:
-        return folder.stat().st_uid == os.getuid()
-    except OSError:
+def _is_trusted(folder: Path) -> bool:
+    """Whether nobody else can have put machine code into `folder`; there is none where a shared folder does not exist."""
+    if folder.parent not in _shared_folders():
         return True
+    try:
+        found = os.lstat(folder.parent)
+    except OSError:
+        return False
+    others_may_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not others_may_write
+
+
+def _make_trusted(folder: Path) -> None:
+    if folder.parent in _shared_folders():
+        folder.parent.mkdir(0o700, parents=True, exist_ok=True)
+    if not _is_trusted(folder):
+        raise PermissionError(errno.EACCES, "others may write there")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 class _Locator:
@@ -221,7 +236,7 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
     @property
     def is_stored(self) -> bool:
         """Whether there is machine code, for arguments of whatever types."""
-        for _, cache_file in self._files:
+        for cache_file in self._trusted_files():
             with contextlib.suppress(OSError):
                 if cache_file._load_index():  # noqa: SLF001 - ours
                     return True
@@ -229,7 +244,7 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """The machine code for arguments of these types, or None."""
-        for _, cache_file in self._files:
+        for cache_file in self._trusted_files():
             self._cache_file = cache_file
             with contextlib.suppress(OSError):
                 code = super().load_overload(signature, target)
@@ -237,13 +252,16 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
                     return code
         return None
 
+    def _trusted_files(self) -> list[_CodeFile]:
+        return [cache_file for folder, cache_file in self._files if _is_trusted(folder)]
+
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep the machine code for later processes, if there is a folder for it."""
         refusals = []
         for folder, cache_file in self._files:
             self._cache_file = cache_file
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                _make_trusted(folder)
                 super().save_overload(signature, compiled)
             except OSError as error:
                 refusals.append(f"{folder} ({error.strerror})")

@@ -1,7 +1,9 @@
 """Files that are either complete or absent, and locks that die with their process.
 
 A file is written to a hidden temporary name next to its destination, flushed to the disk, and renamed; the folder is flushed
-after the rename. A process killed at any moment leaves at most a temporary file, which `atomic_file` replaces next time.
+after the rename. A process killed at any moment leaves at most a temporary file, which the next writer of that file removes.
+Nothing is written through a symbolic link that somebody put there: temporary names cannot be known before, files of such a
+name are made new, and locks are opened without following links.
 
 Every file that outlives a stage gets its name here. So this is the door to object stores: the mirror of a folder
 is notified of each file there (`whole_files_go_to`), in the order in which files are completed.
@@ -14,6 +16,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -23,6 +26,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gaudi_bert.common.errors import FailedError, InputError, shortened, shown
+
+LONGEST_ROW_BYTES = 64 << 20
+"""What a reader of texts holds at most of one line, row, sentence or document, whatever its file was compressed to."""
 
 BAD_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """Errors that mean a wrong path, not a machine that fails."""
@@ -133,13 +139,16 @@ def hidden_beside(path: Path, ending: str) -> Path:
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open `path` for writing so that it appears complete or not at all.
 
-    The temporary name is `.<name>.tmp`, so listings that skip dot files never see it. On an exception it is removed.
-    Several processes that write the same file (shards of one job write the same settings) do so one after the other.
+    The temporary name is `.<name>.<8 hexadecimal digits>.tmp`, so listings that skip dot files never see it. On an exception
+    it is removed. Of several processes that write the same file, the last one to finish keeps it.
     """
-    temporary = hidden_beside(Path(path), "tmp")
+    path = Path(path)
+    check_name(path)
     with explained_os_errors(path, "write"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _open_alone(temporary) as handle:
+        _remove_abandoned(path)
+        temporary, handle = _new_temporary(path)
+        with handle:
             try:
                 yield handle
                 handle.flush()
@@ -150,6 +159,30 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 raise
         flush_folder(path.parent)
     _tell_receiver(path)
+
+
+def _new_temporary(path: Path) -> tuple[Path, BinaryIO]:
+    """A new file, locked while it is open: that tells it from those of killed processes."""
+    while True:
+        temporary = hidden_beside(path, f"{secrets.token_hex(4)}.tmp")
+        try:
+            handle = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb")
+        except FileExistsError:
+            continue
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if temporary.exists():  # nobody took it for abandoned before it was locked
+            return temporary, handle
+        handle.close()
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary files of killed writers of `path`: nobody holds their locks."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
+    for temporary in [path.with_name(each) for each in os.listdir(path.parent) if name.fullmatch(each)]:
+        # An error: its writer goes on or ends at this moment, or it is no file of ours.
+        with suppress(OSError), open(os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            temporary.unlink()
 
 
 def move_finished_file(temporary: Path, path: Path) -> None:
@@ -177,20 +210,6 @@ def _tell_receiver(path: Path) -> None:
     for folder, receive in list(_RECEIVERS.items()):
         if folder in path.parents:
             receive(path)
-
-
-def _open_alone(temporary: Path) -> BinaryIO:
-    """Open `temporary` empty, under a kernel lock; if another writer renamed it while we waited, a new one."""
-    while True:
-        handle = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT, 0o666), "wb")
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        try:
-            if os.path.samestat(os.fstat(handle.fileno()), os.stat(temporary)):
-                handle.truncate(0)
-                return handle
-        except FileNotFoundError:
-            pass
-        handle.close()
 
 
 def flush_folder(folder: Path) -> None:
@@ -229,6 +248,10 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: not a JSON file ({reason}); make it again with the command that writes it") from error
 
 
+_LOCK_BYTES = 300
+"""Of a lock's file. The line that names its holder is filled up to this, so that the file is never cut."""
+
+
 @contextmanager
 def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
     """Hold a kernel lock on the hidden file `.<name>.lock` next to `path`; it ends with this process, however that ends.
@@ -239,19 +262,30 @@ def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
     lock_path = hidden_beside(Path(path), "lock")
     with explained_os_errors(lock_path, "lock"):
         lock_path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
+        _check_lock(lock_path, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
-            holder = os.read(descriptor, 1000).decode("utf-8", "replace").strip() or "another process"
+            holder = os.pread(descriptor, _LOCK_BYTES, 0).decode("utf-8", "replace").strip() or "another process"
             raise FailedError(f"{what}: {holder} is writing it; wait for it to end, or stop it") from error
         with explained_os_errors(lock_path, "write"):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            _name_holder(descriptor, f"process {os.getpid()} on {socket.gethostname()}")
         try:
             yield
         finally:
-            os.ftruncate(descriptor, 0)  # what is finished names no process and no host
+            _name_holder(descriptor, "")  # what is finished names no process and no host
     finally:
         os.close(descriptor)
+
+
+def _check_lock(path: Path, descriptor: int) -> None:
+    """Refuse a file that has the name of a lock and holds something else, which would be lost."""
+    content = os.pread(descriptor, _LOCK_BYTES + 1, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b"no file"
+    if len(content) > _LOCK_BYTES or not (content.startswith(b"process ") or content.isspace() or not content):
+        raise InputError(f"{path}: has the name of a lock, but is another file; remove it")
+
+
+def _name_holder(descriptor: int, holder: str) -> None:
+    os.pwrite(descriptor, holder.encode()[: _LOCK_BYTES - 1].ljust(_LOCK_BYTES - 1) + b"\n", 0)

@@ -16,8 +16,8 @@ from gaudi_bert.model.config import BertConfig, ParameterSpec, parameter_specs
 Loss = Literal["token", "sequence"]
 """What counts the same in the masked-LM loss: every masked token, or every sequence."""
 
-Pooling = Literal["cls", "mean", "max"]
-"""How the vectors of a text's tokens become one: that of the first token, the mean, or the largest of each feature."""
+Pooling = Literal["cls", "mean", "max", "last"]
+"""How the vectors of a text's tokens become one: the first, the mean, the largest of each feature, or the last."""
 
 TaskKind = Literal[
     "classification",
@@ -25,6 +25,7 @@ TaskKind = Literal[
     "regression",
     "token-classification",
     "question-answering",
+    "reranking",
     "masked-language-modelling",
     "causal-language-modelling",
 ]
@@ -49,9 +50,9 @@ class TaskHead:
 
     Features of a batch beyond the encoder's, float32 weights and int32 positions and classes:
 
-    - of a text (classification, multi-label, regression): BERT's pooler at `sequence_positions` [B, S], dropout, a dense
-      layer. Outputs [B, S, C]; `targets` [B, S] or [B, S, C], `target_weights` [B, S]. Loss: negative log likelihood;
-      binary cross-entropy, mean over classes; squared error.
+    - of a text (classification, multi-label, regression, reranking): BERT's pooler at `sequence_positions` [B, S], dropout,
+      a dense layer. Outputs [B, S, C]; `targets` [B, S] or [B, S, C], `target_weights` [B, S]. Loss: negative log
+      likelihood; binary cross-entropy, mean over classes; squared error; binary cross-entropy of the one value.
     - token-classification: dropout and a dense layer on every token. Outputs [B, L, C]; `targets`, `target_weights` [B, L].
     - question-answering: a dense layer without dropout. Outputs [B, L, 2]; `targets` [B, S, 2], positions in the pack;
       `target_weights` [B, S]. A sequence's answer is among its own tokens. Loss: half the sum of both likelihoods.
@@ -68,7 +69,7 @@ class TaskHead:
     @property
     def is_of_text(self) -> bool:
         """Whether it gives one answer for a text or pair."""
-        return self.kind in ("classification", "multi-label", "regression")
+        return self.kind in ("classification", "multi-label", "regression", "reranking")
 
     @property
     def per_token(self) -> bool:
@@ -111,7 +112,7 @@ class VectorHead:
     @property
     def read_positions(self) -> str | None:
         """The feature with the positions whose hidden states are read; None for those of all tokens."""
-        return "sequence_positions" if self.pooling == "cls" else None
+        return {"cls": "sequence_positions", "last": "last_positions"}.get(self.pooling)
 
 
 Head: TypeAlias = PretrainingHead | TaskHead | VectorHead

@@ -56,7 +56,7 @@ def from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Fl
     arrays; the heads (`cls/...`), the pooler and the head of a task (`classifier/...`, `qa_outputs/...`) are there if
     `tensors` has them.
     """
-    state = {_full_name(name): value for name, value in tensors.items()}
+    state = _state(tensors)
     ours: dict[str, Float32Array] = {}
     for name, spec in parameter_specs(config).items():
         value = state.pop(hugging_face_name(name), None)
@@ -78,6 +78,16 @@ def from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Fl
         ours[f"{scope}/kernel" if last == "weight" else f"{scope}/{last}"] = np.ascontiguousarray(value.T)
     _check_leftovers(state, tensors)
     return ours
+
+
+def _state(tensors: WeightArrays) -> dict[str, Float32Array]:
+    """The tensors by their full names of today; two for one variable are refused."""
+    names: dict[str, str] = {}
+    for name in tensors:
+        other = names.setdefault(_full_name(name), name)
+        if other != name:
+            raise InputError(f"weights: {other} and {name} are the same weights; leave out the one that is superfluous")
+    return {full: tensors[name] for full, name in names.items()}
 
 
 def _full_name(name: str) -> str:

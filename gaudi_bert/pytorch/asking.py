@@ -23,7 +23,7 @@ import torch
 import transformers
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch.feeding import Feeding, fed_positions, target_mask
+from gaudi_bert.pytorch.feeding import Feeding, fed_module, fed_positions, target_mask
 from gaudi_bert.pytorch.rows import Row
 from gaudi_bert.pytorch.trial import (
     ALONE_BOUND,
@@ -32,8 +32,8 @@ from gaudi_bert.pytorch.trial import (
     full_pack,
     largest_difference,
     moved_neighbours,
-    one_line,
     outputs_of,
+    positions_of,
     random_packs,
     scale_of,
     sequences_of,
@@ -58,14 +58,17 @@ REMEDY = "give it rows of one sequence, or choose another model"
 _STATEFUL = ("linear_attention", "conv", "hybrid", "mamba", "recurrent")
 
 
-def feeding_of(model: Any, target: str = "transformers-5") -> Feeding:
-    """How to feed a model for a target: the model, or its config. A `Feeding` is returned as it is."""
+def feeding_of(model: Any, target: str = "transformers-5", kind: Any = None) -> Feeding:
+    """How to feed a model for a target: the model, or its config. A `Feeding` is returned as it is.
+
+    `kind` is the class of `transformers` that a config is for; None for the encoder alone.
+    """
     if isinstance(model, Feeding):
         return model
     if isinstance(model, torch.nn.Module):
         return _feeding_of_module(model, target)
     tags = any(name.endswith("ForTokenClassification") for name in model.architectures or ())
-    return replace(_ask(model, None, target), labels_own_token=tags)
+    return replace(_ask(model, kind, target), labels_own_token=tags)
 
 
 def known_model(model: Any) -> Any:
@@ -137,12 +140,15 @@ def try_model(
     Returns:
         The tokens of the longest row. It computes 576 tokens and two such rows, and two more in training mode.
     """
-    tried = model.base_model if getattr(model, "gathers", False) else model
+    tried = fed_module(model.base_model if getattr(model, "gathers", False) else model, feeding)
     positions = tokens_of_packs(model.config, feeding.position_offset, _MOST_POSITIONS)
     longest = min(positions, feeding.longest_sequence or positions)
-    row_tokens = row_tokens or int(np.clip(positions, *_USUAL_ROWS))
-    short, _ = random_packs(model.config, min(longest, 144), _SEED, longest)
-    full, changed = full_pack(model.config, row_tokens, _SEED, longest)
+    if row_tokens is None:
+        usual = int(np.clip(positions, *_USUAL_ROWS))
+        row_tokens = usual if feeding.positions else min(usual, positions)  # which else count on from row to row
+    without = feeding.unpacked_token
+    short, _ = random_packs(model.config, min(longest, 144), _SEED, longest, without)
+    full, changed = full_pack(model.config, row_tokens, _SEED, longest, without)
     for rows in (short[:2], full):
         with trial_of(model):
             packed = sequences_of(outputs_of(tried, batch_of(rows)), rows)
@@ -177,6 +183,13 @@ def _moved(model: Any, batch_of: Callable[[list[Row]], dict[str, Any]], rows: li
     return moved_neighbours(before, after, rows) / scale_of(before)
 
 
+def masked_tokens_mix(model: Any) -> str:
+    """Why a row with masked tokens is refused, of a model in whose packs they change the other sequences."""
+    setting = "token_dropout: it scales a row by its share of masked tokens; set token_dropout: false in config.json"
+    remedy = setting if getattr(model.config, "token_dropout", False) else REMEDY
+    return f"{type(model).__name__}: a masked token changes the other sequences of its pack ({remedy})"
+
+
 def check_head(model: Any) -> None:
     """Refuse a model with one output for a row, unless its head gathers (`gathers`)."""
     if getattr(model, "gathers", False):
@@ -193,11 +206,15 @@ def check_head(model: Any) -> None:
 
 @dataclass(frozen=True)
 class _Form:
-    """One way to make masks: for each kind of layer or one for all, with a window or not, which counts the token itself."""
+    """One way to make masks: for each kind of layer or one for all, with a window or not, which counts the token itself;
+    and whether embeddings are computed first, in rows that may hold masked tokens or not.
+    """
 
     by_layer: bool
     window: bool
     counts_itself: bool
+    embeds_first: bool = False
+    masked_tokens: bool = True
 
 
 def _ask(config: Any, kind: Any, target: str) -> Feeding:
@@ -210,6 +227,8 @@ def _ask(config: Any, kind: Any, target: str) -> Feeding:
         model = small_copy(config, kind)
         with trial_conditions():
             taken = inspect.signature(model.forward).parameters
+            if "decoder_input_ids" in taken:
+                raise InputError("it is an encoder with a decoder, which reads a text of its own")
             has_types = (getattr(model.config, "type_vocab_size", None) or 0) > 1
             feeding = Feeding(positions="position_ids" in taken, token_types="token_type_ids" in taken and has_types)
             feeding = replace(feeding, causal=_is_causal(model))
@@ -217,7 +236,7 @@ def _ask(config: Any, kind: Any, target: str) -> Feeding:
             feeding = replace(feeding, longest_sequence=_longest_sequence(model, feeding))
             form, difference = _right_form(model, feeding, target)
     except MODEL_ERRORS as error:
-        reason = str(error) if isinstance(error, InputError) else one_line(error)
+        reason = str(error) if isinstance(error, InputError) else "it fails on a few tokens"
         raise InputError(_refusal(config, reason)) from error
     if form is None:
         lacks = "" if feeding.positions else "it takes no position_ids, and "
@@ -281,8 +300,8 @@ def _longest_sequence(model: Any, feeding: Feeding) -> int | None:
     change for good when they meet one.
     """
     length = tokens_of_packs(model.config, feeding.position_offset)
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    most = min(4 * positions, _MOST_POSITIONS) if type(positions) is int else _MOST_POSITIONS
+    positions = positions_of(model.config)
+    most = _MOST_POSITIONS if positions is None else min(4 * positions, _MOST_POSITIONS)
     tokens = usual_tokens(model.config)
     ids = torch.tensor(np.stack([tokens[np.arange(first, first + length) % len(tokens)] for first in (0, 3)]))
 
@@ -309,19 +328,22 @@ def _right_form(model: Any, feeding: Feeding, target: str) -> tuple[_Form | None
 
     Packs go first: some models change for good when they meet a short sequence.
     """
-    length = tokens_of_packs(model.config, feeding.position_offset)
+    length, longest = tokens_of_packs(model.config, feeding.position_offset), feeding.longest_sequence
     if (_window(model.config) or 0) >= length:
         raise InputError(f"its window of {_window(model.config)} tokens has no effect in a copy of {length} positions")
-    rows, _ = random_packs(model.config, length, _SEED, feeding.longest_sequence)
     packed, last = {}, ""
-    for form in _forms(model.config, feeding.causal):
+    for form in _forms(model, feeding.causal):
+        formed = _formed(model.config, feeding, form)
+        rows, _ = random_packs(model.config, length, _SEED, longest, formed.unpacked_token)
         try:
-            batch = packed_batch(rows, _formed(model.config, feeding, form), target)
-            packed[form] = sequences_of(outputs_of(model, batch), rows)
+            packed[form] = (
+                rows,
+                sequences_of(outputs_of(fed_module(model, formed), packed_batch(rows, formed, target)), rows),
+            )
         except MODEL_ERRORS as error:
-            last = one_line(error)
-    alone = alone_outputs(model, feeding, rows)
-    for form, outputs in packed.items():
+            last = str(error)
+    for form, (rows, outputs) in packed.items():
+        alone = alone_outputs(model, feeding, rows)
         difference = largest_difference(outputs, alone)
         if difference <= ALONE_BOUND * scale_of(alone):
             return form, ""
@@ -329,7 +351,8 @@ def _right_form(model: Any, feeding: Feeding, target: str) -> tuple[_Form | None
     return None, last
 
 
-def _forms(config: Any, causal: bool) -> Iterator[_Form]:
+def _forms(model: Any, causal: bool) -> Iterator[_Form]:
+    config = model.config
     if _window(config) is not None:
         for by_layer in (True, False) if _kinds(config) else (False,):
             for counts_itself in (causal, not causal):
@@ -337,6 +360,9 @@ def _forms(config: Any, causal: bool) -> Iterator[_Form]:
     yield _Form(False, False, False)
     if _kinds(config):
         yield _Form(True, False, False)
+    if hasattr(model, "embeddings"):
+        yield _Form(False, False, False, embeds_first=True)
+        yield _Form(False, False, False, embeds_first=True, masked_tokens=False)
 
 
 def _kinds(config: Any) -> list[str]:
@@ -353,6 +379,9 @@ def _window(config: Any) -> int | None:
 
 
 def _formed(config: Any, feeding: Feeding, form: _Form) -> Feeding:
+    if form.embeds_first:
+        token = None if form.masked_tokens else getattr(config, "mask_token_id", None)
+        return replace(feeding, embeds_first=True, unpacked_token=token)
     window = _window(config) if form.window else None
     reach = None if window is None else window - form.counts_itself
     if not form.by_layer:

@@ -91,6 +91,11 @@ class PackCollator:
         model = known_model(model)
         _check_software(target, model)
         self.feeding = feeding_of(model, target)
+        if self.feeding.embeds_first:
+            raise InputError(
+                "its embeddings are multiplied with the mask, so no batch is right for its `forward`; use PackedEncoder, or "
+                "gaudi-bert train and finetune"
+            )
         if gather_heads and sequence_labels is not None:
             raise InputError(f"sequence_labels = {sequence_labels!r}: gather_heads is for pretraining; omit one of them")
         if (gather_heads or sequence_labels is not None) and target == "flash":

@@ -24,13 +24,13 @@ from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.model.heads import Pooling
 from gaudi_bert.pytorch.asking import check_head, feeding_of, packed_batch, try_model
 from gaudi_bert.pytorch.feeding import additive_masks
-from gaudi_bert.pytorch.trial import ALONE_BOUND, scale_of, token_outputs, trial_of, usual_tokens
+from gaudi_bert.pytorch.trial import ALONE_BOUND, positions_of, scale_of, token_outputs, trial_of, usual_tokens
 from gaudi_bert.rows.answers import class_answers, multi_label_answers, number_answers, tag_answers
 from gaudi_bert.rows.fields import words_of_text
 from gaudi_bert.rows.packs import BatchShape, Placement, lay_out_packs
 from gaudi_bert.rows.tokenizer import tokenizer_of
 from gaudi_bert.rows.tokenizing import tokenize_rows
-from gaudi_bert.rows.types import Row, Sequences, TaggedRow, TextRow
+from gaudi_bert.rows.types import Place, Row, Sequences, TaggedRow, TextRow
 from gaudi_bert.rows.window_plan import Part, WindowPlan, plan_window
 
 Text = str | tuple[str, str] | list[str]
@@ -72,13 +72,15 @@ class PackedEncoder:
         if software not in ("eager", "sdpa"):
             raise InputError(f"{type(model).__name__}: its attention is {software}; open it with attn_implementation='sdpa'")
         self._feeding = feeding_of(self._base)
+        if self._feeding.embeds_first:
+            raise InputError(f"{type(model).__name__}: its embeddings take no mask of packs; gaudi-bert finetune feeds it")
         if self._feeding.position_offset:  # RoBERTa's family, whose tokenizers make no types
             self._feeding = replace(self._feeding, token_types=False)
         self._tokenizer = tokenizer_of(tokenizer)
         config = model.config.get_text_config()
         self._tokenizer.check_fits(config.vocab_size, _MOST_SEGMENTS)
-        most = getattr(config, "max_position_embeddings", None)
-        positions = (most if type(most) is int else _MOST_POSITIONS) - self._feeding.position_offset
+        most = positions_of(config)
+        positions = (_MOST_POSITIONS if most is None else most) - self._feeding.position_offset
         self.positions: int = min(positions, self._feeding.longest_sequence or positions)
         if max_sequence_length is not None and not 3 <= max_sequence_length <= self.positions:
             raise InputError(
@@ -107,8 +109,8 @@ class PackedEncoder:
     def embed(self, texts: Sequence[Text], pooling: Pooling = "mean", *, normalize: bool = False) -> Float32Array:
         """A vector for each text, float32 [texts, hidden size], in the order of the texts.
 
-        `pooling` takes the first token (`cls`), or the mean or the maximum over all tokens, special ones too; `normalize`
-        gives every vector the length 1.
+        `pooling` takes the first token (`cls`) or the last one, or the mean or the maximum over all tokens, special ones
+        too; `normalize` gives every vector the length 1.
         """
         if pooling not in get_args(Pooling):
             raise InputError(f"pooling = {pooling!r}: one of {', '.join(get_args(Pooling))} is allowed")
@@ -165,6 +167,8 @@ class PackedEncoder:
             lengths_N = torch.from_numpy(placed.lengths).to(hidden_TH.device)
             if pooling == "cls":
                 vectors_NH = hidden_TH[lengths_N.cumsum(0) - lengths_N]
+            elif pooling == "last":
+                vectors_NH = hidden_TH[lengths_N.cumsum(0) - 1]
             else:
                 vectors_NH = torch.segment_reduce(hidden_TH, pooling, lengths=lengths_N)
             return torch.nn.functional.normalize(vectors_NH, dim=-1) if normalize else vectors_NH
@@ -310,11 +314,11 @@ def _row(number: int, text: Text, task: TaskName | None) -> Row:
     """A text as a row; texts for tags are split into words where they are not."""
     if task == "token-classification":
         if isinstance(text, str):
-            return words_of_text(number, text)
+            return words_of_text(Place(number), text)
         if isinstance(text, list) and all(isinstance(word, str) for word in text):
-            return TaggedRow(number, tuple(text))
+            return TaggedRow(Place(number), tuple(text))
     elif isinstance(text, str):
-        return TextRow(number, text)
+        return TextRow(Place(number), text)
     elif isinstance(text, tuple) and len(text) == 2 and all(isinstance(one, str) for one in text):
-        return TextRow(number, text[0], text[1])
+        return TextRow(Place(number), text[0], text[1])
     raise InputError(f"texts[{number}]: is {type(text).__name__}; give a text, or a list of words for tags")

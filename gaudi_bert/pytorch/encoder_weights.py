@@ -6,22 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import transformers
 
-from gaudi_bert.common.arrays import Float32Array
+from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import read_json
 from gaudi_bert.model.config import EncoderConfig, ModelSizes
 from gaudi_bert.model.heads import Head, PretrainingHead, TaskHead, TaskKind, VectorHead
 from gaudi_bert.pytorch.asking import feeding_of
 from gaudi_bert.pytorch.model_folder import check_numbers, read_parts
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line
+from gaudi_bert.pytorch.trial import MODEL_ERRORS, positions_of, reason_of
 
 _OF_TEXTS = transformers.AutoModelForSequenceClassification
 _AUTO: Mapping[TaskKind, Any] = {
     "classification": _OF_TEXTS,
     "multi-label": _OF_TEXTS,
     "regression": _OF_TEXTS,
+    "reranking": _OF_TEXTS,
     "token-classification": transformers.AutoModelForTokenClassification,
     "question-answering": transformers.AutoModelForQuestionAnswering,
     "masked-language-modelling": transformers.AutoModelForMaskedLM,
@@ -49,7 +51,7 @@ def config_of(config: EncoderConfig, head: Head) -> Any:
                 made.is_decoder = True
         made.use_cache = False
     except MODEL_ERRORS as error:
-        raise InputError(f"model type {kind!r}: its config cannot be used: {one_line(error, 200)}; correct it") from error
+        raise InputError(f"model type {kind!r}: its config cannot be used: {reason_of(error)}; correct it") from error
     return made
 
 
@@ -88,13 +90,13 @@ class _EncoderWeights(NamedTuple):
 
     Attributes:
         architecture: the class of `transformers` that has these variables.
-        variables: float32, by name; tied ones once.
+        variables: by name, float32 (counters are integers); tied ones once.
         fresh: the variables that the folder lacks: they keep their initial values.
     """
 
     config: EncoderConfig
     architecture: str
-    variables: Mapping[str, Float32Array]
+    variables: Mapping[str, AnyArray]
     fresh: tuple[str, ...]
 
 
@@ -132,9 +134,9 @@ def fresh_config(
 def sizes_of(config: EncoderConfig, head: Head) -> ModelSizes:
     """The sizes of a model; one that packs cannot be fed to is refused."""
     library = config_of(config, head)
-    feeding, text = feeding_of(library), library.get_text_config()
-    most = getattr(text, "max_position_embeddings", None)
-    positions = (most if type(most) is int else _ANY_POSITIONS) - feeding.position_offset
+    feeding, text = feeding_of(library, kind=class_of(library, head)), library.get_text_config()
+    most = positions_of(library)
+    positions = (_ANY_POSITIONS if most is None else most) - feeding.position_offset
     segments = getattr(text, "type_vocab_size", None) if feeding.token_types else None
     return ModelSizes(
         layers=text.num_hidden_layers,
@@ -151,10 +153,21 @@ def read_encoder_weights(folder: Path, head: Head, *, lacks_head: bool) -> _Enco
     library = config_of(config, head)
     kind = class_of(library, head)
     model, missing = read_parts(folder, kind, library, lacks_head=lacks_head)
-    parameters: dict[str, Any] = dict(model.named_parameters())
+    variables: dict[str, Any] = {**dict(model.named_parameters()), **stored_buffers(model)}
     return _EncoderWeights(
         config,
         kind.__name__,
-        {name: value.detach().float().numpy() for name, value in parameters.items() if name not in missing},
-        tuple(name for name in parameters if name in missing),
+        {name: _numbers(value) for name, value in variables.items() if name not in missing},
+        tuple(name for name in variables if name in missing),
     )
+
+
+def stored_buffers(module: Any) -> dict[str, torch.Tensor]:
+    """What `save_pretrained` writes beside the parameters, by name: buffers that are no mere help of the computation."""
+    stored = module.state_dict().keys() - set(getattr(module, "_keys_to_ignore_on_save", None) or ())
+    return {name: buffer for name, buffer in module.named_buffers() if name in stored}
+
+
+def _numbers(tensor: torch.Tensor) -> AnyArray:
+    wide: AnyArray = (tensor.detach().float() if tensor.is_floating_point() else tensor).numpy()
+    return wide

@@ -32,6 +32,9 @@ class Feeding:
         layers: the same for each kind of layer, by the name that the model's masks have; empty where one mask serves all.
         longest_sequence: most tokens of a sequence that leaves the others of its batch as they are. RoPE of the kinds
             `dynamic` and `longrope` changes the frequencies of a complete batch for a longer one. None without a limit.
+        embeds_first: whether its embeddings are computed without a mask and given to it with the mask: ESM multiplies them
+            with any mask that it is given.
+        unpacked_token: a token that changes the other sequences of its pack, so no row may hold it; None where none does.
         labels_own_token: in a causal model, whether a label is that of the token itself (tags), not of the next one.
     """
 
@@ -42,12 +45,37 @@ class Feeding:
     window: int | None = None
     layers: Mapping[str, int | None] = field(default_factory=dict)
     longest_sequence: int | None = None
+    embeds_first: bool = False
+    unpacked_token: int | None = None
     labels_own_token: bool = False
 
     @property
     def has_window(self) -> bool:
         """Whether any layer sees only part of a sequence."""
         return any(window is not None for window in (self.window, *self.layers.values()))
+
+
+def fed_module(model: Any, feeding: Feeding) -> Any:
+    """What takes the batches of `feeding`: the model, or its encoder behind embeddings that are computed first."""
+    return _EmbedsFirst(model.base_model) if feeding.embeds_first else model
+
+
+class _EmbedsFirst(torch.nn.Module):
+    """An encoder whose embeddings do not see the mask."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder, self.config = encoder, encoder.config
+
+    @property
+    def base_model(self) -> torch.nn.Module:
+        """The same, as models of `transformers` have it."""
+        return self
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None, **others: torch.Tensor) -> Any:
+        embeddings = self.encoder.embeddings(input_ids, **others)
+        positions = {name: value for name, value in others.items() if name == "position_ids"}
+        return self.encoder(inputs_embeds=embeddings, attention_mask=attention_mask, **positions)
 
 
 def allowed_BLL(sequence_ids_BL: torch.Tensor, causal: bool = False, window: int | None = None) -> torch.Tensor:  # noqa: N802

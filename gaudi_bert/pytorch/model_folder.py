@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json
 from gaudi_bert.pytorch.asking import REMEDY
 from gaudi_bert.pytorch.encoder import PackedEncoder
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line
+from gaudi_bert.pytorch.trial import MODEL_ERRORS, reason_of
 from gaudi_bert.rows.tokenizer import RowTokenizer
 
 _AUTO = {
@@ -87,12 +87,13 @@ def read_parts(folder: Path, kind: Any, config: Any, *, lacks_head: bool, **opti
         with quiet_transformers():
             config = config or transformers.AutoConfig.from_pretrained(folder, **local)
             _check_size(folder, kind, config)
+            _check_names(folder)
             reading = {"config": config, "output_loading_info": True, "ignore_mismatched_sizes": True}
             model, loaded = kind.from_pretrained(folder, **reading, **local, **options)
     except _LOADING_ERRORS as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{folder}: transformers cannot open it: {one_line(error, 200)}; {_COPY}") from error
+        raise InputError(f"{folder}: transformers cannot open it: {reason_of(error)}; {_COPY}") from error
     missing = frozenset([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
     if lacks_head:
         loaded = _without_head(model, loaded)
@@ -143,6 +144,19 @@ def _check_size(folder: Path, kind: Any, config: Any) -> None:
             f"{folder}: config.json describes a model of {weights:,} weights, and the files of weights hold "
             f"{stored_bytes:,} bytes; {_COPY}"
         )
+
+
+def _check_names(folder: Path) -> None:
+    """Refuse two tensors for one parameter: `transformers` takes the one with the name of the first releases."""
+    names: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            names.update(tensors.keys())
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        for name in sorted(name for name in names if name.endswith(old)):
+            other = name.removesuffix(old) + new
+            if other in names:
+                raise InputError(f"{folder}: {name} and {other} are the same weights; leave out the one that is superfluous")
 
 
 def _without_head(model: Any, loaded: dict[str, Any]) -> dict[str, Any]:

@@ -33,9 +33,9 @@ from gaudi_bert.pytorch.trial import (
     alone_outputs,
     largest_difference,
     moved_neighbours,
-    one_line,
     outputs_of,
     random_packs,
+    reason_of,
     scale_of,
     sequences_of,
     tokens_of_packs,
@@ -209,7 +209,7 @@ def _probe(
             sequences_of(outputs_of(model, model_inputs(feed(feeding, each))), rows) for each in (rows, changed)
         )
     except MODEL_ERRORS as error:
-        return Finding(way, refusal=one_line(error))
+        return Finding(way, refusal=reason_of(error))
     moved = moved_neighbours(before, after, rows)
     return Finding(way, largest_difference(before, alone), moved, scale_of(alone))
 

@@ -10,9 +10,10 @@ Letters: B packs, L positions, H outputs of a token.
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import huggingface_hub.errors
@@ -33,6 +34,7 @@ SHARES = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
 _SPECIAL_TOKENS = ("bos", "cls", "sep", "eos", "mask", "unk")
 _LARGE = 10_000_000  # weights
 _LOW_IDS = 128  # among which tokenizers have their special tokens: 0 to 4, 50 to 60, 100 to 103, ...
+_CONFIG_ERROR = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)  # in newer versions
 MODEL_ERRORS = (
     InputError,
     RuntimeError,
@@ -45,14 +47,18 @@ MODEL_ERRORS = (
     AssertionError,
     NotImplementedError,
     ZeroDivisionError,
-    getattr(huggingface_hub.errors, "StrictDataclassError", ValueError),  # of configs, in newer versions
+    _CONFIG_ERROR,
 )
 """What a model of others raises where its input or its config does not suit it."""
+_KIND_OF_ERROR = re.compile(r"^(.*?\b\w+Error: )+")
+_MEANT = (ValueError, OSError)  # and errors of a library's own kinds
 
 
-def one_line(error: BaseException, most: int = 120) -> str:
-    """An error of another library in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:most]
+def reason_of(error: BaseException, most: int = 200) -> str:
+    """Why another library refused a file or a setting: its words where it meant to say something, else ours."""
+    said = _KIND_OF_ERROR.sub("", " ".join(str(error).split()))[:most]
+    meant = isinstance(error, _MEANT) or type(error).__module__ != "builtins"
+    return said if meant and said else "its settings do not fit together"
 
 
 @contextmanager
@@ -79,43 +85,58 @@ def trial_of(model: Any) -> Iterator[None]:
     Afterwards its modules are in their modes again, and its buffers (statistics, for one) have their values.
     """
     modes = {module: module.training for module in model.modules()}
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()  # noqa: SLF001 - some models put others in their place
+        if buffer is not None
+    ]
     model.eval()
     try:
         with trial_conditions(sum(weights.numel() for weights in model.parameters()) < _LARGE):
             yield
     except MODEL_ERRORS as error:
-        remedy = ""
+        reason = str(error) if isinstance(error, InputError) else "it fails on a few tokens"
         if getattr(model.config, "output_router_logits", False):
-            remedy = "; its load-balancing loss takes no mask of packs: set model.config.output_router_logits = False"
-        raise InputError(f"{type(model).__name__}: cannot be tried: {one_line(error)}{remedy}") from error
+            reason += "; its load-balancing loss takes no mask of packs: set model.config.output_router_logits = False"
+        raise InputError(f"{type(model).__name__}: cannot be tried: {reason}") from error
     finally:
         for module, mode in modes.items():
             module.training = mode
         with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer.copy_(value)  # noqa: SLF001
+
+
+def positions_of(config: Any) -> int | None:
+    """How many positions a model has; None where any number is possible, which XLNet writes as -1."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return positions if type(positions) is int and positions >= 0 else None
 
 
 def tokens_of_packs(config: Any, offset: int, most_tokens: int = 144) -> int:
     """At most `most_tokens` (more than short windows and blocks hold), and the positions from `offset` on."""
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    length = min(most_tokens, positions - offset) if type(positions) is int else most_tokens
+    positions = positions_of(config)
+    length = most_tokens if positions is None else min(most_tokens, positions - offset)
     if length < 16:
         raise InputError(f"max_position_embeddings = {positions}: at least 16 positions are needed to try packs")
     return length
 
 
-def random_packs(config: Any, length: int, seed: int, longest: int | None = None) -> tuple[list[Row], list[Row]]:
+def random_packs(
+    config: Any, length: int, seed: int, longest: int | None = None, without: int | None = None
+) -> tuple[list[Row], list[Row]]:
     """Packs of random tokens, and the same with all tokens of the first sequence of each changed.
 
-    No sequence has more tokens than `longest`.
+    No sequence has more tokens than `longest`, and none has the token `without`.
     """
     lengths = [[min(int(share * length), longest or length) for share in shares] for shares in SHARES]
-    return _packs(config, length, lengths, seed)
+    return _packs(config, length, lengths, seed, without)
 
 
-def full_pack(config: Any, length: int, seed: int, longest: int | None = None) -> tuple[list[Row], list[Row]]:
+def full_pack(
+    config: Any, length: int, seed: int, longest: int | None = None, without: int | None = None
+) -> tuple[list[Row], list[Row]]:
     """One pack without padding, from long sequences to one of a single token, as `random_packs` has them.
 
     Whatever a model mixes over, some of it is in another sequence.
@@ -124,11 +145,13 @@ def full_pack(config: Any, length: int, seed: int, longest: int | None = None) -
     while remaining:
         lengths.append(min((remaining + 1) // 2, longest or length))
         remaining -= lengths[-1]
-    return _packs(config, length, [lengths], seed)
+    return _packs(config, length, [lengths], seed, without)
 
 
-def _packs(config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], seed: int) -> tuple[list[Row], list[Row]]:
-    tokens, random = _trial_tokens(config), np.random.default_rng(seed)
+def _packs(
+    config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], seed: int, without: int | None
+) -> tuple[list[Row], list[Row]]:
+    tokens, random = np.setdiff1d(_trial_tokens(config), [] if without is None else [without]), np.random.default_rng(seed)
     turns = 1 + length * len(lengths_of_packs) // len(tokens)
     order = np.concatenate([random.permutation(len(tokens)) for _ in range(turns)])  # each token is there, if there is room
     rows: list[Row] = []
@@ -194,12 +217,29 @@ def alone_outputs(model: Any, feeding: Feeding, rows: Sequence[Row]) -> list[tor
 def outputs_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """The first output, one vector for each token: float32 [B, L, H]."""
     weights = next(model.parameters())
-    output = token_outputs(model(**on_device(batch, weights.device, weights.dtype)))
+    given = on_device(batch, weights.device, weights.dtype)
+    try:
+        output = token_outputs(model(**given))
+    except MODEL_ERRORS as error:
+        raise InputError(_why_not(model, batch)) from error
     if not isinstance(output, torch.Tensor) or output.ndim != 3 or output.shape[:2] != batch["input_ids"].shape:
         raise InputError(
             f"{type(model).__name__}: its output is not one vector per token; give an encoder or a causal model"
         )
     return output.float().cpu()
+
+
+def _why_not(model: Any, batch: dict[str, Any]) -> str:
+    """What a model that raised an error cannot take of a batch."""
+    taken = inspect.signature(model.forward).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    unknown = [name for name in batch if name not in taken and not takes_any]
+    if unknown:
+        return f"its forward takes no {', '.join(unknown)}"
+    tokens = batch["input_ids"].shape[-1]
+    if batch.get("attention_mask") is None:
+        return f"it fails on rows of {tokens} tokens with {' and '.join(batch)} alone"
+    return f"it fails on packs of {tokens} tokens with a mask for each token"
 
 
 def token_outputs(output: Any) -> Any:
@@ -299,7 +339,8 @@ def _shallow(config: Any, window: int) -> Any:
         for name, value in list(vars(each).items()):
             if isinstance(value, list | tuple) and len(value) == layers:
                 vars(each)[name] = value[:fewer]
-        each.num_hidden_layers = fewer
+        with suppress(NotImplementedError):  # a type that counts its layers in blocks
+            each.num_hidden_layers = fewer
     return small
 
 
@@ -354,18 +395,22 @@ def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
                 model = _built(small, kind).float().eval()
                 spread_weights(model)
         except MODEL_ERRORS as error:
-            reasons.append(one_line(error))
+            reasons.append(reason_of(error))
         else:
             return model
     raise InputError(f"model type {config.model_type!r}: no copy of it can be tried ({reasons[0]})")
 
 
 def _built(config: Any, kind: Any) -> Any:
-    if kind is not None:
-        return kind._from_config(config).base_model  # noqa: SLF001 - how transformers makes one of a config
-    if type(config) in transformers.MODEL_MAPPING:
-        return transformers.AutoModel.from_config(config)
-    return transformers.AutoModelForCausalLM.from_config(config).base_model
+    if kind is None:
+        mapping = (
+            transformers.MODEL_MAPPING
+            if type(config) in transformers.MODEL_MAPPING
+            else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        )
+        found = mapping[type(config)]
+        kind = found[0] if isinstance(found, tuple) else found
+    return kind._from_config(config).base_model  # noqa: SLF001 - how transformers makes one of a config
 
 
 def spread_weights(model: Any) -> None:

@@ -5,6 +5,7 @@ Letters: N sequences, T tokens of all of them, C classes, W words.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -44,12 +45,19 @@ def number_answers(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
         yield {"value": value}
 
 
+def score_answers(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
+    """`{"score"}`, the probability that a document answers its query."""
+    for score in (1.0 / (1.0 + np.exp(-logits_N1[:, 0].astype(np.float64)))).astype(np.float32).tolist():
+        yield {"score": score}
+
+
 def tag_answers(
     logits_TC: Float32Array, sequences: Sequences, rows: Sequence[Row], labels: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """`{"tags": [{"start", "end", "tag", "score"}]}`: entities, with their characters in the text of the row."""
+    scheme = TagScheme(labels)
     for row, words in zip(rows, tagged_words(logits_TC, sequences, rows, labels), strict=True):
-        yield {"tags": list(_entities(cast(TaggedRow, row), words))}
+        yield {"tags": list(_entities(cast(TaggedRow, row), words, scheme))}
 
 
 class _TaggedWords(NamedTuple):
@@ -79,24 +87,55 @@ def tagged_words(
         yield tagged
 
 
-def _entities(row: TaggedRow, words: _TaggedWords) -> Iterator[dict[str, Any]]:
-    """Words that belong together: `B-x` begins one of kind x, `I-x` continues it; other tags continue an equal one."""
+def _entities(row: TaggedRow, words: _TaggedWords, scheme: TagScheme) -> Iterator[dict[str, Any]]:
+    """Words that belong together, or each word that is not outside, as the scheme says."""
     starts = row.word_starts()
-    begin, before = 0, OUTSIDE
+    begin, (position_before, kind_before) = 0, ("", OUTSIDE)
     for word, tag in enumerate([*words.tags, OUTSIDE]):
-        kind, kind_before = _kind(tag), _kind(before)
-        if kind_before != OUTSIDE and (kind != kind_before or tag.startswith("B-")):
+        position, kind = scheme.split(tag)
+        ends = kind != kind_before or position in ("B", "S") or position_before in ("E", "S") or not scheme.has_chunks
+        if ends and kind_before != OUTSIDE:
             yield {
                 "start": int(starts[begin]),
                 "end": int(starts[word - 1]) + len(row.tokens[word - 1]),
                 "tag": kind_before,
                 "score": float(np.mean(words.scores[begin:word])),
             }
+        if ends:
             begin = word
-        elif kind_before == OUTSIDE:
-            begin = word
-        before = tag
+        position_before, kind_before = position, kind
 
 
-def _kind(tag: str) -> str:
-    return tag[2:] if tag.startswith(("B-", "I-")) else tag
+# --- Tags of a chunk scheme: `B-x` begins an entity of kind x, `I-x` continues it, `E-x` or `L-x` ends it, `S-x` or `U-x` is
+# one word. Where there is one kind only, `B` and `I` alone will do. Other tags, such as parts of speech, are of a word each.
+
+_CHUNK = re.compile(r"([BIELSU])-(.+)", re.DOTALL)
+_POSITIONS = {"L": "E", "U": "S"}
+_UNNAMED = "_"
+
+
+class TagScheme:
+    """What the tags of words mean.
+
+    Attributes:
+        has_chunks: some tag is of a chunk scheme; otherwise each word stands alone.
+        odd_tag: where tags of a chunk scheme and others are mixed, the first one of the kind that has fewer.
+    """
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        tags = [label for label in labels if label != OUTSIDE]
+        self._is_unnamed = {"B", "I"} <= set(tags) <= {"B", "I", "E", "S"}
+        chunks, others = ([tag for tag in tags if bool(self.split(tag)[0]) == is_chunk] for is_chunk in (True, False))
+        self.has_chunks = bool(chunks)
+        self.odd_tag = min(others, chunks, key=len)[0] if chunks and others else None
+
+    def split(self, tag: str) -> tuple[str, str]:
+        """Where in an entity a word is (B, I, E or S; "" where the tag does not say), and the kind of the entity."""
+        if self._is_unnamed and tag != OUTSIDE:
+            return tag, _UNNAMED
+        match = _CHUNK.fullmatch(tag)
+        return ("", tag) if match is None else (_POSITIONS.get(match[1], match[1]), match[2])
+
+    def chunk_tag(self, tag: str) -> str:
+        """The tag as `seqeval` reads it."""
+        return "-".join(filter(None, self.split(tag)))

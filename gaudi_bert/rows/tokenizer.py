@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ _MOST_GROWTH = 1000
 
 
 # Of tokenizers that do not say which of their tokens are special: those of a vocab.txt.
+_ESM_SPECIAL = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -253,12 +255,40 @@ def _growth(normalizer: dict[str, Any]) -> float:
 
 
 def _build_tokenizer(vocabulary: Path) -> Tokenizer:
+    """What the settings beside a vocab.txt say: BERT's words, or the letters of proteins."""
+    settings_file = vocabulary.parent / _CASING
+    settings: Any = read_json(settings_file) if os.path.lexists(settings_file) else {}
+    settings = settings if isinstance(settings, dict) else {}
+    is_of_proteins = settings.get("tokenizer_class") == "EsmTokenizer"
+    return _build_esm_tokenizer(vocabulary) if is_of_proteins else _build_bert_tokenizer(vocabulary, settings)
+
+
+def _build_esm_tokenizer(vocabulary: Path) -> Tokenizer:
+    """As EsmTokenizer in transformers has it: wherever a token of the vocabulary stands in a text, it is one."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+
+    tokens = [line.strip() for line in read_file(vocabulary).decode("utf-8", "replace").splitlines()]
+    numbers = {token: number for number, token in enumerate(tokens)}
+    missing = [token for token in _ESM_SPECIAL if token not in numbers]
+    if missing:
+        raise InputError(f"{vocabulary}: has no token {missing[0]}; give the vocab.txt of an ESM model")
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
+    known = "|".join(re.escape(token) for token in sorted(filter(None, tokens), key=len, reverse=True))
+    pieces = pre_tokenizers.Split(Regex(known), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pieces])
+    tokenizer.add_special_tokens(list(_ESM_SPECIAL))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<cls> $A <eos>",
+        pair="<cls> $A <eos> $B <eos>",
+        special_tokens=[(token, numbers[token]) for token in ("<cls>", "<eos>")],
+    )
+    return tokenizer
+
+
+def _build_bert_tokenizer(vocabulary: Path, casing: Mapping[str, Any]) -> Tokenizer:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     words = read_vocabulary(vocabulary).tokens
-    casing_file = vocabulary.parent / _CASING
-    casing: Any = read_json(casing_file) if os.path.lexists(casing_file) else {}
-    casing = casing if isinstance(casing, dict) else {}
     numbers = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(
         models.WordPiece(vocab=numbers, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD_CHARACTERS)

@@ -334,7 +334,7 @@ def _forwarded_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[Non
     """While the context lasts, SIGTERM and Ctrl-C go to `processes`, which save and stop; this process waits for them."""
 
     def forward(number: int, frame: FrameType | None) -> None:
-        print("stopping: the training processes save and end", file=sys.stderr)  # noqa: T201
+        os.write(2, b"stopping: the training processes save and end\n")  # `print` may be interrupted by the next signal
         for process in processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)

@@ -12,18 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO, cast, get_args
 
 import numpy as np
 
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import open_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.heads import Pooling
 from gaudi_bert.rows.tokenizing import check_policy
-from gaudi_bert.rows.types import Row, Sequences
+from gaudi_bert.rows.types import Row, Sequences, TextRow
 from gaudi_bert.rows.window_plan import Runner
 from gaudi_bert.tables.packed_parquet import write_vectors
 from gaudi_bert.tasks.answers import (
@@ -79,18 +80,27 @@ def predict(
         # The columns that the model was trained on are defaults: those that are named here must apply.
         settings = TaskSettings.model_construct(_fields_set=set(changes), **{**dict(folder.settings), **changes})
         length = options.sequence_length(folder.positions, folder.usual_length)
-        rows = ModelRows(rows_file, settings, folder.tokenizer, length, options.on_bad_row, folder.task, folder.labels)
-        chosen = {"max_sequence_length": length, "precision": options.precision, "packed": options.packed}
+        rows = ModelRows(rows_file, settings, folder.tokenizer, length, folder.task, folder.labels)
+        _check_groups(options, settings, folder.task, out)
+        chosen: dict[str, Any] = {
+            "max_sequence_length": length,
+            "precision": options.precision,
+            "packed": options.packed,
+        }
+        chosen |= {} if options.group_by is None else {"group_by": options.group_by}
         signature = rows.signature("predict", chosen, folder.identity)
         check_policy(folder.task, settings)
         runner = folder.answerer(settings, options.precision, length)
 
         def lines(outputs: Float32Array, sequences: Sequences, answered: Sequence[Row]) -> list[bytes]:
-            return list(map(_json_line, folder.answers(settings, outputs, sequences, answered)))
+            answers = folder.answers(settings, outputs, sequences, answered)
+            if options.group_by is None:
+                return list(map(_json_line, answers))
+            return list(map(_scored_pair, cast(Sequence[TextRow], answered), answers))
 
         with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=task) as answers:
             _answer_windows(rows, runner, answers, options.packed, lines, lambda why: _json_line({"error": why}))
-            answers.finish()
+            answers.finish(None if options.group_by is None else _write_ranked)
         return answers.result()
 
 
@@ -124,6 +134,38 @@ def _answer_windows(
 
 def _json_line(content: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(content, ensure_ascii=False, allow_nan=False)}\n".encode("utf-8", "backslashreplace")
+
+
+# --- documents ranked by query
+
+
+def _check_groups(options: PredictOptions, settings: TaskSettings, task: str, out: str) -> None:
+    if options.group_by is not None and settings.on_bad_row == "skip":
+        raise InputError("--group-by and --on-bad-row skip exclude each other; leave one out")
+    if options.group_by is not None and task != "reranking":
+        raise InputError(f"--group-by {options.group_by}: is for a model of reranking, this one is of {task}; leave it out")
+    if options.group_by is not None and out == STANDARD_OUTPUT:
+        raise InputError(f"--group-by {options.group_by}: all rows come before the first query; give --out a file")
+
+
+def _scored_pair(row: TextRow, answer: Mapping[str, Any]) -> bytes:
+    return _json_line({"query": row.text, "document": row.text_pair, **answer})
+
+
+def _write_ranked(stored: Path, handle: BinaryIO) -> None:
+    """Write one line for each query, in the order of the queries: its documents, the best first."""
+    places: dict[str, list[tuple[float, int]]] = {}
+    with open_file(stored) as scored:
+        while line := scored.readline():
+            pair = json.loads(line)
+            places.setdefault(pair["query"], []).append((-pair["score"], scored.tell() - len(line)))
+        for query, found in places.items():
+            documents = []
+            for _, place in sorted(found):
+                scored.seek(place)
+                pair = json.loads(scored.readline())
+                documents.append({"document": pair["document"], "score": pair["score"]})
+            handle.write(_json_line({"query": query, "documents": documents}))
 
 
 # --- vectors
@@ -185,9 +227,7 @@ def embed(
         folder = open_encoder_folder(path)
         usual = min(own.max_sequence_length or folder.usual_length, folder.positions)
         length = options.sequence_length(folder.positions, usual)
-        rows = ModelRows(
-            rows_file, settings, folder.tokenizer, length, options.on_bad_row, lower_case=own.lower_case, prompt=prompt
-        )
+        rows = ModelRows(rows_file, settings, folder.tokenizer, length, lower_case=own.lower_case, prompt=prompt)
         normalize = own.normalize if options.normalize is None else options.normalize
         chosen = {
             "pooling": own.pooling,

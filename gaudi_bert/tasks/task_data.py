@@ -26,7 +26,7 @@ import numpy as np
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.common.arrays import IntArray, random_words
 from gaudi_bert.common.dealing import deal_sequences
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, open_file, write_text
 from gaudi_bert.common.progress import Reporter
@@ -35,11 +35,12 @@ from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, LabelledText, la
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
+from gaudi_bert.rows.answers import TagScheme
 from gaudi_bert.rows.fields import find_labels
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
-from gaudi_bert.rows.reading import read_rows, windows
+from gaudi_bert.rows.reading import LeftOut, read_rows, windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
-from gaudi_bert.rows.tokenizing import tokenize_rows
+from gaudi_bert.rows.tokenizing import tokenize_readable, tokenize_rows
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, Sequences, join_sequences
 from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
@@ -63,6 +64,12 @@ def labels_of(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, 
     if task in TASKS_WITH_LABELS and len(names) < 2:
         problem = f"only the label {names[0]!r}" if names else "no label"
         raise InputError(f"{path}: has {problem}; a task needs at least two")
+    odd = TagScheme(names).odd_tag if task == "token-classification" else None
+    if odd is not None:
+        raise InputError(
+            f"{path}: the tag {shortened(odd)!r} is of another kind than the others; all but O have a prefix "
+            "such as B- and I-, or none has: correct the file"
+        )
     return names
 
 
@@ -74,25 +81,38 @@ def tokenized_file(
     labels: tuple[str, ...],
     max_sequence_length: int,
     say: Callable[[str], None] | None = None,
+    left_out: LeftOut | None = None,
 ) -> tuple[Sequences, tuple[Row, ...]]:
-    """All sequences of a file of labelled rows, and the rows themselves; `say` gets a line on what is read."""
-    labelled = not task.endswith("-language-modelling")
-    parts, counts, all_rows = [], [], []
-    for rows in windows(read_rows(path, task, settings, labelled=labelled, say=say), _WINDOW_ROWS):
-        parts.append(
-            tokenize_rows(
-                rows,
-                tokenizer,
-                task=task,
-                settings=settings,
-                max_sequence_length=max_sequence_length,
-                labels=labels,
-                file=path,
-                length_key="finetune.max_sequence_length",
-            )
+    """All sequences of a file of labelled rows, and the rows themselves; `say` gets a line on what is read.
+
+    Rows that cannot be read, or are too long for `task.too_long: error`, are counted in `left_out` where they do not stop.
+    """
+
+    def tokenize(rows: list[Row]) -> Sequences | None:
+        if not rows:
+            return None
+        return tokenize_rows(
+            rows,
+            tokenizer,
+            task=task,
+            settings=settings,
+            max_sequence_length=max_sequence_length,
+            labels=labels,
+            file=path,
+            length_key="finetune.max_sequence_length",
         )
-        counts.append(len(rows))
-        all_rows += rows
+
+    labelled = not task.endswith("-language-modelling")
+    left_out = left_out or LeftOut()
+    parts, counts, all_rows = [], [], []
+    for window in windows(read_rows(path, task, settings, labelled=labelled, say=say, left_out=left_out), _WINDOW_ROWS):
+        rows, sequences, problems = tokenize_readable(window, settings.on_bad_row, tokenize)
+        for problem in problems.values():
+            left_out.add(problem)
+        if sequences is not None:
+            parts.append(sequences)
+            counts.append(len(rows))
+            all_rows += rows
     if not parts:
         raise InputError(f"{path}: holds no rows; give a file with at least one")
     return join_sequences(parts, counts), tuple(all_rows)

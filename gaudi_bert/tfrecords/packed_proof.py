@@ -200,6 +200,8 @@ class _GroupProofs(GroupedOutput[int, GroupVerification]):
         """Why a stored proof does not hold for this group; None where it does."""
         if proof.signature_sha256 != self.signature.sha256:
             return "is of another packed folder, or of other records"
+        if not proof.is_as_written:
+            return "was changed after it was written"
         if proof.group != group:
             return f"is that of group {proof.group}"
         if proof.files_sha256 != self.files_sha256(group):
@@ -257,7 +259,7 @@ class PartlyVerified(Generic[_Stored]):
         files = {number: proofs.files_sha256(number) for number in pending}
 
         def take(number: int, figures: dict[str, Any]) -> None:
-            proof = GroupVerification(
+            proof = GroupVerification.of(
                 format_version=1,
                 signature_sha256=proofs.signature.sha256,
                 files_sha256=files[number],

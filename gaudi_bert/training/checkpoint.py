@@ -15,15 +15,16 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from gaudi_bert.artefacts.store.mirrored_folder import names_in, remove
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file
 from gaudi_bert.engines.protocol import Communicator, Model, Updates
 from gaudi_bert.model.config import misfit
@@ -47,9 +48,9 @@ class Checkpoint:
     Attributes:
         first_moments, second_moments: the optimizer's m and v; empty in a checkpoint of weights only.
         progress: the position of the run: packs read by all processes, the number of the order in which they are read,
-            processes, sequences and tokens seen.
-        settings: `model` (BertConfig as JSON) and `training` as the run was given them, `data` (the sizes of a record), and
-            `compiled_kernels`.
+            processes, sequences and tokens seen; empty in a checkpoint of weights only.
+        settings: `model` (BertConfig as JSON) and `training` as the run was given them, `data` (the sizes of a record),
+            `compiled_kernels`, and `run`: the signature of the run, on which its weights depend.
     """
 
     update: int
@@ -58,6 +59,57 @@ class Checkpoint:
     second_moments: Tensors = field(default_factory=dict)
     progress: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Stored(BaseModel):
+    """JSON of a checkpoint: nothing is converted, and nothing superfluous is there."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class _Position(_Stored):
+    """`Checkpoint.progress` of a run."""
+
+    packs: NonNegativeInt
+    order: NonNegativeInt
+    processes: PositiveInt
+    sequences: NonNegativeInt
+    tokens: NonNegativeInt
+
+
+class _RunSettings(_Stored):
+    """`Checkpoint.settings`: what is in its objects is checked by those that read them."""
+
+    model: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    task: str = ""
+    run: dict[str, Any] = {}
+    compiled_kernels: bool = False
+
+
+class _NoPosition(_Stored):
+    """That of weights only."""
+
+
+class _State(_Stored):
+    """The state in the header: `tensors` are the type, shape and CRC-32 of each."""
+
+    format_version: Literal[2]
+    update: NonNegativeInt
+    progress: _Position | _NoPosition
+    settings: _RunSettings
+    tensors: dict[str, tuple[str, tuple[NonNegativeInt, ...], NonNegativeInt]]
+
+
+class _Metadata(BaseModel):
+    gaudi_bert: str
+
+
+class _Header(BaseModel):
+    """The header of a safetensors file of ours; `safetensors` itself checks the rest of it."""
+
+    metadata: _Metadata = Field(alias="__metadata__")
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -81,9 +133,10 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-def _description(tensor: NDArray[Any]) -> list[Any]:
+def _description(tensor: NDArray[Any]) -> tuple[str, tuple[int, ...], int]:
     """What must come back: type, shape, CRC-32 of the bytes."""
-    return [tensor.dtype.name, list(tensor.shape), zlib.crc32(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)]
+    content = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+    return tensor.dtype.name, tensor.shape, zlib.crc32(content.data)
 
 
 def _checksum(text: str) -> str:
@@ -101,39 +154,37 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
         _check_tensors(tensors, state)
         return Checkpoint(
-            update=int(state["update"]),
-            progress=state["progress"],
-            settings=state["settings"],
+            update=state.update,
+            progress=state.progress.model_dump(),
+            settings=state.settings.model_dump(exclude_unset=True),
             **{members: _group(tensors, group) for group, members in _GROUPS.items()},
         )
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, error) from error
+        raise _damaged(path, " ".join(str(error).split())) from error
 
 
-def _check_tensors(tensors: Tensors, state: Mapping[str, Any]) -> None:
+def _check_tensors(tensors: Tensors, state: _State) -> None:
     """Raise a ValueError where tensors are not those that the state describes."""
-    actual, stored = {name: _description(tensor) for name, tensor in tensors.items()}, state["tensors"]
+    actual, stored = {name: _description(tensor) for name, tensor in tensors.items()}, state.tensors
     for name in [*stored, *actual]:
         if name not in actual or name not in stored or actual[name] != stored[name]:
             raise ValueError(f"{name} is not as it was written: its checksum does not match")
 
 
-def _damaged(path: Path, error: Exception) -> InputError:
-    reason = f"no {error} in it" if isinstance(error, KeyError) else " ".join(str(error).split())
+def _damaged(path: Path, reason: str) -> InputError:
     return InputError(f"{path}: not a complete checkpoint of gaudi-bert ({reason}); use the one before it")
 
 
 def checkpoint_identity(path: Path) -> str:
     """What distinguishes a checkpoint from others: the checksum of its state, which holds those of all tensors."""
-    return str(_read_header(path)["__metadata__"][_METADATA_KEY][:_CHECKSUM_DIGITS])
+    return _state_text(path)[:_CHECKSUM_DIGITS]
 
 
 def newest_settings(folder: Path) -> Mapping[str, Any] | None:
     """The settings in the newest checkpoint of `folder` whose header is intact; None without such a checkpoint."""
     for path in reversed(checkpoint_files(folder)):
         try:
-            settings: Mapping[str, Any] = _read_state(path)["settings"]
-            return settings
+            return _read_state(path).settings.model_dump(exclude_unset=True)
         except InputError:
             continue  # reading it in full will report it
     return None
@@ -151,25 +202,30 @@ def _header_bytes(path: Path) -> bytes:
         return handle.read(min(length, _MAX_HEADER_BYTES))
 
 
-def _read_header(path: Path) -> dict[str, Any]:
-    """The header of a checkpoint of ours, parsed."""
+def _state_text(path: Path) -> str:
+    """The text in the header of a checkpoint of ours."""
     try:
-        header = json.loads(_header_bytes(path))
-        if not isinstance(header["__metadata__"][_METADATA_KEY], str):
-            raise ValueError("its header is of another kind")
-        return dict(header)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, error) from error
+        return _Header.model_validate_json(_header_bytes(path)).metadata.gaudi_bert
+    except ValidationError as error:
+        raise _damaged(path, _first_lie(error)) from error
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def _read_state(path: Path) -> _State:
     """The state in the header, once its checksum is right."""
-    written, _, text = _read_header(path)["__metadata__"][_METADATA_KEY].partition(" ")
-    if written.startswith("{"):
-        raise InputError(f"{path}: written by an earlier edition; train again")
+    written, _, text = _state_text(path).partition(" ")
     if written != _checksum(text):
-        raise _damaged(path, ValueError("the checksum of its header does not match"))
-    return dict(json.loads(text))
+        raise _damaged(path, "the checksum of its header does not match")
+    try:
+        return _State.model_validate_json(text)
+    except ValidationError as error:
+        raise _damaged(path, _first_lie(error)) from error
+
+
+def _first_lie(error: ValidationError) -> str:
+    """What is wrong in JSON, in a line."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"] if not str(part).startswith("_"))
+    return f"in its header, {place}: {first['msg']}" if place else f"its header: {first['msg']}"
 
 
 def _group(tensors: Tensors, group: str) -> dict[str, NDArray[Any]]:
@@ -221,7 +277,6 @@ def remove_old_checkpoints(folder: Path, keep: int) -> None:
 #
 # The first process reads the checkpoint and the others are given what it read, so the folder need not be shared. The
 # position in the data is a number of packs, and any number of processes continues there in the same order.
-# Checkpoints of editions that read in another order are refused.
 
 
 @dataclass(frozen=True)
@@ -237,26 +292,52 @@ class Progress:
     tokens: int = 0
 
 
-def resume_run(checkpoints: Path, model: Model, updates: Updates, say: Callable[[str], None]) -> Progress:
-    """Restore model, moments and position from the newest intact checkpoint; from the start where there is none."""
+def resume_run(
+    checkpoints: Path, model: Model, updates: Updates, run: Mapping[str, Any], say: Callable[[str], None]
+) -> Progress:
+    """Restore model, moments and position from the newest intact checkpoint; from the start where there is none.
+
+    One that is not of the run of this signature, whatever its number of updates, is refused.
+    """
     checkpoint = read_newest(checkpoints, say)
     if checkpoint is None:
         return Progress()
     progress = checkpoint.progress
     if progress.get("order") != ORDER:
         raise InputError(
-            f"{checkpoints}: written by an earlier edition, which read in another order; train again with --overwrite"
+            f"{checkpoints}: holds a position in the order {shown(progress.get('order'))}, this edition reads in the order "
+            f"{ORDER}; train again with --overwrite"
         )
-    for values in (checkpoint.variables, checkpoint.first_moments, checkpoint.second_moments):
-        problem = misfit(model.shapes(), values)
+    shapes, buffers = model.shapes(), model.buffers()
+    trained = {name: shape for name, shape in shapes.items() if name not in buffers}
+    moments = (checkpoint.first_moments, checkpoint.second_moments)
+    for needed, values in ((shapes, checkpoint.variables), *((trained, each) for each in moments)):
+        problem = misfit(needed, values)
         if problem is not None:
             raise InputError(
                 f"{checkpoints}: the checkpoint is of another model: {problem}; use the model settings that it was "
                 "trained with"
             )
+    other = _difference(checkpoint.settings.get("run", {}), run)
+    if other is not None:
+        raise InputError(f"{checkpoints}: the checkpoint is of another run: {other}; remove it, or train with --overwrite")
     model.load_values(checkpoint.variables)
     updates.load_moments(checkpoint.first_moments, checkpoint.second_moments)
     return Progress(checkpoint.update, progress["packs"], progress["sequences"], progress["tokens"])
+
+
+# A run may be extended (`run.py`).
+_MAY_CHANGE = "settings.training.updates"
+
+
+def _difference(there: Any, here: Any, name: str = "") -> str | None:
+    """The first value that differs in the signatures of two runs, for people; None where none does."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        parts = (_difference(there.get(key), here.get(key), f"{name}.{key}".lstrip(".")) for key in {**here, **there})
+        return next((part for part in parts if part is not None), None)
+    if there == here or name == _MAY_CHANGE:
+        return None
+    return f"{name or 'its signature'} is {shown(there)} there, {shown(here)} here"
 
 
 def share_state(progress: Progress, model: Model, updates: Updates, communicator: Communicator) -> Progress:

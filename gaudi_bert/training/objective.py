@@ -17,9 +17,9 @@ from typing import Literal, Protocol
 import numpy as np
 
 from gaudi_bert.artefacts.training import LossFigures
-from gaudi_bert.common.arrays import BatchArrays, FloatArray, Int32Array, random_words
+from gaudi_bert.common.arrays import AnyArray, BatchArrays, FloatArray, Int32Array, random_words
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.protocol import Communicator, Sums, Updates, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, Coupling, Sums, Updates, UpdateScalars
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.training.input.source import DataSource
@@ -33,6 +33,18 @@ class ReportFigures(Protocol):
 
     def line(self) -> str:
         """For people."""
+
+
+class Evaluation(ReportFigures, Protocol):
+    """The result of an evaluation, whatever is trained."""
+
+    @property
+    def accuracy(self) -> float:
+        """The figure that a target is set for."""
+
+    @property
+    def sequences(self) -> int:
+        """Sequences evaluated."""
 
 
 class Objective(Protocol):
@@ -52,6 +64,9 @@ class Objective(Protocol):
     def figures(self, sums: FloatArray) -> ReportFigures:
         """Figures from the K sums over any number of batches."""
 
+    def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> Coupling | None:
+        """The loss of update `update`, where it is not a sum of losses of micro-batches; these are of this process."""
+
 
 @dataclass(frozen=True)
 class PretrainingObjective:
@@ -63,12 +78,7 @@ class PretrainingObjective:
 
     def weights(self, batch: BatchArrays) -> FloatArray:
         """Masked tokens (`loss: token`) or sequences that have one (`loss: sequence`); and sequences."""
-        numbers_BQ = batch["masked_lm_weights"]
-        if self.masked_lm_loss == "token":
-            masked = np.count_nonzero(numbers_BQ)
-        else:
-            depth = int(numbers_BQ.max(initial=0))
-            masked = sum(int(np.any(numbers_BQ == number, axis=1).sum()) for number in range(1, depth + 1))
+        masked = _masked_weight(batch["masked_lm_weights"], self.masked_lm_loss)
         return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
     def figures(self, sums: FloatArray) -> LossFigures:
@@ -85,6 +95,17 @@ class PretrainingObjective:
             next_sentence_accuracy=min(next_correct / max(next_count, 1.0), 1.0),
         )
 
+    def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> None:
+        """None: losses of micro-batches are added up."""
+
+
+def _masked_weight(numbers_BQ: AnyArray, loss: Loss) -> int:
+    """Masked tokens of some packs, or sequences that have one; the numbers are those of sequences, 0 for none."""
+    if loss == "token":
+        return int(np.count_nonzero(numbers_BQ))
+    depth = int(numbers_BQ.max(initial=0))
+    return sum(int(np.any(numbers_BQ == number, axis=1).sum()) for number in range(1, depth + 1))
+
 
 # --- The denominators: what the two losses of a micro-batch are divided by before their gradients are added up
 #
@@ -92,9 +113,10 @@ class PretrainingObjective:
 #
 # - `global`: by the sums of W_i and of N_i over all of the update. M micro-batches on R processes give exactly the gradient
 #   of one big batch, and every masked token counts the same.
-# - `balanced` (Krell et al. 2021, appendix T.6, equations 25 and 26): by what M R micro-batches of b packs hold on average:
-#   b m e masked tokens and b p sequences each, with m the most masked tokens of a sequence, e the share of slots that hold
-#   tokens, and p the packing factor. A constant: nothing needs to travel first.
+# - `balanced` (Krell et al. 2021, appendix T.6, equations 25 and 26): by what M R micro-batches of b packs hold on average.
+#   A constant: nothing needs to travel first. The paper estimates the masked tokens of a pack as m e, with m the most of a
+#   sequence and e the share of slots that hold tokens, which is too much where not every sequence has m; here they are
+#   counted in the data.
 # - `local` (the predecessor's): by W_i and N_i, and the mean over all micro-batches, so that a masked token counts for more
 #   in a micro-batch that has few of them.
 
@@ -133,22 +155,18 @@ def denominators_for(settings: TrainingSettings, source: DataSource) -> LossDeno
     """What the losses of a run are divided by, with what its data holds on average."""
     if settings.loss_normalization != "balanced":
         return LossDenominators(settings.loss_normalization)
-    masked = source.packing_factor
-    if settings.loss == "token":
-        efficiency = source.efficiency if source.efficiency is not None else _sampled_efficiency(source)
-        masked = source.schema.max_predictions * efficiency
-    return LossDenominators("balanced", (masked, source.packing_factor))
+    return LossDenominators("balanced", (_masked_per_pack(source, settings.loss), source.packing_factor))
 
 
-def _sampled_efficiency(source: DataSource) -> float:
-    """Real tokens per slot in the first records of each file, about `_SAMPLE` in all."""
+def _masked_per_pack(source: DataSource, loss: Loss) -> float:
+    """The masked-LM weight of a pack, on average over the first records of each file, about `_SAMPLE` in all."""
     each = -(-_SAMPLE // len(source.files))
-    lengths = [
-        np.count_nonzero(decode_example(record)["input_mask"])
+    weights = [
+        _masked_weight(decode_example(record)["masked_lm_weights"][np.newaxis], loss)
         for number in range(len(source.files))
         for record in itertools.islice(source.records_of(number), each)
     ]
-    return float(np.mean(lengths)) / source.schema.max_sequence_length
+    return float(np.mean(weights))
 
 
 # --- One update. Dropout has no state: its seed is a function of (seed, update, micro-batch, process), so a resumed run
@@ -186,4 +204,5 @@ class TrainingStep:
         seeds_M2 = np.stack([dropout_seed(seed, update, number, rank) for number in range(self.accumulation_steps)])
         corrections = (1.0 / (1.0 - beta**update) for beta in (self.settings.beta_1, self.settings.beta_2))
         scalars = UpdateScalars(learning_rate, *corrections)
-        return self.updates.run(micro_batches, seeds_M2, factors_M2, scalars, update)
+        coupling = self.objective.coupling(micro_batches, update, self.communicator)
+        return self.updates.run(micro_batches, seeds_M2, factors_M2, scalars, update, coupling)

@@ -28,6 +28,8 @@ from gaudi_bert.config.sections import TrainingSettings
 _CADENCES = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
 # A batch that differs by more than this share from the requested one gets a note.
 _NOTABLE_CHANGE = 0.02
+# Rows longer than so many times the mean sequence get a note.
+_LONG_ROWS = 4
 
 
 class RunKeys(NamedTuple):
@@ -68,7 +70,7 @@ class RunPlan:
 
     `requested` are the settings as they were given, for unpacked data. The packing factor is a mean over the data; there is
     one process per card, `processes_per_worker` of them in each worker. `packs` is None where their number is
-    unknown; `keys` are the names of the settings, for messages.
+    unknown, `mean_tokens` (of a sequence) where data is not packed; `keys` are the names of the settings, for messages.
     """
 
     requested: TrainingSettings
@@ -77,6 +79,7 @@ class RunPlan:
     processes_per_worker: int
     slots_per_pack: int
     packs: int | None
+    mean_tokens: float | None = None
     keys: RunKeys = TRAINING_KEYS
 
     @cached_property
@@ -131,6 +134,12 @@ class RunPlan:
             f"{settings.updates:,} updates are about {packs * self.packing_factor:,.0f} sequences{epochs}; "
             f"{settings.warmup_updates:,} of them are warm-up"
         )
+        times = self.slots_per_pack / self.mean_tokens if self.mean_tokens is not None else 1.0
+        if times > _LONG_ROWS:
+            lines.append(
+                f"note: rows of {self.slots_per_pack:,} are {times:.1f} times the mean text "
+                f"({self.mean_tokens:,.0f} tokens), and attention costs a row's length squared: shorter rows may be faster"
+            )
         return lines
 
     def batch_lines(self) -> list[str]:

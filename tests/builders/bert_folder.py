@@ -82,6 +82,8 @@ def make_row(task: str, random: np.random.Generator) -> dict[str, Any]:
         return {"text": " ".join(words), "label": nouns}
     if task == "regression":
         return {"text": " ".join(words), "label": len(words) / 10}
+    if task == "reranking":
+        return {"query": words[0], "document": " ".join(words[1:]), "label": int("cat" in words)}
     if task == "token-classification":
         return {"tokens": words, "tags": ["B-noun" if word in NOUNS else "O" for word in words]}
     if task == "question-answering":

@@ -17,6 +17,9 @@ SIZES = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3, "num_atte
 SPECIAL = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
 LABELS = {"id2label": {0: "O", 1: "B-x", 2: "I-x"}, "label2id": {"O": 0, "B-x": 1, "I-x": 2}}
 SPREAD = {"initializer_range": 0.15}
+EXPERTS = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+EXPERTS |= {"first_k_dense_replace": 1, "num_key_value_heads": 2, "kv_lora_rank": 16, "q_lora_rank": 16}
+EXPERTS |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
 CONFIGS: dict[str, Any] = {
     "roberta": lambda **more: transformers.RobertaConfig(
         **{**SIZES, **SPECIAL, **SPREAD, "max_position_embeddings": 66, **more}
@@ -25,6 +28,12 @@ CONFIGS: dict[str, Any] = {
         **SIZES, **SPECIAL, **SPREAD, max_position_embeddings=128, local_attention=16, global_attn_every_n_layers=2, **more
     ),
     "minilm": lambda **more: transformers.BertConfig(**SIZES, pad_token_id=1, **SPREAD, max_position_embeddings=64, **more),
+    "ibert": lambda **more: transformers.IBertConfig(
+        **{**SIZES, **SPECIAL, **SPREAD, "max_position_embeddings": 66, **more}
+    ),
+    "deepseek": lambda **more: transformers.DeepseekV3Config(
+        **{**SIZES, **SPECIAL, **SPREAD, **EXPERTS, "max_position_embeddings": 64, **more}
+    ),
     "deberta": lambda **more: transformers.DebertaV2Config(
         **SIZES, pad_token_id=1, max_position_embeddings=64, relative_attention=True, pos_att_type=["p2c", "c2p"], **more
     ),

@@ -11,7 +11,7 @@ from transformers.models.auto import modeling_auto
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.pytorch import PackCollator, probe_model
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line, small_copy, spread_weights
+from gaudi_bert.pytorch.trial import MODEL_ERRORS, reason_of, small_copy, spread_weights
 
 VOCABULARY, POSITIONS = 211, 256
 SPREAD = 0.15  # of weights: wide enough for attention to matter
@@ -92,7 +92,7 @@ def small_random_model(kind: str, head: str) -> Any:
         small = small_copy(usual_config(kind, head), class_of_type, WINDOW).config
         model = class_of_type._from_config(small).eval()  # noqa: SLF001 - how transformers makes one of a config
     except MODEL_ERRORS as error:
-        raise NotBuiltError(one_line(error, 160)) from error
+        raise NotBuiltError(reason_of(error)) from error
     torch.manual_seed(11)
     spread_weights(model)
     return model

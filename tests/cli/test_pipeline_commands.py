@@ -94,6 +94,17 @@ def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[s
     assert not list(tmp_path.iterdir())
 
 
+def test_a_command_that_keeps_nothing_promises_nothing_when_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gaudi_bert.runners.doctor import cluster
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster, "examine_cluster", interrupt)
+    done = run_command("doctor", "--cluster")
+    assert (done.returncode, done.stderr) == (75, "stopped\n")
+
+
 def test_waiting_in_vain_fails_in_the_stated_time_and_for_nothing_returns_at_once() -> None:
     done = run_command("wait", DEMO, "--for", "plan", "--timeout", "0.1")
     assert done.returncode == 1

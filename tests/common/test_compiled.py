@@ -112,8 +112,32 @@ def test_where_kernels_go(package: Path, environment: dict[str, str], folder: st
     assert run(package, **environment) == ("16 0", "")
     assert list((package.parents[1] / folder).rglob("program.run-*.nbi"))
     assert not list(package.rglob("*.nb[ic]"))
+    for shared in [*package.parents[1].glob("gaudi-bert-kernels-*"), *package.parents[1].glob("cache/gaudi-bert/kernels")]:
+        assert shared.stat().st_mode & 0o777 == 0o700
     if folder == "named":
         assert run(package, **environment) == ("16 1", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("taken", ["by a link", "by another user", "open to all"])
+def test_no_kernel_goes_where_others_may_put_machine_code(package: Path, taken: str) -> None:
+    (package / "__pycache__").write_text("a file in the place of the folder")
+    folder, elsewhere = package.parents[1] / f"gaudi-bert-kernels-{os.getuid()}", package.parents[1] / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if taken == "by a link":
+        folder.symlink_to(elsewhere)
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    if taken == "by another user":
+        if os.getuid() != 0:
+            pytest.skip("only root can give a folder to another user")
+        folder.chmod(0o700)
+        os.chown(folder, 12345, 12345)
+    printed, complaint = run(package, XDG_CACHE_HOME="/dev/null")
+    assert printed == "16 0"
+    assert "(others may write there); set NUMBA_CACHE_DIR" in complaint
+    assert not [*folder.iterdir(), *elsewhere.iterdir()]
 
 
 @pytest.mark.slow

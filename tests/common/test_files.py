@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -122,6 +123,45 @@ def test_processes_that_write_the_same_file_take_turns(tmp_path: Path) -> None:
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
     assert target.read_text() in {letter * 5000 for letter in "abc"}
     assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
+
+
+# --- nothing is written through a link, nor over a file of somebody else
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["link to a file", "dangling link"])
+def test_no_link_is_followed_when_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    victim, out = tmp_path / "victim", tmp_path / "out"
+    if there:
+        victim.write_text("precious")
+    out.mkdir()
+    guessed = iter(["00000000", "11111111"])
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(guessed))
+    links = [out / name for name in (".a.txt.tmp", ".a.txt.00000000.tmp", "a.txt")]
+    for link in links:
+        link.symlink_to(victim)
+    write_text(out / "a.txt", "mine")
+    assert (out / "a.txt").read_text() == "mine"
+    assert not (out / "a.txt").is_symlink()
+    assert victim.exists() == there
+    assert not there or victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("make", ["symlink_to", "hardlink_to"])
+@pytest.mark.parametrize("content", ["precious", "p" * 1000])
+def test_a_lock_spoils_no_other_file(tmp_path: Path, make: str, content: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text(content)
+    getattr(tmp_path / ".a.json.lock", make)(victim)
+    with pytest.raises(InputError, match=r"\.a\.json\.lock: .*(links|remove it)$"), exclusive_lock(tmp_path / "a.json", "a"):
+        pass
+    assert victim.read_text() == content
+
+
+def test_a_lock_names_nobody_when_it_is_over(tmp_path: Path) -> None:
+    for _ in range(2):
+        with exclusive_lock(tmp_path / "a.json", "a"):
+            assert f"process {os.getpid()} on " in (tmp_path / ".a.json.lock").read_text()
+        assert not (tmp_path / ".a.json.lock").read_text().strip()
 
 
 # --- files for reading have an end

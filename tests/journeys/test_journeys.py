@@ -75,7 +75,7 @@ def test_the_journey_ends_well_at_the_first_attempt(script: Path, home: Path, tm
 
 
 ROWS, FOLDER = (
-    "rows.jsonl: row 1: has no 'text', only 'comment', 'mood'; name the column",
+    "rows.jsonl: line 1 (row 1): has no 'text', only 'comment', 'mood'; name the column",
     "nowhere: no folder here; download",
 )
 FOLDER_MODEL = "--model my-model: a model's folder is trained on a packed table, and --data is not one; make it by"
@@ -91,7 +91,7 @@ WRONG_TURNS = {
     "train --data texts --out run --model my-model": FOLDER_MODEL,
     "train --data my-tfrecords --out run --model my-model": FOLDER_MODEL,
     "tokenize texts/ --tokenizer my-model --out t": "Missing option '--max-sequence-length'; see: ",
-    f"{TUNE} texts.jsonl --model MODEL --out t": "texts.jsonl: row 1: has no 'label', only 'text'; name the column with",
+    f"{TUNE} texts.jsonl --model MODEL --out t": "texts.jsonl: line 1 (row 1): has no 'label', only 'text'; name the column",
     f"{TUNE} rows.jsonl --model MODEL --out t": ROWS,
     f"{TUNE} train.jsonl --model nowhere --out t": FOLDER,
     "finetune --task classify --data train.jsonl --model MODEL --out t": "--task classify: must be classification, ",

@@ -258,11 +258,16 @@ def test_names_and_back_to_the_bit_also_by_old_names_with_tied_copies():
     identical(from_hugging_face(old, small_config()), values)
 
 
+OLD = "bert.encoder.layer.0.output.LayerNorm.gamma"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda state: state.pop("bert.encoder.layer.1.output.dense.bias"), "output.dense.bias is missing"),
         (lambda state: state.update({"cls.predictions.bias": np.zeros(3)}), "has the shape"),
+        (lambda state: state.update({OLD: np.zeros(24)}), "LayerNorm.weight and .*LayerNorm.gamma are the same weights"),
+        (lambda state: state.update({"pooler.dense.bias": np.zeros(24)}), "the same weights; leave out"),
         (lambda state: state.update({"bert.extra": np.zeros(3)}), "bert.extra is unknown"),
         (lambda state: state.update({"cls.predictions.decoder.weight": np.zeros((53, 21))}), "only tied"),
     ],

@@ -13,7 +13,7 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from tests.builders.agree import agree
-from tests.builders.effort import LONG
+from tests.builders.effort import sampled
 
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -48,7 +48,7 @@ def cases(chosen: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
     return [(kind, head) for head, kinds in chosen.items() for kind in kinds]
 
 
-@pytest.mark.parametrize(("kind", "head"), cases(SAMPLE))
+@pytest.mark.parametrize(("kind", "head"), sampled(cases(SAMPLE), 3))
 def test_packs_are_what_the_sequences_are_alone(kind: str, head: str) -> None:
     assert verdict_on(small_random_model(kind, head)) == "right"
 
@@ -70,8 +70,7 @@ def test_what_no_mask_is_right_for_is_refused(kind: str, head: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.repeated
-@pytest.mark.skipif(not LONG, reason="every type: only in `make test-long`")
+@pytest.mark.slow
 def test_every_type_is_right_or_refused() -> None:
     """The table of docs/pytorch-models.md: no type may be wrong."""
     transformers.logging.set_verbosity_error()

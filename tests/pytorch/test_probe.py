@@ -61,6 +61,7 @@ def test_each_way_of_feeding(name: str, attention: str) -> None:
             assert (finding.alone <= ALONE_BOUND, finding.neighbour) == (True, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.repeated
 @pytest.mark.parametrize("name", ["bert", "modernbert"] if LONG else ["modernbert"])
 def test_flex_attention(name: str) -> None:
@@ -170,6 +171,14 @@ def test_superfluous_weights_are_refused(changed: Callable[..., Path], kind: str
         opened(changed(lambda tensors: tensors.update({"adapter.weight": torch.ones(3)}), kind=kind), kind)
 
 
+def test_two_tensors_for_one_parameter_are_refused(changed: Callable[..., Path]) -> None:
+    name = "roberta.embeddings.LayerNorm"
+    for old, new in (("gamma", "weight"), ("beta", "bias")):
+        folder = changed(lambda tensors, old=old: tensors.update({f"{name}.{old}": torch.ones(32)}))
+        with pytest.raises(InputError, match=f"m: {name}.{old} and {name}.{new} are the same weights; leave out the one"):
+            opened(folder)
+
+
 def test_a_pooler_may_be_there_or_not(changed: Callable[..., Path]) -> None:
     opened(changed(lambda tensors: tensors.pop("pooler.dense.bias"), kind="AutoModel"), "AutoModel")
     pooler = {f"roberta.pooler.dense.{name}": torch.ones(32) for name in ("weight", "bias")}
@@ -184,8 +193,8 @@ def test_a_pooler_may_be_there_or_not(changed: Callable[..., Path]) -> None:
         (lambda _: None, {"max_position_embeddings": 2**30}, r"a model of [\d,]+ weights, and the files of weights"),
         (lambda _: None, {"num_hidden_layers": 2**64 + 1}, "num_hidden_layers = 18446744073709551617; at most 1,024"),
         (lambda _: None, {"max_position_embeddings": 2**64}, "max_position_embeddings = 18446744073709551616; at most"),
-        (lambda _: None, {"hidden_size": 0}, "transformers cannot open it: ZeroDivisionError"),
-        (lambda _: None, {"pad_token_id": 300}, "transformers cannot open it: AssertionError"),
+        (lambda _: None, {"hidden_size": 0}, "transformers cannot open it: its settings do not fit together; copy"),
+        (lambda _: None, {"pad_token_id": 300}, "transformers cannot open it: its settings do not fit together; copy"),
         (lambda _: None, {"architectures": {"a": 1}, "model_type": 3}, "transformers cannot open it"),
     ],
 )
@@ -197,7 +206,7 @@ def test_damage_is_one_line(changed: Callable[..., Path], change: Any, config: d
 
 @pytest.mark.parametrize(
     ("size", "message"),
-    [(7, "the files of weights hold 7 bytes; copy"), (50_000, "transformers cannot open it: SafetensorError: .*; copy the")],
+    [(7, "the files of weights hold 7 bytes; copy"), (50_000, "transformers cannot open it: .*; copy the")],
 )
 def test_a_file_of_weights_that_was_cut(changed: Callable[..., Path], size: int, message: str) -> None:
     file = changed(lambda _: None) / "model.safetensors"
@@ -205,7 +214,7 @@ def test_a_file_of_weights_that_was_cut(changed: Callable[..., Path], size: int,
     with pytest.raises(InputError, match=message):
         load_model(file.parent)
     file.unlink()
-    with pytest.raises(InputError, match=r"transformers cannot open it: OSError: .* no file named model\.safetensors"):
+    with pytest.raises(InputError, match=r"transformers cannot open it: .* no file named model\.safetensors"):
         load_model(file.parent)
 
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
-from gaudi_bert.rows.types import IGNORED, NO_WORD, QuestionRow, Sequences, TaggedRow, TextRow
+from gaudi_bert.rows.types import IGNORED, NO_WORD, Place, QuestionRow, Sequences, TaggedRow, TextRow
 from gaudi_bert.rows.window_plan import GRID, LEAST_GAIN, MOST_LENGTHS, WindowPlan, best_row_lengths, plan_window, row_cost
 from gaudi_bert.tasks.kinds.question_answering import squad_scores
 from gaudi_bert.tasks.kinds.task import Draw, Vocabulary, task_named
 from tests.builders.agree import agree
 from tests.builders.properties import examples
 
-ROWS = [TextRow(number, "text") for number in (1, 2, 3)]
+ROWS = [TextRow(Place(number), "text") for number in (1, 2, 3)]
 
 
 def texts(target=None) -> Sequences:
@@ -63,7 +63,10 @@ def test_regression() -> None:
 def test_tags_are_entities_with_their_characters() -> None:
     labels = ("O", "B-x", "I-x", "B-y")
     task = task_named("token-classification")(TaskSettings(), labels)
-    rows = [TaggedRow(1, ("New", "York", "is", "x"), ("B-x", "I-x", "O", "B-y")), TaggedRow(2, ("Rome",), ("B-y",))]
+    rows = [
+        TaggedRow(Place(1), ("New", "York", "is", "x"), ("B-x", "I-x", "O", "B-y")),
+        TaggedRow(Place(2), ("Rome",), ("B-y",)),
+    ]
     words = np.array([NO_WORD, 0, NO_WORD, 1, 2, 3, NO_WORD, NO_WORD, 0, NO_WORD], np.int32)
     target = np.array([IGNORED, 1, IGNORED, 2, 0, 3, IGNORED, IGNORED, 3, IGNORED], np.int32)
     logits = np.zeros((10, 4), np.float32)
@@ -77,6 +80,49 @@ def test_tags_are_entities_with_their_characters() -> None:
     agree(list(task.answers(logits, sequences, rows)), [{"tags": one}, {"tags": other}])
     found = task.metrics(logits, sequences, rows)
     agree(found, {"f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3, "accuracy": 0.8})
+
+
+def tagged(tags: tuple[str, ...], guessed: tuple[str, ...], labels: tuple[str, ...]):
+    """One row of words of one letter, a token each, with the model's outputs for `guessed`."""
+    row = TaggedRow(1, tuple("abcdefgh"[: len(tags)]), tags)
+    target, words = np.array([labels.index(tag) for tag in tags], np.int32), np.arange(len(tags), dtype=np.int32)
+    logits = 50.0 * np.eye(len(labels), dtype=np.float32)[[labels.index(tag) for tag in guessed]]
+    ids = np.full(len(tags), 5, np.int32)
+    bounds = np.array([0, len(tags)])
+    return logits, Sequences(np.array([0]), bounds, ids, np.zeros(len(tags), np.int8), words=words, target=target), [row]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("labels", "right", "guessed", "spans", "expected"),
+    [
+        # no prefix: a span for each word, and no entities in the metrics
+        ("O P Q", "O P Q P", "O P P P", [(2, 3, "P"), (4, 5, "P"), (6, 7, "P")], {"accuracy": 3 / 4, "f1_macro": 1.8 / 3}),
+        ("B N V", "B N V", "B N V", [(0, 1, "B"), (2, 3, "N"), (4, 5, "V")], {"accuracy": 1.0, "f1_macro": 1.0}),
+        ("O B-x I-x", "B-x I-x O B-x", "B-x I-x O O", [(0, 3, "x")], {"f1": 2 / 3, "precision": 1.0, "recall": 0.5}),
+        ("O B-x I-x E-x S-x", "B-x E-x S-x O", "B-x E-x S-x O", [(0, 3, "x"), (4, 5, "x")], {"f1": 1.0}),
+        ("O B-x I-x L-x U-x", "B-x L-x U-x U-x", "B-x L-x U-x O", [(0, 3, "x"), (4, 5, "x")], {"f1": 0.8, "recall": 2 / 3}),
+        ("O B I", "B I B O", "B I B O", [(0, 3, "_"), (4, 5, "_")], {"f1": 1.0, "accuracy": 1.0}),
+    ],
+)
+def test_tags_of_every_scheme(labels, right, guessed, spans, expected) -> None:
+    names = tuple(labels.split())
+    task = task_named("token-classification")(TaskSettings(), names)
+    given = tagged(tuple(right.split()), tuple(guessed.split()), names)
+    found = task.metrics(*given)
+    agree({name: found[name] for name in expected}, expected)
+    assert {"loss", *found} == set(task.metric_names)
+    assert (task.note() is None) == (task.best_metric == "f1")
+    (answer,) = task.answers(*given)
+    assert [(tag["start"], tag["end"], tag["tag"]) for tag in answer["tags"]] == spans
+
+
+def test_equal_evaluations_are_ordered_by_the_loss() -> None:
+    task = task_named("classification")(TaskSettings(), ("no", "yes"))
+    worst_to_best = [{"accuracy": 0.5, "loss": 0.1}, {"accuracy": 0.6, "loss": 0.9}, {"accuracy": 0.6, "loss": 0.8}]
+    ranks = [task.rank(metrics, "accuracy") for metrics in worst_to_best]
+    assert ranks == sorted(set(ranks))
+    assert task.rank(worst_to_best[0], "loss") > task.rank(worst_to_best[2], "loss")
 
 
 def question(threshold: float | None, n_best: int = 3):
@@ -94,7 +140,7 @@ def question(threshold: float | None, n_best: int = 3):
     sequences = Sequences(
         np.zeros(2, np.int64), np.array([0, 6, 12]), np.full(12, 5, np.int32), np.zeros(12, np.int8), characters
     )
-    return task, logits, sequences, [QuestionRow(1, "q", "what?", "ab cd ef", (("ab cd", 0),))]
+    return task, logits, sequences, [QuestionRow(Place(1), "q", "what?", "ab cd ef", (("ab cd", 0),))]
 
 
 def test_the_best_answers_of_all_windows() -> None:
@@ -176,6 +222,7 @@ def test_a_batch_spelt_out() -> None:
         "segment_ids": [[0, 0, 0, 1, 0, 0, 0], [0, 1, 1, 0, 1, 0, 0], [0] * 7],
         "positions": [[0, 0, 1, 2, 0, 0, 0], [0, 1, 2, 0, 1, 0, 0], [0] * 7],
         "sequence_positions": [[0, 1], [0, 3], [0, 0]],
+        "last_positions": [[0, 3], [2, 4], [0, 0]],
         "sequence_weights": [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]],
     }
 

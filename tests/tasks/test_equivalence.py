@@ -78,6 +78,7 @@ def make_sequences(task: Task, vocabulary_size: int) -> Sequences:
         "classification": random.integers(0, 3, count).astype(np.int32),
         "multi-label": random.integers(0, 2, (count, 3)).astype(np.float32),
         "regression": random.normal(size=count).astype(np.float32),
+        "reranking": random.uniform(size=count).astype(np.float32),
         "token-classification": np.where(words == 0, random.integers(0, 3, tokens), IGNORED).astype(np.int32),
         "question-answering": np.array([[n // 3, n - 2] for n in LENGTHS], np.int32),
     }.get(task.name)
@@ -114,6 +115,8 @@ def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, pa
     """Every sequence by itself through the class of the same architecture."""
     content = {**config.to_json(), **task.config_json(), "attn_implementation": "eager"}
     content |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if task.name == "reranking":  # binary cross-entropy is what transformers has for several labels
+        content["problem_type"] = "multi_label_classification"
     model = getattr(transformers, task.architecture)(transformers.BertConfig(**content))
     state = {name: torch.tensor(value) for name, value in to_hugging_face(values).items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
@@ -149,6 +152,8 @@ def task_inputs(task, sequences, number, span, placed, features) -> tuple[np.nda
     ids, target = sequences.input_ids[span], sequences.target
     if task.name == "classification":
         return ids, {"labels": target[number : number + 1].astype(np.int64)}, 1
+    if task.name == "reranking":
+        return ids, {"labels": target[number : number + 1, np.newaxis]}, 1
     if task.name in ("multi-label", "regression"):
         return ids, {"labels": target[number : number + 1]}, 1
     if task.name == "token-classification":
@@ -219,7 +224,6 @@ def test_packed_is_alone_for_random_weights(name: str) -> None:
     check(name, None, DEPTHS)
 
 
-@pytest.mark.slow
 @pytest.mark.repeated
 @pytest.mark.parametrize("name", TASK_NAMES if LONG else ["token-classification"])
 def test_packed_is_alone_for_trained_weights(name: str, minilm: Path) -> None:

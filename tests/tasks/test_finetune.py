@@ -52,6 +52,7 @@ def test_evaluation_is_the_same_packed_or_not(task, files, finished) -> None:
         agree(lines_of(out / "predictions.jsonl"), answers, 1e-5, scale=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4] if LONG else [4])
 def test_a_stopped_and_resumed_run_leaves_the_same_bytes(files, model, finished, tmp_path, stop) -> None:
     data, evaluation = files["multi-label"]
@@ -84,10 +85,14 @@ def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp
     agree(result.metrics["loss"], losses[result.best_update], 1e-12, scale=1.0)
     again = run("classification", data, evaluation, model, tmp_path / "out", finetune=changes)
     assert again.skipped
+    still = {"learning_rate": 1e-30, "epochs": 1, "evaluate_every_updates": 1}  # nothing moves: equal in all
+    result = run("classification", data, evaluation, model, tmp_path / "still", finetune=still).content
+    assert result.best_update == result.updates > 1
     with pytest.raises(InputError, match=r"finetune\.epochs = 3, not finetune\.epochs = 4"):
         run("classification", data, evaluation, model, tmp_path / "out", finetune={**changes, "epochs": 4})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "near"),
     [({"precision": "bfloat16"}, 0.05), *([({"optimizer": "lamb", "learning_rate": 0.02}, 0.5)] if LONG else [])],
@@ -123,7 +128,7 @@ def test_the_plan_says_how_far_its_batch_is_from_what_was_asked(files, model, tm
     agree(result.plan.change, real / 7 - 1)
     off = f"{abs(real / 7 - 1):.1%} {'more' if real > 7 else 'fewer'}"
     note = f"note: that is {off} than finetune.batch_sequences = 7; every process takes the same number of packs"
-    assert [line for line in listener.lines if "note:" in line] == [f"finetune: {note}"]
+    assert [line for line in listener.lines if "batch_sequences = 7;" in line] == [f"finetune: {note}"]
     asked = {"batch_sequences": 500}
     run("classification", data, evaluation, model, tmp_path / "out", listener, dry_run=True, finetune=asked)
     repeats = next(line for line in listener.lines if "repeat within an update" in line)
@@ -154,17 +159,23 @@ GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
 @pytest.mark.parametrize(
     ("task", "learnt", "measured", "message"),
     [
-        ("classification", GOOD, ({"text": "the", "label": "c"},), r"evaluation\.jsonl: row 1: .*'c'"),
-        ("classification", (*GOOD, {"text": " ", "label": "a"}), GOOD, r"train\.jsonl: row 3: .*empty"),
+        ("classification", GOOD, ({"text": "the", "label": "c"},), r"evaluation\.jsonl: line 1 \(row 1\): .*'c'"),
+        ("classification", (*GOOD, {"text": " ", "label": "a"}), GOOD, r"train\.jsonl: line 3 \(row 3\): .*empty"),
         (
             "classification",
             (*GOOD, {"text": "cat " * 70, "label": "a"}),
             GOOD,
-            r"row 3: has 72 tokens, .* raise finetune\.max_s",
+            r"line 3 \(row 3\): has 72 tokens, .* raise finetune\.max_s",
         ),
-        ("regression", ({"text": "the cat", "label": "much"},), GOOD, r"train\.jsonl: row 1: .*number"),
-        ("classification", ({"sentence": "the cat", "class": "a"},), GOOD, r"train\.jsonl: row 1: .*text"),
+        ("regression", ({"text": "the cat", "label": "much"},), GOOD, r"train\.jsonl: line 1 \(row 1\): .*number"),
+        ("classification", ({"sentence": "the cat", "class": "a"},), GOOD, r"train\.jsonl: line 1 \(row 1\): .*text"),
         ("classification", GOOD[:1], GOOD[:1], r"only the label 'a'"),
+        (
+            "token-classification",
+            ({"tokens": ["a", "b", "c"], "tags": ["B-x", "I-x", "NN"]},),
+            GOOD,
+            r"the tag 'NN' is of another",
+        ),
         ("classification", (), GOOD, r"has no label|no rows"),
     ],
 )
@@ -185,7 +196,7 @@ def test_a_model_that_cannot_be_fine_tuned_is_refused(files, model, tmp_path) ->
         run("classification", data, None, bare, tmp_path / "out")
     with pytest.raises(InputError, match=r"max_sequence_length = 65: the model has 64 positions"):
         run("classification", data, None, model, tmp_path / "out", finetune={"max_sequence_length": 65})
-    with pytest.raises(InputError, match=r"task\.name: is not set"):
+    with pytest.raises(InputError, match=r"--task \(task\.name\) is not set"):
         run(None, data, None, model, tmp_path / "out")
     with pytest.raises(InputError, match=r"finetune\.best_metric"):
         run("classification", data, None, model, tmp_path / "out", finetune={"best_metric": "accuracy"})

@@ -14,27 +14,28 @@ import pytest
 pytest.importorskip("torch", exc_type=ImportError)
 pytest.importorskip("transformers", exc_type=ImportError)
 
+import numpy as np
 import torch
 import transformers
+from safetensors.numpy import load_file
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.files import read_json
 from gaudi_bert.config.sections import TASK_NAMES
 from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
-from tests.builders.agree import agree
+from tests.builders.agree import agree, identical
 from tests.builders.bert_folder import write_bert, write_rows
-from tests.builders.effort import LONG
+from tests.builders.effort import LONG, sampled
 from tests.builders.encoders import TOKENIZER, write_encoder
-from tests.builders.reporters import QUIET, Listener
+from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.tasks.conftest import run
-
-pytestmark = pytest.mark.slow
 
 KINDS = {
     "classification": "AutoModelForSequenceClassification",
     "multi-label": "AutoModelForSequenceClassification",
     "regression": "AutoModelForSequenceClassification",
+    "reranking": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
     "question-answering": "AutoModelForQuestionAnswering",
     "masked-language-modelling": "AutoModelForMaskedLM",
@@ -75,7 +76,7 @@ def hide_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", sampled(TASKS, 2))
 def test_a_bert_fine_tuned_by_either_engine(
     task: str, files: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +115,7 @@ def check_answers(folder: Path, task: str, rows: list[dict[str, Any]], answers: 
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", ["bert", "roberta"])
+@pytest.mark.parametrize("name", sampled(["bert", "roberta"], 2, first=1))
 def test_packs_are_single_sequences(name: str, task: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", name)
     rows = write_rows(tmp_path / "rows.jsonl", task, ALL_ROWS, 1)
@@ -131,7 +132,7 @@ CASES = [(name, task) for name in ("bert", "roberta") for task in TASK_NAMES]
 CASES += [("modernbert", task) for task in (TASK_NAMES[:-1] if LONG else ["question-answering"])]
 
 
-@pytest.mark.parametrize(("name", "task"), CASES)
+@pytest.mark.parametrize(("name", "task"), sampled(CASES, 4))
 def test_what_a_run_leaves(name: str, task: str, files: Any, model: Path, finished: Any, tmp_path: Path) -> None:
     if name == "bert":
         out, result, start = finished(task).out, finished(task).result, model
@@ -174,6 +175,31 @@ def test_a_bare_encoder_and_its_own_head(files: dict[str, tuple[Path, Path]], tm
     assert "; 4 variables start from random numbers" in listener.text
     run("classification", *files["classification"], tmp_path / "out", tmp_path / "further", listener, dry_run=True)
     assert "; 0 variables start from random numbers" in listener.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "changes_them"), [("deepseek", False), ("ibert", True)])
+def test_what_a_model_stores_beside_its_parameters(name: str, changes_them: bool, files: Any, tmp_path: Path) -> None:
+    """Given buffers are trained with, survive a stop, and are written as `transformers` itself would."""
+    given = write_encoder(tmp_path / "m", name, "AutoModelForSequenceClassification")
+    stored = given.state_dict().keys() - dict(given.named_parameters()).keys()
+    assert stored
+    with torch.no_grad():
+        for buffer in map(given.get_buffer, sorted(stored)):
+            buffer.add_(torch.linspace(-2.0, 2.0, buffer.numel()).reshape(buffer.shape))
+    given.save_pretrained(tmp_path / "m")
+    rows, out = files["classification"], tmp_path / "out"
+    run("classification", *rows, tmp_path / "m", out)
+    with pytest.raises(StoppedError):
+        run("classification", *rows, tmp_path / "m", tmp_path / "stopped", StopAfter(5))
+    run("classification", *rows, tmp_path / "m", tmp_path / "stopped")
+    weights, resumed = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "stopped"))
+    identical(resumed, weights)
+    opened = transformers.AutoModelForSequenceClassification.from_pretrained(out)
+    opened.save_pretrained(tmp_path / "again")
+    identical(load_file(tmp_path / "again" / "model.safetensors"), weights)
+    assert any(not np.array_equal(weights[buffer], given.get_buffer(buffer).numpy()) for buffer in stored) == changes_them
+    check_answers(out, "classification", lines_of(rows[1]), lines_of(out / "predictions.jsonl"))
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,10 @@ from gaudi_bert.training.input.batches import TrainingOrder
 from gaudi_bert.training.loop import learning_rate_at
 from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, run_command, succeed
-from tests.builders.effort import once
+from tests.builders.effort import once, sampled
 from tests.builders.encoders import CONFIGS, SIZES, TOKENIZER
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.builders.tables import LENGTH, loss_of_rows, single_rows, write_table
-
-pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -138,7 +136,7 @@ def losses_of_the_twin(files: Path, name: str, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("name", "engine"), [("roberta", "auto"), ("bert", "pytorch"), ("bert", "tensorflow"), ("gpt2", "auto")]
+    ("name", "engine"), sampled([("roberta", "auto"), ("bert", "pytorch"), ("bert", "tensorflow"), ("gpt2", "auto")], 2)
 )
 def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str, engine: str, tmp_path: Path) -> None:
     if engine == "tensorflow":
@@ -172,6 +170,7 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
     assert again.content == result
 
 
+@pytest.mark.slow
 def test_fresh_weights_of_a_bert_are_those_of_either_engine_and_of_the_seed(files: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", exc_type=ImportError)
     few = {"updates": 2, "warmup_updates": 1, "save_every_updates": 9, "threads": None}

@@ -139,6 +139,20 @@ def test_a_damaged_proof_is_refused(whole: PackingCase, packed: Path) -> None:
     finish(whole, packed)
 
 
+def test_an_edited_proof_is_not_believed(whole: PackingCase, packed: Path) -> None:
+    part(whole, packed, 0, 1)
+    written = json.loads(proof(packed, 2).read_text())
+    for key in written:
+        value = written[key]
+        digits = value[:-1] + ("0" if value[-1] != "0" else "1") if isinstance(value, str) else value + 1
+        proof(packed, 2).write_text(json.dumps({**written, key: digits}))
+        with pytest.raises((InputError, FailedError), match=r"verification-00002\.json"):
+            finish(whole, packed)
+        assert not (packed / "verification.json").exists()
+    proof(packed, 2).write_text(json.dumps(written))
+    finish(whole, packed)
+
+
 def test_proofs_of_another_folder_are_refused(whole: PackingCase, packed: Path, tmp_path: Path) -> None:
     other = make_case(tmp_path / "other", files=9, sequences_per_file=21, seed=8)
     part(other, other.packed, 0, 1)
@@ -223,6 +237,28 @@ def test_a_pack_that_is_lost_doubled_or_in_another_group_is_found_by_its_part(wh
         finish(whole, packed)
     with pytest.raises(FailedError, match=f"group 0: {lost}.*2 more of the groups"):
         verify(whole.records, packed, reporter=QUIET)
+
+
+def test_no_file_outside_is_changed_through_a_link_in_the_folder(whole: PackingCase, packed: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in (
+        ".verification.json",
+        "..verification.json.seen",
+        ".verification.settings.json",
+        ".verification-00000.json",
+    ):
+        (packed / f"{name}.tmp").symlink_to(victim)
+    for number in range(2):
+        part(whole, packed, number, 2)
+    finish(whole, packed)
+    assert victim.read_text() == "precious"
+    (packed / ".verification.settings.json.lock").unlink()
+    (packed / ".verification.settings.json.lock").symlink_to(victim)
+    (packed / "verification.json").unlink()
+    with pytest.raises(InputError, match="fix the symbolic links"):
+        part(whole, packed, 0, 1)
+    assert victim.read_text() == "precious"
 
 
 def test_input_files_that_are_missing_new_or_doubled(whole: PackingCase, packed: Path, tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
 from gaudi_bert.common.errors import InputError
@@ -24,7 +28,7 @@ from gaudi_bert.training.checkpoint import (
     checkpoint_files,
     checkpoint_identity,
     find_checkpoint,
-    is_checkpoint,
+    newest_settings,
     read_checkpoint,
     read_newest,
     remove_old_checkpoints,
@@ -48,7 +52,7 @@ def make(update: int) -> Checkpoint:
             for name, shape in {"a/b": (3, 5), "c": (), "d": (0, 2)}.items()
         }
 
-    progress = {"packs_per_process": 7 * update, "processes": 1, "sequences": 9, "tokens": 99}
+    progress = {"packs": 7 * update, "order": 4, "processes": 1, "sequences": 9, "tokens": 99}
     return Checkpoint(update, values(), values(), values(), progress, {"model": {"hidden_size": 3}, "training": {"seed": 1}})
 
 
@@ -68,14 +72,58 @@ def test_comes_back_to_the_bit_and_is_a_safetensors_file(tmp_path) -> None:
     assert len({checkpoint_identity(write_checkpoint(tmp_path, make(update))) for update in (1, 2, 12)}) == 3
 
 
-def test_a_checkpoint_of_an_earlier_edition_is_refused(tmp_path) -> None:
-    tensors = {"model/c": np.zeros((), np.float32)}
-    (path := tmp_path / "update-00000012.safetensors").write_bytes(
-        save(tensors, metadata={"gaudi_bert": "{}", "crc32": "1"})
-    )
-    assert is_checkpoint(path)
-    with pytest.raises(InputError, match=r"update-00000012\.safetensors: written by an earlier edition; train again"):
-        read_checkpoint(path)
+# JSON that is not what a checkpoint holds, with the right checksum: at each of these places, each of these values.
+PLACES = [
+    *[(), ("update",), ("format_version",), ("progress",), ("settings",), ("tensors",), ("unknown",)],
+    *[("progress", name) for name in ("packs", "order", "processes", "sequences", "tokens", "unknown")],
+    *[("settings", name) for name in ("model", "training", "data", "run", "compiled_kernels", "task")],
+    *[("tensors", "model/a/b"), ("tensors", "model/a/b", 0), ("tensors", "model/a/b", 1), ("tensors", "model/a/b", 2)],
+]
+LIES = ["5", "-1", "1.5", '"x"', '"\\ud800"', "null", "[]", "[[]]", "true", "1e999", "[" * 10_000, '{"a": 1}', "NaN"]
+# What is allowed at such a place, so that it is no lie.
+TRUE = {("update",): {"5"}, ("settings", "compiled_kernels"): {"true"}, ("settings", "task"): {'"x"'}}
+TRUE |= {("progress", name): {"5"} for name in ("packs", "order", "processes", "sequences", "tokens")}
+TRUE |= {("settings", name): {'{"a": 1}'} for name in ("model", "training", "data", "run")}
+
+
+def with_lie(path: Path, place: tuple[str | int, ...], lie: str) -> None:
+    """Write `lie` at a place of the JSON of a checkpoint, and its checksum."""
+    with safe_open(path, framework="np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        state = json.loads(file.metadata()["gaudi_bert"].partition(" ")[2])
+    whole = {"state": state}
+    within, last = whole, "state"
+    for name in place:
+        within, last = within[last], name
+    within[last] = "THE LIE"
+    text = json.dumps(whole["state"]).replace('"THE LIE"', lie)
+    path.write_bytes(save(tensors, metadata={"gaudi_bert": f"{zlib.crc32(text.encode()):08x} {text}"}))
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)))
+def test_json_that_is_not_that_of_a_checkpoint_is_refused_in_a_line(tmp_path, place) -> None:
+    path = write_checkpoint(tmp_path, make(1))
+    whole = path.read_bytes()
+    for lie in LIES:
+        if lie in TRUE.get(place, set()):
+            continue
+        path.write_bytes(whole)
+        with_lie(path, place, lie)
+        with pytest.raises(InputError, match=r"\A[^\n]*update-00000001\.safetensors: not a complete checkpoint [^\n]*\Z"):
+            read_checkpoint(path)
+        assert newest_settings(tmp_path) is None or place[:1] == ("tensors",)
+    path.write_bytes(whole)
+    with_lie(path, ("update",), "5")  # no lie
+    assert read_checkpoint(path).update == 5
+
+
+@pytest.mark.parametrize("header", [b"5", b"[]", b"{}", b'{"__metadata__": {"gaudi_bert": 5}}', b"[" * 10_000, b'"\xff"'])
+def test_a_header_that_is_no_checkpoints_is_refused_in_a_line(tmp_path, header) -> None:
+    path = tmp_path / "update-00000001.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    for read in (read_checkpoint, checkpoint_identity):
+        with pytest.raises(InputError, match=r"\A[^\n]*: not a complete checkpoint [^\n]*\Z"):
+            read(path)
 
 
 @settings(examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -139,12 +187,15 @@ def make_run(seed: int, **changes) -> tuple[Model, Updates]:
     return model, load_engine("tensorflow").updates(model, TrainingSettings(), Communicator(), 1)
 
 
+SIGNATURE = {"stage": "train", "settings": {"training": {"seed": 1, "updates": 9}}, "inputs": {"data": "abc"}}
+
+
 def save_run(folder, model: Model, progress: dict | None = None):
     random = np.random.default_rng(0)
     values = model.values()
     first, second = ({name: random.random(value.shape, np.float32) for name, value in values.items()} for _ in range(2))
     progress = progress or {"packs": 30, "order": 4, "processes": 2, "sequences": 80, "tokens": 900}
-    checkpoint = Checkpoint(5, values, first, second, progress)
+    checkpoint = Checkpoint(5, values, first, second, progress, {"run": SIGNATURE})
     return write_checkpoint(folder, checkpoint), checkpoint
 
 
@@ -152,7 +203,7 @@ def test_model_moments_and_position_come_back(tmp_path) -> None:
     _, stored = save_run(tmp_path, make_run(1)[0])
     model, updates = make_run(2)
     said: list[str] = []
-    assert resume_run(tmp_path, model, updates, said.append) == Progress(5, 30, 80, 900)
+    assert resume_run(tmp_path, model, updates, SIGNATURE, said.append) == Progress(5, 30, 80, 900)
     for variables, values in [
         (model.values(), stored.variables),
         (updates.moments()[0], stored.first_moments),
@@ -164,14 +215,38 @@ def test_model_moments_and_position_come_back(tmp_path) -> None:
 
 
 def test_without_checkpoints_a_run_starts_at_the_beginning(tmp_path) -> None:
-    assert resume_run(tmp_path / "none", *make_run(2), print) == Progress()
+    assert resume_run(tmp_path / "none", *make_run(2), SIGNATURE, print) == Progress()
 
 
-@pytest.mark.parametrize("position", [{"packs_per_process": 30}, {"packs": 60}, {"packs": 60, "order": 3}])
+@pytest.mark.parametrize("position", [{}, {"packs": 6, "order": 3, "processes": 2, "sequences": 80, "tokens": 900}])
 def test_a_checkpoint_of_another_order_is_refused(tmp_path, position) -> None:
-    save_run(tmp_path, make_run(1)[0], {**position, "processes": 2, "sequences": 80, "tokens": 900})
-    with pytest.raises(InputError, match=r"written by an earlier edition, .* train again with --overwrite"):
-        resume_run(tmp_path, *make_run(2), print)
+    model, updates = make_run(1)
+    write_checkpoint(tmp_path, Checkpoint(5, model.values(), *updates.moments(), position))
+    with pytest.raises(InputError, match=r"a position in the order (3|None), this edition reads in the order 4;"):
+        resume_run(tmp_path, model, updates, SIGNATURE, print)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "expected"),
+    [
+        ("settings", {"training": {"seed": 2, "updates": 9}}, r"settings\.training\.seed is 1 there, 2 here"),
+        ("settings", {"training": {"updates": 9}}, r"settings\.training\.seed is 1 there, None here"),
+        ("inputs", {"data": "abd"}, r"inputs\.data is 'abc' there, 'abd' here"),
+        ("stage", "finetune", r"stage is 'train' there, 'finetune' here"),
+        ("settings", {"training": {"seed": 1, "updates": 90}}, None),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, place, value, expected) -> None:
+    """But one of fewer updates may be extended."""
+    model, updates = make_run(1)
+    save_run(tmp_path, model)
+    before, here = model.values(), {**SIGNATURE, place: value}
+    if expected is None:
+        assert resume_run(tmp_path, model, updates, here, print).update == 5
+        return
+    with pytest.raises(InputError, match=rf"\A[^\n]*the checkpoint is of another run: {expected}; [^\n]*\Z"):
+        resume_run(tmp_path, model, updates, here, print)
+    identical(model.values(), before)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +261,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path, 
     model, updates = make_run(2, **changes)
     before = model.values()
     with pytest.raises(InputError, match=f"of another model: bert/.*{expected}"):
-        resume_run(tmp_path, model, updates, print)
+        resume_run(tmp_path, model, updates, SIGNATURE, print)
     with pytest.raises(InputError, match="of another model"):
         load_weights(path, model, model.spec.config)
     for name, value in before.items():

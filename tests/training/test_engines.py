@@ -29,8 +29,6 @@ from tests.builders.agree import agree, identical
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.training.conftest import settings
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 BY_PYTORCH = {"engine": "pytorch", "log_every_updates": 1}
 
@@ -144,6 +142,7 @@ def test_a_device_that_is_not_there_is_one_line(packed, tmp_path, device: str, m
         train(settings(engine="pytorch", device=device), packed, None, tmp_path / "train", reporter=QUIET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "other"), [("tensorflow", "torch"), ("pytorch", "tensorflow")])
 def test_one_engine_never_loads_the_other(engine: str, other: str) -> None:
     program = f"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -167,3 +168,11 @@ def test_equals_the_naive_schedule(warmup: int, rest: int, update: int, power: f
     ours = learning_rate_at(update, schedule(0.01, warmup, updates, power, decay_from))
     agree(ours, naive.learning_rate(update, 0.01, warmup, updates, power, decay_from), 1e-12)
     assert 0 < ours <= 0.01
+
+
+@pytest.mark.parametrize(("mean_tokens", "is_long"), [(None, False), (128.0, False), (127.0, True), (20.0, True)])
+def test_rows_that_are_much_longer_than_the_texts_get_a_note(mean_tokens, is_long) -> None:
+    lines = replace(plan(PHASE_2, 2.0), mean_tokens=mean_tokens).short_lines()
+    notes = [line for line in lines if "shorter rows may be faster" in line]
+    assert len(notes) == is_long
+    assert all(line.startswith(f"note: rows of 512 are {512 / mean_tokens:.1f} times the mean text") for line in notes)

@@ -11,13 +11,14 @@ Letters: B packs, L positions, S depth, R = B * S rows, K tokens of a row, H hid
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import InputError
@@ -26,12 +27,21 @@ from gaudi_bert.engines.pytorch.bert import belongs, widen
 from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, vectors_of_sequences
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead, VectorHead
-from gaudi_bert.pytorch.asking import feeding_of, packed_batch, try_model
-from gaudi_bert.pytorch.encoder_weights import class_of, config_of
-from gaudi_bert.pytorch.feeding import Feeding, additive_masks, fed_positions
+from gaudi_bert.pytorch.asking import feeding_of, masked_tokens_mix, packed_batch, try_model
+from gaudi_bert.pytorch.encoder_weights import class_of, config_of, stored_buffers
+from gaudi_bert.pytorch.feeding import Feeding, additive_masks, fed_module, fed_positions
 from gaudi_bert.pytorch.model_folder import quiet_transformers
 from gaudi_bert.pytorch.rows import Row
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, full_pack, on_device, one_line, token_outputs, tokens_of_packs, trial_of
+from gaudi_bert.pytorch.trial import (
+    MODEL_ERRORS,
+    full_pack,
+    on_device,
+    reason_of,
+    token_outputs,
+    tokens_of_packs,
+    trial_of,
+    usual_tokens,
+)
 
 Reads = Literal["first", "last", "all"]
 _TRIED_TOKENS, _TRIAL_SEED, _TRIAL_BOUND = 40, 12345, 1e-3
@@ -55,8 +65,11 @@ def build_encoder(
     if compute_dtype == "float64":
         raise InputError("a model of transformers is computed in float32 or bfloat16; leave float64 to BERT")
     config = config_of(spec.config, spec.head)
-    module = _fresh_module(class_of(config, spec.head), config, 0 if seed is None else seed)
-    model = _TorchEncoder(spec, device, compute_dtype, module, feeding_of(config), compiler)
+    kind = class_of(config, spec.head)
+    feeding = feeding_of(config, kind=kind)
+    model = _TorchEncoder(
+        spec, device, compute_dtype, _fresh_module(kind, config, 0 if seed is None else seed), feeding, compiler
+    )
     model.try_packs()
     model.to_device()
     return model
@@ -70,7 +83,7 @@ def _fresh_module(kind: Any, config: Any, seed: int) -> torch.nn.Module:
             return module.float()
     except MODEL_ERRORS as error:
         raise InputError(
-            f"model type {config.model_type!r}: cannot be built: {one_line(error, 200)}; correct its config.json"
+            f"model type {config.model_type!r}: cannot be built: {reason_of(error)}; correct its config.json"
         ) from error
 
 
@@ -87,7 +100,10 @@ class _TorchEncoder(TorchModel):
         compiler: str | None,
     ) -> None:
         super().__init__(spec, device, compute_dtype)
-        self.feeding, self.module, self._encoder = feeding, module, module.base_model
+        self.feeding, self.module, self._encoder = feeding, module, fed_module(module.base_model, feeding)
+        is_of_masks = isinstance(spec.head, TaskHead) and spec.head.kind == "masked-language-modelling"
+        if feeding.unpacked_token is not None and is_of_masks:
+            raise InputError(masked_tokens_mix(module))
         self.parameters_by_name = dict(module.named_parameters())
         self._undecayed = {name for name in self.parameters_by_name if name.endswith("bias")}
         for path, inner in module.named_modules():
@@ -106,6 +122,10 @@ class _TorchEncoder(TorchModel):
         if self._compiler is not None:
             self._compute = torch.compile(self._outputs, backend=self._compiler, dynamic=False, fullgraph=True)
 
+    def buffers(self) -> dict[str, Tensor]:
+        """What the module stores beside its parameters: statistics of its layers, for one."""
+        return stored_buffers(self.module)
+
     def is_decayed(self, name: str) -> bool:
         """Whether weight decay applies to a variable: not to biases, nor to the scales of norms."""
         return name not in self._undecayed and self.parameters_by_name[name].requires_grad
@@ -117,12 +137,20 @@ class _TorchEncoder(TorchModel):
                 module.train(training)
         return self._compute(batch)
 
+    def tensors(self, batch: BatchArrays) -> dict[str, Tensor]:
+        """A batch on the device; one with a token that changes its neighbours is refused."""
+        token = self.feeding.unpacked_token
+        if token is not None and token in batch["input_ids"]:
+            raise InputError(masked_tokens_mix(self.module))
+        return super().tensors(batch)
+
     # --- packs through the encoder, and what the head reads through the head
 
     def _outputs(self, batch: Tensors) -> Tensor:
         hidden_BLH, head = self._encode(batch), cast(TaskHead | VectorHead, self.spec.head)
         if isinstance(head, VectorHead):
-            first_RH = _gather(hidden_BLH, batch["sequence_positions"]).flatten(0, 1) if head.read_positions else None
+            read = head.read_positions
+            first_RH = None if read is None else _gather(hidden_BLH, batch[read]).flatten(0, 1)
             return vectors_of_sequences(head, widen(hidden_BLH.flatten(0, 1) if first_RH is None else first_RH), batch)
         if head.read_positions == "masked_positions":
             return widen(self._scores(_gather(hidden_BLH, batch["masked_positions"])))
@@ -184,11 +212,11 @@ class _TorchEncoder(TorchModel):
     def try_packs(self) -> None:
         """Refuse a model whose outputs for packed sequences are not those of each alone."""
         module, feeding = self.module, self.feeding
-        try_model(self._encoder, feeding, lambda rows: packed_batch(rows, feeding), training=True)
+        try_model(module.base_model, feeding, lambda rows: packed_batch(rows, feeding), training=True)
         if isinstance(self.spec.head, VectorHead):
             return
         length = min(_TRIED_TOKENS, tokens_of_packs(module.config, feeding.position_offset))
-        rows, _ = full_pack(module.config, length, _TRIAL_SEED, feeding.longest_sequence)
+        rows, _ = full_pack(module.config, length, _TRIAL_SEED, feeding.longest_sequence, feeding.unpacked_token)
         with trial_of(module), quiet_transformers():
             packed = self._outputs(self.tensors_of_trial(rows[0]))[0]
             alone = [self._alone(rows[0], number)[0] for number in range(1, len(rows[0]["seq_lens"]) + 1)]
@@ -221,18 +249,22 @@ class _TorchEncoder(TorchModel):
 
 
 class _StandIn(torch.nn.Module):
-    """In the place of an encoder: the hidden states that it gives are what it is given."""
+    """In the place of an encoder: the hidden states that it gives are what it is given, in an output of its own kind."""
 
-    def __init__(self, encoder: Any) -> None:
+    def __init__(self, encoder: Any, output: Any) -> None:
         super().__init__()
+        self._kind: Any = BaseModelOutputWithPooling if isinstance(output, tuple) else type(output)
+        self._has_pooled = any(field.name == "pooler_output" for field in dataclasses.fields(self._kind))
         self.pooler = getattr(encoder, "pooler", None)
         self.activation = getattr(encoder, "pooler_activation", None)  # of a pooler that is a mere dense layer
 
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> BaseModelOutputWithPoolingAndCrossAttentions:
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
+        if not self._has_pooled:
+            return self._kind(last_hidden_state=inputs_embeds)
         pooled = None if self.pooler is None else self.pooler(inputs_embeds)
         if pooled is not None and self.activation is not None:
             pooled = self.activation(pooled[:, 0])
-        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=inputs_embeds, pooler_output=pooled)
+        return self._kind(last_hidden_state=inputs_embeds, pooler_output=pooled)
 
 
 def _with_stand_in(module: Any) -> torch.nn.Module:
@@ -241,8 +273,10 @@ def _with_stand_in(module: Any) -> torch.nn.Module:
     name = next((name for name, child in module.named_children() if child is encoder), None)
     if name is None:
         raise InputError(f"{type(module).__name__}: its encoder is not separate from its head; choose another model or task")
+    with trial_of(module), quiet_transformers():
+        output = encoder(input_ids=torch.tensor(usual_tokens(module.config)[None, :3]))
     head: Any = copy.copy(module)
-    head._modules = {**module._modules, name: _StandIn(encoder)}  # noqa: SLF001 - of the copy
+    head._modules = {**module._modules, name: _StandIn(encoder, output)}  # noqa: SLF001 - of the copy
     head.config = copy.copy(module.config)
     if getattr(head.config, "pad_token_id", None) is None:
         head.config.pad_token_id = 0  # some heads take no batch without one; rows hold no padding here

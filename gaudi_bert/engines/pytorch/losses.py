@@ -60,8 +60,8 @@ def _weighed_likelihoods(logits: Tensor, labels: Tensor, weights: Tensor) -> tup
 def task_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """The sum of losses of a task, what it is divided by, and right answers: [3]."""
     weights = batch["target_weights"].to(logits.dtype)
-    if head.kind == "multi-label":
-        targets_BSC = batch["targets"].to(logits.dtype)
+    if head.kind in ("multi-label", "reranking"):
+        targets_BSC = batch["targets"].to(logits.dtype).reshape(logits.shape)
         losses = functional.binary_cross_entropy_with_logits(logits, targets_BSC, reduction="none").mean(-1)
         right = ((logits >= 0) == (targets_BSC > 0.5)).all(-1).to(logits.dtype)
     elif head.kind == "regression":

@@ -100,8 +100,8 @@ def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.T
 
 def task_sums(head: TaskHead, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, ...]:
     """The sum of losses of a task, what it is divided by, and right answers: 3 scalars, as `TaskHead` describes them."""
-    if head.kind == "multi-label":
-        targets_BSC = tf.cast(batch["targets"], logits.dtype)
+    if head.kind in ("multi-label", "reranking"):
+        targets_BSC = tf.reshape(tf.cast(batch["targets"], logits.dtype), logits.shape)
         losses_BSC = tf.nn.sigmoid_cross_entropy_with_logits(labels=targets_BSC, logits=logits)
         losses = tf.reduce_mean(losses_BSC, axis=-1)
         right = tf.reduce_min(tf.cast(tf.equal(logits >= 0, targets_BSC > 0.5), logits.dtype), axis=-1)

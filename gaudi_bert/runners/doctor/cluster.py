@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 
 from gaudi_bert.artefacts.store.objects import scheme_of
+from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.docker.containers import STORE_TOOLS
 from gaudi_bert.runners.doctor.answers import ClusterAnswers, ask_cluster, named_classes
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.doctor.room import check_limits, check_nodes
-from gaudi_bert.runners.kubernetes.client import Cluster, Json
+from gaudi_bert.runners.kubernetes.client import Cluster, Connection, Json
 from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE, work_claim_name
 from gaudi_bert.runners.kubernetes.run import (
     ALONE,
@@ -27,9 +28,10 @@ from gaudi_bert.runners.stage_table import STAGES, stage_image, stages_of
 _OLDEST = (1, 24)
 
 
-def examine_cluster(settings: PipelineSettings) -> list[CheckResult]:
+def examine_cluster(settings: PipelineSettings, reporter: Reporter) -> list[CheckResult]:
     """What is right and wrong with the cluster that the kubeconfig file names."""
-    return check_cluster(ask_cluster(Cluster(settings.kubernetes.namespace), settings), settings)
+    cluster = Cluster(settings.kubernetes.namespace, Connection(say=reporter.say))
+    return check_cluster(ask_cluster(cluster, settings), settings)
 
 
 def check_cluster(answers: ClusterAnswers, settings: PipelineSettings) -> list[CheckResult]:
@@ -116,11 +118,14 @@ def _device_plugin(answers: ClusterAnswers, settings: PipelineSettings) -> Check
 
 def _mpi(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
     if answers.serves_mpijobs is False:
-        remedy = "install the MPI operator 0.4 or later, or set kubernetes.training to job with one worker"
+        remedy = "install the MPI operator (docs/kubernetes.md), or set kubernetes.training to job with one worker"
         return failed("MPI operator", "kubeflow.org/v2beta1 is not served", remedy)
-    if not answers.mpi_operator:
+    if not answers.mpi_operator and answers.pods_are_hidden:
         known = "MPIJobs are known, but the operator's pod" if answers.serves_mpijobs else "the operator"
         return warning("MPI operator", f"{known} is not seen by this account", "ask whether it runs")
+    if not answers.mpi_operator:
+        finding = "MPIJobs are known, but no pod of the cluster has the operator's image"
+        return warning("MPI operator", finding, "see `kubectl get pods -A`: nothing starts an MPIJob without the operator")
     match = re.search(r":v?(\d+)\.(\d+)", answers.mpi_operator)
     oldest, why = ((0, 8), "Kueue") if settings.kubernetes.queue else ((0, 4), "launcherCreationPolicy")
     if match and (int(match[1]), int(match[2])) < oldest:

@@ -171,6 +171,7 @@ Amounts = dict[str, float]
 
 # What a quota on one of them requires every container to name.
 _REQUIRED = ("requests.cpu", "requests.memory", "limits.cpu", "limits.memory")
+_POD_COUNTS = ("pods", "count/pods")
 # Quotas that count other pods than ours, or only those of one priority.
 _OTHER_SCOPES = {"BestEffort", "Terminating", "PriorityClass"}
 _ASK = "or ask who runs the namespace for more"
@@ -314,7 +315,7 @@ def _exceeded(quota: str, key: str, hard: str, used: str, manifests: Manifests, 
             return
         finding = f"quota {quota} allows {hard} {key}, and {step} needs {needed:g}"
         if needed > quantity_value(hard):
-            yield failed("limits", finding, f"lower resources.{part}, {_ASK}")
+            yield failed("limits", finding, _less_of(item, key, part))
             return
         if in_use is None and needed > quantity_value(hard) - quantity_value(used):
             in_use = warning("limits", f"{finding}, of which {used} is in use", "wait until it has room, or ask for more")
@@ -322,13 +323,22 @@ def _exceeded(quota: str, key: str, hard: str, used: str, manifests: Manifests, 
         yield in_use
 
 
-def _needed(item: Manifest, key: str, limits: list[Json]) -> tuple[float, str]:
-    """How much of a quota's amount a step needs at once, and the container that should name it, but does not.
+def _less_of(item: Manifest, key: str, part: str) -> str:
+    """How a step takes less of a quota's amount, or gets more of it."""
+    settings = [] if key in _POD_COUNTS else [f"resources.{part}"]
+    settings += ["resources.workers"] if _pods_at_once(item)[-1] > 1 else []
+    return f"lower {' or '.join(settings)}, {_ASK}" if settings else _ASK.removeprefix("or ")
 
-    The pods of a Job can do its work one after another; those of an MPIJob cannot.
-    """
-    counts = [1, item["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]] if item["kind"] == "MPIJob" else [1]
-    if key in ("pods", "count/pods"):
+
+def _pods_at_once(item: Manifest) -> list[int]:
+    """How many pods of each template a step needs at once: those of a Job can do its work one after another."""
+    return [1, item["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]] if item["kind"] == "MPIJob" else [1]
+
+
+def _needed(item: Manifest, key: str, limits: list[Json]) -> tuple[float, str]:
+    """How much of a quota's amount a step needs at once, and the container that should name it, but does not."""
+    counts = _pods_at_once(item)
+    if key in _POD_COUNTS:
         return float(sum(counts)), ""
     kind, _, resource = key.partition(".") if key.startswith(("requests.", "limits.")) else ("requests", "", key)
     total = 0.0

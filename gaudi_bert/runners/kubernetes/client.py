@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -103,11 +104,13 @@ def needed_rights(*, mpijob: bool, queue: bool, network_policy: bool) -> list[Ri
 Json = dict[str, Any]
 
 # Seconds for a connection, and for an answer.
-_TIMEOUT = (10, 60)
+_TIMEOUT = (5, 60)
 # How long to retry a server that has never answered, and one for whose outages nobody set a limit.
 _FIRST_ANSWER_SECONDS = 16.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _LONGEST_LOG_SECONDS = 3600
+# With what urllib3 begins its messages.
+_POOL = re.compile(r"^<?HTTPS?Connection[^)]*\)>?: ")
 _BUSY = (429, 500, 502, 503, 504)
 _REMEDIES = {
     400: "the manifest does not suit this cluster's version: see `gaudi-bert doctor --cluster`",
@@ -203,14 +206,17 @@ class Connection:
                 if refusal.status not in _BUSY:
                     raise error from refusal
             except urllib3.exceptions.HTTPError as broken:
-                reason = " ".join(str(broken).split())
-                error = ClusterError(f"cannot {action}: no answer from the cluster ({reason}); check the network")
+                reason = _POOL.sub("", " ".join(str(broken).split()))
+                error = ClusterError(
+                    f"cannot {action}: no answer from the cluster at {self._client.configuration.host} ({reason}); "
+                    "check the network, and the server's address in the kubeconfig file"
+                )
                 pause = _pause(attempt, None)
             waited += time.monotonic() - began + pause
             limit = self.outage_seconds if self._has_answered else min(self.outage_seconds, _FIRST_ANSWER_SECONDS)
             if waited > limit:
                 raise error
-            self._note_outage(error, waited)
+            self._note_outage(error, waited, limit)
             attempt += 1
             self.sleep(pause)
 
@@ -221,23 +227,25 @@ class Connection:
                 self._is_away = False
                 self._say("the cluster answers again")
 
-    def _note_outage(self, error: ClusterError, waited: float) -> None:
-        """Say once that the server is away: not at the first refusal, which passes as a rule."""
+    def _note_outage(self, error: ClusterError, waited: float, limit: float) -> None:
+        """Say once that the server is away: of one that has answered not at the first refusal, which passes as a rule."""
         with self._lock:
-            if self._has_answered and not self._is_away and waited > _FIRST_ANSWER_SECONDS / 2:
+            if not self._is_away and (not self._has_answered or waited > _FIRST_ANSWER_SECONDS / 2):
                 self._is_away = True
-                self._say(f"{error}; retrying for at most {human_seconds(self.outage_seconds)}")
+                self._say(f"{error}; retrying for at most {human_seconds(limit)}")
 
 
 def _new_client() -> Any:
     """A client with the configuration as it is now."""
     try:
-        from kubernetes.client import ApiClient
+        from kubernetes.client import ApiClient, Configuration
         from kubernetes.dynamic import DynamicClient
     except ImportError as error:
         raise InputError(f"kubernetes: the client is not installed; run: {install_command('kubernetes')}") from error
     _load_configuration()
-    return DynamicClient(ApiClient(), discoverer=lambda client, cache_file: None)
+    configuration = Configuration.get_default_copy()
+    configuration.retries = False  # those of urllib3 are silent
+    return DynamicClient(ApiClient(configuration), discoverer=lambda client, cache_file: None)
 
 
 def _resource(kind: str) -> Any:

@@ -16,7 +16,7 @@ import sys
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.files import atomic_file
@@ -151,12 +151,20 @@ def received_files(lines: Iterable[str], folder: Path) -> dict[Path, bytes]:
         raise FailedError("the results in the pod's log are incomplete; copy the work folder with `kubectl cp`")
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-            members = [(tarfile.data_filter(member, str(folder)), member) for member in archive if member.isfile()]
-            return {folder / safe.name: archive.extractfile(member).read() for safe, member in members}  # type: ignore[union-attr]
+            members = [(folder / _name_inside(member.name), member) for member in archive if member.isfile()]
+            return {path: archive.extractfile(member).read() for path, member in members}  # type: ignore[union-attr]
     except (tarfile.TarError, OSError, EOFError) as error:
         raise FailedError(
             f"the results in the pod's log cannot be unpacked ({error}); copy the work folder with `kubectl cp`"
         ) from error
+
+
+def _name_inside(name: str) -> PurePosixPath:
+    """The name of a file in an archive, from which no `..` and no `/` at its beginning may lead out of the folder."""
+    inside = PurePosixPath(name.lstrip("/"))
+    if not inside.parts or ".." in inside.parts:
+        raise tarfile.ReadError(f"{name!r} leads out of the folder")
+    return inside
 
 
 def _archive(folder: Path, files: Iterable[Path]) -> bytes:

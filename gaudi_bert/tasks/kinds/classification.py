@@ -15,18 +15,21 @@ Losses are means over sequences. A class of a multi-label task is answered where
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
 
-from gaudi_bert.common.arrays import BatchArrays, Float32Array, IntArray
-from gaudi_bert.rows.answers import class_answers, multi_label_answers, number_answers, tag_answers, tagged_words
+from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, IntArray
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary
+from gaudi_bert.rows.answers import TagScheme, class_answers, multi_label_answers, number_answers, tag_answers, tagged_words
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import IGNORED, NO_WORD, Row, Sequences, TaggedRow
 from gaudi_bert.tasks.kinds.task import Draw, Task
 
 
-class _TextTask(Task):
+class TextTask(Task):
     """A task with one vector of answers for a text or pair, from BERT's pooled vector of the sequence."""
 
     architecture = "BertForSequenceClassification"
@@ -39,7 +42,7 @@ class _TextTask(Task):
         return {"targets": placed.each(sequences.target[placed.sequences]), "target_weights": weights}
 
 
-class Classification(_TextTask):
+class Classification(TextTask):
     """One of several classes."""
 
     name = "classification"
@@ -49,12 +52,12 @@ class Classification(_TextTask):
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """accuracy, f1_macro (over the classes of the data), matthews_correlation."""
-        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+        from sklearn.metrics import accuracy_score, matthews_corrcoef
 
         guesses, right = logits.argmax(axis=-1), np.asarray(sequences.target)
         return {
             "accuracy": float(accuracy_score(right, guesses)),
-            "f1_macro": float(f1_score(right, guesses, average="macro", labels=np.unique(right), zero_division=0)),
+            "f1_macro": _mean_f1(right, guesses),
             "matthews_correlation": float(matthews_corrcoef(right, guesses)),
         }
 
@@ -68,7 +71,7 @@ class Classification(_TextTask):
         return class_answers(logits, self.labels)
 
 
-class MultiLabel(_TextTask):
+class MultiLabel(TextTask):
     """Any of several classes."""
 
     name = "multi-label"
@@ -92,7 +95,7 @@ class MultiLabel(_TextTask):
         return multi_label_answers(logits, self.labels)
 
 
-class Regression(_TextTask):
+class Regression(TextTask):
     """A number."""
 
     name = "regression"
@@ -131,14 +134,27 @@ class TokenClassification(Task):
 
     The first word piece of a word carries its tag; the others, [CLS] and [SEP] carry none (Devlin et al., 2019, section
     5.3). A word that is in several windows of a long row counts in one of them. Head: dropout and a dense layer on the
-    hidden state of every token. Loss: negative log likelihood, mean over words. Metrics: precision, recall and F1 of
-    complete entities, by seqeval; and the share of words with the right tag.
+    hidden state of every token. Loss: negative log likelihood, mean over words. Metrics of tags of a chunk scheme (B-, I-):
+    precision, recall and F1 of complete entities, by seqeval, and the share of words with the right tag; of other tags:
+    that share, and F1 as the mean over tags.
     """
 
     name = "token-classification"
     architecture = "BertForTokenClassification"
     best_metric = "f1"
-    metric_names = ("loss", "f1", "precision", "recall", "accuracy")
+    metric_names: tuple[str, ...] = ("loss", "f1", "precision", "recall", "accuracy")
+
+    def __init__(self, settings: TaskSettings, labels: Sequence[str] = (), vocabulary: Vocabulary = NO_VOCABULARY) -> None:
+        super().__init__(settings, labels, vocabulary)
+        self._scheme = TagScheme(labels)
+        if not self._scheme.has_chunks:
+            self.best_metric, self.metric_names = "accuracy", ("loss", "accuracy", "f1_macro")
+
+    def note(self) -> str | None:
+        """Where no tag is of a chunk scheme."""
+        if self._scheme.has_chunks:
+            return None
+        return "no tag has a prefix such as B- or I-: each word counts by itself, by accuracy and f1_macro"
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """`targets` and `target_weights`, [B, L]: the weight is 1 where a word begins that has a tag."""
@@ -149,16 +165,29 @@ class TokenClassification(Task):
         return {"targets": np.maximum(targets, 0), "target_weights": (targets != IGNORED).astype(np.float32)}
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """f1, precision and recall of entities (seqeval), accuracy of words; a word that was cut off counts as outside."""
-        from seqeval.metrics import f1_score, precision_score, recall_score
-
+        """f1, precision, recall of entities, or f1_macro of tags; accuracy of words. A word that was cut off is outside."""
         guesses = [words.tags for words in tagged_words(logits, sequences, rows, self.labels)]
         right = [list(cast(TaggedRow, row).tags or ()) for row in rows]
         same = sum(one == other for a, b in zip(guesses, right, strict=True) for one, other in zip(a, b, strict=True))
+        accuracy = same / max(1, sum(map(len, right)))
+        if self._scheme.has_chunks:
+            return {**self._of_entities(guesses, right), "accuracy": accuracy}
+        return {"accuracy": accuracy, "f1_macro": _mean_f1(list(chain(*right)), list(chain(*guesses)))}
+
+    def _of_entities(self, guesses: list[list[str]], right: list[list[str]]) -> dict[str, float]:
+        from seqeval.metrics import f1_score, precision_score, recall_score
+
+        chunks = [[[self._scheme.chunk_tag(tag) for tag in tags] for tags in rows] for rows in (right, guesses)]
         scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
-        figures = {name: float(score(right, guesses, zero_division=0)) for name, score in scores.items()}
-        return {**figures, "accuracy": same / max(1, sum(map(len, right)))}
+        return {name: float(score(*chunks, zero_division=0)) for name, score in scores.items()}
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"tags": [{"start", "end", "tag", "score"}]}`: entities, with their characters in the text of the row."""
         return tag_answers(logits, sequences, rows, self.labels)
+
+
+def _mean_f1(right: AnyArray | list[str], guesses: AnyArray | list[str]) -> float:
+    """F1, the mean over the classes of the data."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(right, guesses, average="macro", labels=np.unique(right), zero_division=0))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
@@ -30,6 +30,7 @@ TASKS = {
     "regression": ("classification", "Regression"),
     "token-classification": ("classification", "TokenClassification"),
     "question-answering": ("question_answering", "QuestionAnswering"),
+    "reranking": ("reranking", "Reranking"),
     "masked-language-modelling": ("language_modelling", "MaskedLanguageModelling"),
     "causal-language-modelling": ("language_modelling", "CausalLanguageModelling"),
 }
@@ -68,8 +69,8 @@ class Task(ABC):
     name: ClassVar[str]
     architecture: ClassVar[str]
     problem_type: ClassVar[str | None] = None
-    best_metric: ClassVar[str]
-    metric_names: ClassVar[tuple[str, ...]]
+    best_metric: str
+    metric_names: tuple[str, ...]
     lower_is_better: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "mean_squared_error")
 
     def __init__(self, settings: TaskSettings, labels: Sequence[str] = (), vocabulary: Vocabulary = NO_VOCABULARY) -> None:
@@ -85,6 +86,10 @@ class Task(ABC):
         """Values of the head for each sequence or token (C)."""
         return len(self.labels)
 
+    def note(self) -> str | None:
+        """What people should know of how this data is measured, if anything."""
+        return None
+
     @abstractmethod
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """Features that the loss needs, in addition to those of the encoder (and `input_ids`, where they are masked).
@@ -99,6 +104,11 @@ class Task(ABC):
         `logits`, [N, C] or [T, C], are in the order of the sequences, which come from all `rows`, labelled.
         """
         return {}
+
+    def rank(self, metrics: Mapping[str, float], best_metric: str) -> tuple[float, float]:
+        """What orders evaluations, the best one last: the metric, and among equal ones the loss."""
+        sign = -1.0 if best_metric in self.lower_is_better else 1.0
+        return sign * metrics[best_metric], -metrics["loss"]
 
     def baseline(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
         """The metrics that one constant answer reaches on `measured`: the one that suits `learnt` best."""

@@ -181,7 +181,8 @@ def read_task_folder(path: Path) -> TaskDescription:
         )
     values = TaskConfig.read(file)
     own, labels = values.gaudi_bert, values.labels or _UNNAMED_LABELS
-    task = own.task or _task_of(values.architectures, values.problem_type, labels, path)
+    task = own.task or ("reranking" if values.is_reranker else None)
+    task = task or _task_of(values.architectures, values.problem_type, labels, path)
     length = own.max_sequence_length or tokenizer_length(path)
     settings = own.settings or TaskSettings(name=task)
     return TaskDescription(path, task, labels if task in TASKS_WITH_LABELS else (), length, settings)
@@ -204,6 +205,10 @@ def open_task_model(start: StartWeights, task: Task, engine: Engine, device: Dev
     return model
 
 
+_OF_A_FILE = {"labels", "format", "delimiter", "encoding", "on_bad_row"}
+"""Settings of the task that say how one file is written, which a model does not keep: the next may be written otherwise."""
+
+
 def write_task_folder(
     folder: Path,
     start: StartWeights,
@@ -217,13 +222,13 @@ def write_task_folder(
     own = {
         "task": task.name,
         "max_sequence_length": max_sequence_length,
-        "settings": task.settings.model_dump(mode="json", exclude_defaults=True, exclude={"labels"}),
+        "settings": task.settings.model_dump(mode="json", exclude_defaults=True, exclude=_OF_A_FILE),
     }
     if isinstance(config, BertConfig):
         tensors = to_hugging_face(variables)
         values = {**config.to_json(), "model_type": "bert", "pad_token_id": tokenizer.pad_id or 0}
     else:
-        tensors = {name: np.asarray(value, np.float32, order="C") for name, value in variables.items()}
+        tensors = {name: np.asarray(value, order="C") for name, value in variables.items()}
         values = {**config.to_json(), "dtype": "float32"}
     with atomic_file(folder / "model.safetensors") as handle:
         handle.write(save(tensors, metadata={"format": "pt"}))

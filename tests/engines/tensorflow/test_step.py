@@ -153,9 +153,9 @@ def test_what_balanced_expects_of_packs_and_of_single_sequences(tmp_path, loss: 
     settings = TrainingSettings(loss_normalization="balanced", loss=loss)
     packed = denominators_for(settings, open_source(data.write_packed(tmp_path / "packed", PACKS)))
     unpacked = denominators_for(settings, open_source(data.write_unpacked(tmp_path / "unpacked", PACKS)))
-    lengths = [sequence.length for pack in PACKS for sequence in pack]
-    factor, efficiency = len(lengths) / len(PACKS), sum(lengths) / (len(PACKS) * data.LENGTH)
-    masked = data.PREDICTIONS * efficiency if loss == "token" else factor
+    of_sequences = [len(sequence.masked_ids) for pack in PACKS for sequence in pack]
+    factor = len(of_sequences) / len(PACKS)
+    masked = sum(of_sequences if loss == "token" else map(bool, of_sequences)) / len(PACKS)
     agree(packed.expected_weights, (masked, factor))
     # The same sequences weigh the same whether packed or not: a pack is `factor` of them.
     agree(unpacked.expected_weights, (masked / factor, 1.0))

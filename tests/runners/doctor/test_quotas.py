@@ -23,7 +23,7 @@ def limit_range(kind: str = "Container", **limits: Json) -> Json:
 
 
 def quota(used: Json | None = None, scopes: tuple[str, ...] = (), **hard: str) -> Json:
-    amounts = {key.replace("_", "."): value for key, value in hard.items()}
+    amounts = {key.replace("count_", "count/").replace("_", "."): value for key, value in hard.items()}
     spec = {"hard": amounts, **({"scopes": list(scopes)} if scopes else {})}
     return {"metadata": {"name": "compute"}, "spec": spec, "status": {"hard": amounts, "used": used or {}}}
 
@@ -64,11 +64,13 @@ def test_a_limit_range_that_refuses_pods_or_the_claim_is_found(overrides: list[s
         ([DATA], quota(requests_memory="2Gi"), "failed", "allows 2Gi requests.memory, and prepare needs"),
         ([DATA], quota(memory="2Gi"), "failed", "allows 2Gi memory, and prepare needs"),
         ([], quota(limits_cpu="100"), "failed", "has limits.cpu, which container prepare of prepare does not name"),
-        (MPI, quota(pods="2"), "failed", "allows 2 pods, and train needs 3"),
+        (MPI, quota(pods="2"), "failed", "allows 2 pods, and train needs 3; lower resources.workers, or ask"),
+        (MPI, quota(count_pods="0"), "failed", "allows 0 count/pods, and prepare needs 1; ask who runs"),
+        (MPI, quota(requests_cpu="300m"), "failed", "train needs 0.45; lower resources.training or resources.workers, or"),
         ([], quota(requests_storage="5Gi"), "failed", "allows 5Gi requests.storage; lower kubernetes.storage"),
         ([DATA], quota({"requests.cpu": "3"}, requests_cpu="4"), "warning", "of which 3 is in use; wait until it has room"),
     ],
-    ids=["cpu", "memory", "short name", "not named", "workers", "storage", "in use"],
+    ids=["cpu", "memory", "short name", "not named", "pods", "no pods", "workers", "storage", "in use"],
 )
 def test_a_quota_that_refuses_pods_or_claims_is_found(overrides: list[str], limits: Json, verdict: str, said: str) -> None:
     ((actual, text),) = found(overrides, quotas=[limits])

@@ -228,10 +228,14 @@ def test_an_outage_that_lasts_too_long_ends_the_run(server: FakeApiServer, repor
 
 def test_a_server_that_never_answered_is_not_asked_for_long(server: FakeApiServer) -> None:
     paused: list[float] = []
+    lines: list[str] = []
     server.faults = [Fault("GET", "/version", 503) for _ in range(60)]
     with pytest.raises(ClusterError, match="503"):
-        Cluster("gaudi-bert", Connection(outage_seconds=3600, sleep=paused.append)).version()
+        Cluster("gaudi-bert", Connection(outage_seconds=3600, say=lines.append, sleep=paused.append)).version()
     assert sum(paused) <= 16
+    (line,) = lines
+    assert line.startswith("cannot ask for the version: 503: ")
+    assert line.endswith("retrying for at most 16 s")
 
 
 def test_logs_that_may_not_be_read_are_named_once(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
@@ -390,5 +394,7 @@ def test_without_kubeconfig_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_a_cluster_that_does_not_answer_is_told(server: FakeApiServer, run: Run) -> None:
     server.__exit__()
-    with pytest.raises(ClusterError, match=r"no answer from the cluster .*check the network"):
+    with pytest.raises(
+        ClusterError, match=r"no answer from the cluster at http://127.* \(Failed .*refused\); check the network"
+    ):
         run(PLAN)

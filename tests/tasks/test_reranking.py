@@ -1,0 +1,112 @@
+"""Rerankers: rows in both forms, the folder as `CrossEncoder` opens it, answers by row and by query."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.tasks.answers import PredictOptions
+from gaudi_bert.tasks.predict import predict
+from tests.builders.agree import agree
+from tests.builders.reporters import QUIET
+from tests.tasks.conftest import run
+
+QUERIES = ("the cat", "a hill and the river", "mat")
+DOCUMENTS = ("the cat sat", "over the hill", "the river flows north", "dogs runs", "on the mat")
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def scored_rows() -> list[dict[str, Any]]:
+    return [
+        {"query": query, "document": document, "label": float(bool(set(query.split()) & set(document.split())))}
+        for document in DOCUMENTS
+        for query in QUERIES
+    ]
+
+
+def answers_of(model: Path, data: Path, out: Path, **options: Any) -> list[dict[str, Any]]:
+    predict(model, str(data), str(out), PredictOptions(**options), {}, reporter=QUIET)
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_a_reranker_is_a_cross_encoder(finished: Any, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="SENTENCE-TRANSFORMERS MISSING: install it --no-deps")
+    out = finished("reranking").out
+    rows = scored_rows()
+    answers = answers_of(out, write(tmp_path / "x.jsonl", rows), tmp_path / "y.jsonl")
+    cross_encoder = library.CrossEncoder(str(out), device="cpu")
+    theirs = cross_encoder.predict([(row["query"], row["document"]) for row in rows])
+    agree([answer["score"] for answer in answers], theirs, 1e-5, scale=1.0)
+    assert np.ptp(theirs) > 0
+    # The folder as sentence-transformers writes it is a reranker here too.
+    cross_encoder.save_pretrained(str(tmp_path / "theirs"))
+    again = answers_of(tmp_path / "theirs", tmp_path / "x.jsonl", tmp_path / "z.jsonl")
+    agree([answer["score"] for answer in again], theirs, 1e-5, scale=1.0)
+
+
+def test_documents_ranked_by_query(finished: Any, tmp_path: Path) -> None:
+    out, data = finished("reranking").out, write(tmp_path / "x.jsonl", scored_rows())
+    scores = [answer["score"] for answer in answers_of(out, data, tmp_path / "y.jsonl")]
+    groups = answers_of(out, data, tmp_path / "z.jsonl", group_by="query")
+    assert [group["query"] for group in groups] == list(QUERIES)
+    for place, group in enumerate(groups):
+        own = sorted(zip(scores[place :: len(QUERIES)], DOCUMENTS, strict=True), key=lambda pair: -pair[0])
+        assert [document["document"] for document in group["documents"]] == [text for _, text in own]
+        agree([document["score"] for document in group["documents"]], [score for score, _ in own], 1e-5, scale=1.0)
+    with pytest.raises(InputError, match="give --out a file"):
+        predict(out, str(data), "-", PredictOptions(group_by="query"), {}, reporter=QUIET)
+    with pytest.raises(InputError, match="--group-by query: is for a model of reranking, this one is of classification"):
+        answers_of(finished("classification").out, data, tmp_path / "a.jsonl", group_by="query")
+
+
+def test_rows_with_positives_and_negatives_are_pairs(model: Path, tmp_path: Path) -> None:
+    """Both forms of the same rows train the same model."""
+    groups = [
+        {
+            "query": query,
+            "positive": [row["document"] for row in scored_rows() if row["query"] == query and row["label"] == 1],
+            "negatives": [row["document"] for row in scored_rows() if row["query"] == query and row["label"] == 0],
+        }
+        for query in QUERIES
+    ]
+    pairs = [
+        {"q": group["query"], "d": text, "label": label}
+        for group in groups
+        for label, key in ((1, "positive"), (0, "negatives"))
+        for text in group[key]
+    ]
+    results = [
+        run("reranking", write(tmp_path / f"{name}.jsonl", rows), None, model, tmp_path / name, task_settings=settings)
+        for name, rows, settings in (("a", groups, {}), ("b", pairs, {"query": "q", "document": "d"}))
+    ]
+    assert results[0].content.sequences == len(pairs) == 15
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"query": "a", "document": "b", "label": 2}, "label is 2; reranking needs a number of 0 to 1"),
+        ({"query": "a", "document": "b", "label": "yes"}, "label is 'yes'; reranking needs a number of 0 to 1"),
+        ({"query": "a", "document": "b"}, "has no 'label', only"),
+        ({"query": "a", "label": 1}, "has no 'document', only .*--set task.document=NAME"),
+        ({"document": "a", "label": 1}, "has no 'query', only .*--set task.query=NAME"),
+        ({"query": "a", "document": None, "label": 1}, "document is None; it must be a text"),
+        ({"query": " ", "document": "b", "label": 1}, "query is empty"),
+        ({"query": "a", "positive": 5}, "positive is 5; it must be a text, or a list of texts"),
+        ({"query": "a", "positive": "b", "negatives": ["c", " "]}, "negatives is empty; give it a text"),
+    ],
+)
+def test_bad_rows(row: dict[str, Any], message: str, model: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "x.jsonl", [row])
+    with pytest.raises(InputError, match=f"x.jsonl: line 1 .row 1.: .*{message}"):
+        run("reranking", data, None, model, tmp_path / "out")
