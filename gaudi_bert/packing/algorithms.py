@@ -105,7 +105,7 @@ def solve(
 
 def pack_histogram(
     histogram: Histogram,
-    algorithm: str = "nnls",
+    algorithm: str = "optimal",
     depth: int | str = 3,
     *,
     leftovers: Leftovers = "best-fit",
