@@ -76,7 +76,10 @@ def test_settings_of_one_section_and_the_schema() -> None:
     lines = succeed("settings", "mlperf").stdout.splitlines()
     assert lines[0] == "## mlperf"
     assert all("`mlperf." in line for line in lines if line.startswith("| `"))
-    assert refusal("settings", "nix").startswith("nix: not a section of a pipeline file; choose one of prepare, packing, ")
+    assert refusal("settings", "nix").startswith("nix: no section or key of a pipeline file; `gaudi-bert settings` lists")
+    rate = succeed("settings", "training.learning_rate").stdout.splitlines()
+    assert [line.split("|")[1].strip() for line in rate[2:]] == ["`training.learning_rate`"]
+    assert "did you mean `training.seed`?" in refusal("settings", "training.seeed")
     assert json.loads(succeed("settings", "--json").stdout)["properties"]["packing"]
     assert "leave the section out" in refusal("settings", "packing", "--json")
 
