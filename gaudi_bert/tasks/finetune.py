@@ -252,14 +252,14 @@ def _data(
     """The packs of a file; of the first one a line states how it is read, as all are."""
     section, name = settings.finetune, cast(TaskName, settings.task.name)
     length = section.max_sequence_length
-    say = (lambda line: reporter.say(f"finetune: {line}")) if is_first else None
+    say = reporter.say if is_first else None
     left_out = LeftOut()
     sequences, rows = tokenized_file(path, name, settings.task, tokenizer, labels, length, say, left_out)
     if left_out.rows:
-        reporter.say(f"finetune: {left_out}")
+        reporter.say(str(left_out))
     if sequences.cut_rows:
         what = f"cut to {length} tokens" if policy_of(name, settings.task) == "truncate" else "taken in windows"
-        reporter.say(f"finetune: {path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
+        reporter.say(f"{path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
     return TaskData.planned(
         path,
         file_identity(path),
