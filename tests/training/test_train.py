@@ -185,7 +185,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path
     assert "2 x 4 packs" in listener.text
     assert list(tmp_path.iterdir()) == []
     engine, model = listener.text.splitlines()[:2]
-    assert engine == "train: engine tensorflow: TensorFlow is installed, and the model is a BERT"
+    assert engine == "engine tensorflow: TensorFlow is installed, and the model is a BERT"
     assert "parameters; as requested" in model
 
 
