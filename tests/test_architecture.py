@@ -133,7 +133,7 @@ STOREYS = {
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (
         *("rows", "write_packs", "groups", "packed_parquet"),
-        *("verify", "verify_parts", "pack", "import_tables", "tokenize"),
+        *("verify", "verify_parts", "pack", "tokenize"),
     ),
     "training": (
         *("input", "objective", "run_plan", "metrics", "results", "checkpoint", "stored_inputs", "mlperf"),
@@ -290,7 +290,7 @@ OPENERS = {"open", "read_text", "read_bytes"}
 OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/errors.py", "common/progress.py",
     "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/doctor/host.py", "runners/stop_ranks.py",
-    "runners/kubernetes/manifests.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
+    "runners/kubernetes/kustomizations.py", "runners/launch.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
     "training/metrics.py", "tables/tokenize.py",
 }  # fmt: skip
 NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model", "files"}

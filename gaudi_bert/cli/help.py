@@ -25,7 +25,6 @@ EXAMPLES = {
     "estimate": "gaudi-bert estimate wikipedia-512",
     "prepare": "gaudi-bert prepare text/ --train-vocab 30000 --out examples/",
     "tokenize": "gaudi-bert tokenize texts.jsonl --tokenizer model/ --max-sequence-length 512 --out tokens/",
-    "import": "gaudi-bert import rows.parquet --out tfrecords/",
     "histogram": "gaudi-bert histogram my-tfrecords/ --out histogram.json",
     "plan": "gaudi-bert plan histogram.json --out plan.json --algorithm optimal",
     "write": "gaudi-bert write my-tfrecords/ --plan plan.json --out packed/",

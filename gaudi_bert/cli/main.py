@@ -40,7 +40,6 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "From text or tables to packs": {
         "prepare": data_commands.prepare,
         "tokenize": table_commands.tokenize,
-        "import": table_commands.import_tables,
         "histogram": data_commands.histogram,
         "plan": data_commands.plan,
         "write": data_commands.write,

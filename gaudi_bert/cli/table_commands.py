@@ -1,4 +1,4 @@
-"""Commands for tables: tokenize, import; and what `pack` and `verify` do with tables, and print."""
+"""The command tokenize, and what `pack` and `verify` do with tables, and print."""
 
 from __future__ import annotations
 
@@ -74,37 +74,6 @@ def _describe_tokens(result: Mapping[str, Any]) -> list[str]:
         *lines,
         f"{about}: {became.get(too_long['policy'], f'dropped, {lost}')}" if too_long["rows"] else "no text was too long",
     ]
-
-
-def import_tables(
-    source: Annotated[
-        str, typer.Argument(help="A .parquet, .arrow or .jsonl file, a folder or a glob.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option(help="The folder for unpacked TFRecords.", show_default=False)],
-    max_sequence_length: Annotated[int | None, typer.Option(min=1, help="Default: the longest row.")] = None,
-    input_column: arguments.InputColumn = None,
-    max_predictions: Annotated[
-        int | None, typer.Option(min=1, help="Default: the most masked positions of any row.")
-    ] = None,
-    shard: arguments.Shard = None,
-    overwrite: arguments.Overwrite = False,
-    json: arguments.Json = False,
-) -> None:
-    """Make unpacked TFRecords from tables with `input_ids` (Parquet, Arrow, JSON lines, Hugging Face datasets)."""
-    from gaudi_bert.tables import import_tables
-
-    result = import_tables.import_tables(
-        source,
-        out,
-        max_sequence_length=max_sequence_length,
-        max_predictions=max_predictions,
-        input_column=input_column or "input_ids",
-        shard=arguments.parse_shard(shard),
-        reporter=Reporter(),
-        overwrite=overwrite,
-    )
-    following = output.words_of("pack", out, "--out", "packed/", "--verify") if shard is None else None
-    output.print_result(result, json, output.describe_import, following)
 
 
 # --- what `pack` and `verify` do with tables

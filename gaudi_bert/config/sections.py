@@ -181,6 +181,9 @@ class LoopSettings(Settings):
     fusion_bytes: Annotated[Bytes, FREE] = Field(
         64 * 2**20, description="several workers: gradients are sent in merged buffers of at most this size"
     )
+    meeting_seconds: Annotated[float, FREE] = Field(
+        600, ge=1, description="PyTorch, several workers: how long they wait for one another before the run begins"
+    )
     stall_seconds: Annotated[float, FREE] = Field(
         300,
         ge=1,

@@ -33,8 +33,10 @@ def run(code: str, settings: PipelineSettings = TWO) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _short_grace(monkeypatch) -> None:
+def _short_grace_and_horovod(monkeypatch) -> None:
+    """What is told to processes depends on which engines are installed."""
     monkeypatch.setattr(launch, "GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(launch, "find_spec", lambda name: True)
 
 
 def test_each_process_is_told_its_number_and_where_the_others_are(tmp_path) -> None:

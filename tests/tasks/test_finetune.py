@@ -52,6 +52,7 @@ def test_evaluation_is_the_same_packed_or_not(task, files, finished) -> None:
         agree(lines_of(out / "predictions.jsonl"), answers, 1e-5, scale=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4] if LONG else [4])
 def test_a_stopped_and_resumed_run_leaves_the_same_bytes(files, model, finished, tmp_path, stop) -> None:
     data, evaluation = files["multi-label"]
@@ -91,6 +92,7 @@ def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp
         run("classification", data, evaluation, model, tmp_path / "out", finetune={**changes, "epochs": 4})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "near"),
     [({"precision": "bfloat16"}, 0.05), *([({"optimizer": "lamb", "learning_rate": 0.02}, 0.5)] if LONG else [])],
@@ -126,7 +128,7 @@ def test_the_plan_says_how_far_its_batch_is_from_what_was_asked(files, model, tm
     agree(result.plan.change, real / 7 - 1)
     off = f"{abs(real / 7 - 1):.1%} {'more' if real > 7 else 'fewer'}"
     note = f"note: that is {off} than finetune.batch_sequences = 7; every process takes the same number of packs"
-    assert [line for line in listener.lines if "batch_sequences = 7;" in line] == [f"finetune: {note}"]
+    assert [line for line in listener.lines if "batch_sequences = 7;" in line] == [note]
     asked = {"batch_sequences": 500}
     run("classification", data, evaluation, model, tmp_path / "out", listener, dry_run=True, finetune=asked)
     repeats = next(line for line in listener.lines if "repeat within an update" in line)

@@ -113,6 +113,7 @@ def test_without_one_of_both_softwares(tmp_path: Path, monkeypatch: pytest.Monke
     assert (done.returncode, done.stderr.rstrip().endswith(install_command("pytorch"))) == (2, True)
 
 
+@pytest.mark.slow
 def test_tensorflow_is_loaded_without_keras_which_comes_when_it_is_asked_for() -> None:
     pytest.importorskip("tensorflow", exc_type=ImportError)
     program = """

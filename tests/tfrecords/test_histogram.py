@@ -397,7 +397,7 @@ def test_what_is_foreign_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "records" / name).write_bytes(content)
     if name == "data.bin":
         (tmp_path / "records" / "data.idx").write_bytes(FOREIGN["data.idx"][0])
-    refused_by_histogram(tmp_path / "records", tmp_path / "histogram.json", f"{name}: ", reason, "`gaudi-bert import`")
+    refused_by_histogram(tmp_path / "records", tmp_path / "histogram.json", f"{name}: ", reason, "`gaudi-bert pack`")
 
 
 @pytest.mark.parametrize(

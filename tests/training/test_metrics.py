@@ -237,6 +237,7 @@ def run(tmp_path_factory) -> Run:
     return Run(folder / "run", result, scraper, out.getvalue())
 
 
+@pytest.mark.slow
 def test_a_real_training_is_scraped_while_it_runs_and_not_afterwards(run: Run) -> None:
     reports = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     reports = [line for line in reports if line["kind"] == "train"]

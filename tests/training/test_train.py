@@ -144,6 +144,7 @@ def test_a_finished_run_is_left_alone(packed, held_out, whole_run) -> None:
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+@pytest.mark.slow
 def test_overwrite_starts_anew_and_the_decay_is_counted_from_where_the_setting_says(packed, whole_run, tmp_path) -> None:
     """The third of three updates, two of them warm-up, at a third of the peak; usually it would be half."""
     out = Path(shutil.copytree(whole_run, tmp_path / "train"))
@@ -196,12 +197,10 @@ def test_the_first_line_says_what_is_trained_and_why(packed, tmp_path) -> None:
         return listener.text.splitlines()[1:]
 
     default = first_lines()
-    assert default[0].startswith(
-        "train: tiny: 2 layers, hidden size 128, 0.4 million parameters; the default, for first tries"
-    )
+    assert default[0].startswith("tiny: 2 layers, hidden size 128, 0.4 million parameters; the default, for first tries")
     assert "published" not in default[2]
     base = first_lines(*model_overrides("bert-base"))
-    assert base[0].startswith("train: bert-base: 12 layers, hidden size 768, 8")
+    assert base[0].startswith("bert-base: 12 layers, hidden size 768, 8")
     assert base[0].endswith("million parameters; as requested")
     assert "BERT was published with 1e-4" in base[2]
 
@@ -217,6 +216,7 @@ def test_the_target_ends_the_run_at_an_evaluation(packed, held_out, tmp_path) ->
     assert train(easy, packed, held_out, tmp_path / "two", reporter=listener, resume=True).skipped
 
 
+@pytest.mark.slow
 def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_path) -> None:
     unpacked = data.write_unpacked(tmp_path / "examples" / "train", data.make_packs(29))
     start = settings(updates=2, init_checkpoint=str(whole_run), loss="sequence", optimizer="lamb")

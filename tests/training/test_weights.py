@@ -198,7 +198,6 @@ def test_our_files_are_told_from_others(tmp_path) -> None:
 # --- a fine-tuned model as a SavedModel: rows alone and packs get the logits that transformers gives
 
 
-@pytest.mark.slow
 def test_packs_are_served(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=3)
     out = tmp_path / "served"
@@ -312,7 +311,6 @@ def served(folder: Path, batches: dict[str, dict[str, np.ndarray]], tmp_path: Pa
     return [dict(np.load(tmp_path / f"{signature}-served.npz")) for signature in batches]
 
 
-@pytest.mark.slow
 def test_a_saved_model_serves_packs_and_single_sequences(whole_run, causal, tmp_path) -> None:
     """Of a model with causal attention, which no other format can hold."""
     folder = tmp_path / "out"
