@@ -143,7 +143,10 @@ STOREYS = {
         *("model_files", "weights", "train", "verify_model", "check_graph"),
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
-    "tasks": ("kinds", "task_data", "answers", "objective", "models", "finetune", "pretrain", "predict"),
+    "tasks": (
+        *("kinds", "task_data", "answers", "objective", "coupled", "models", "finetune_job", "coupled_job", "finetune"),
+        *("pretrain", "predict"),
+    ),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": (*("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands", "main"),),
 }
@@ -153,7 +156,7 @@ STOREYS = {
 HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "numba": ({"common/compiled", "common/crc32c", "common/memory", "tfrecords", "reading", "tables", "packing"}, set()),
     "llvmlite": ({"common/compiled", "common/crc32c", "common/memory", "tfrecords/wire"}, set()),
-    "scipy": (set(), {"tasks/kinds/classification"}),
+    "scipy": (set(), {"tasks/ranking"}),
     "seqeval": (set(), {"tasks/kinds/classification"}),
     "sklearn": (set(), {"tasks/kinds/classification"}),
     "highspy": (set(), {"packing/exact/linear_program"}),
@@ -292,7 +295,7 @@ OPENERS = {"open", "read_text", "read_bytes"}
 OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/errors.py", "common/progress.py",
     "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/doctor/host.py", "runners/stop_ranks.py",
-    "runners/kubernetes/manifests.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
+    "runners/kubernetes/kustomizations.py", "runners/launch.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
     "training/metrics.py", "tables/tokenize.py",
 }  # fmt: skip
 NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model", "files"}

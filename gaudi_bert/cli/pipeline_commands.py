@@ -237,7 +237,7 @@ def settings(
 def init(
     name: Annotated[str, typer.Argument(help="The pipeline's name, and that of the file: NAME.yaml.")] = "my-pipeline",
 ) -> None:
-    """Write a pipeline file with the keys that most pipelines set, each with a comment."""
+    """Write a pipeline file with the keys that most pipelines set; `init retrieval`, one for embedding models."""
     from gaudi_bert.common.files import write_text
     from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
     from gaudi_bert.config.shipped import new_pipeline

@@ -47,6 +47,7 @@ class Job(ABC, Generic[R]):
         result_name: the file that is written last; `result_type` is its content.
         section: the settings of its loop.
         is_bert: whether its model is a BERT, which every engine runs.
+        evaluates_first: whether the model is evaluated before the first update too.
         spec: the model; `objective` is what is minimised, both known once the job is planned.
     """
 
@@ -54,6 +55,7 @@ class Job(ABC, Generic[R]):
     result_type: type[R]
     section: LoopSettings
     is_bert: bool
+    evaluates_first: ClassVar[bool] = False
     spec: ModelSpec
     objective: Objective
 
@@ -161,7 +163,8 @@ def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
     held_out = job.evaluation(plan)
     job.built(run, plan, model)
     progress = restore(run, step, model, partial(job.load_start, model, run.reporter))
-    order = TrainingOrder(settings.seed, settings.shuffle_packs, communicator.rank, communicator.size, progress.packs)
+    rank, size = communicator.rank, communicator.size
+    order = TrainingOrder(settings.seed, settings.shuffle_packs, rank, size, progress.packs, progress.update)
     loop = TrainingLoop(
         run,
         plan,
@@ -173,6 +176,7 @@ def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
         evaluator=None if held_out is None else Evaluator(model, held_out, communicator),
         events=events,
         evaluated=partial(job.evaluated, run, model),
+        evaluates_first=job.evaluates_first,
     )
     loop.run()
     return job.finish(loop)
