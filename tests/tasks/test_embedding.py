@@ -20,7 +20,9 @@ import transformers
 
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.tasks.predict import EmbedOptions, embed
+from gaudi_bert.reporting.estimate import estimate_task
+from gaudi_bert.tasks.answers import PredictOptions
+from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
 from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout, write_bert
 from tests.builders.encoders import TOKENIZER, write_encoder
@@ -179,6 +181,18 @@ def test_a_causal_model_needs_the_last_token(tmp_path: Path) -> None:
         train(data, None, tmp_path / "m", tmp_path / "out")
     train(data, None, tmp_path / "m", tmp_path / "out", task_settings={"pooling": "last"}, finetune={"epochs": 1})
     assert len(losses_of(tmp_path / "out")) == 2
+
+
+def test_the_commands_around(tmp_path: Path) -> None:
+    """What cannot be predicted is one line; an estimate counts distinct texts."""
+    model, data = write_bert(tmp_path / "m", layers=1), write(tmp_path / "x.jsonl", pairs(12, 1))
+    train(data, None, model, tmp_path / "out", finetune={"epochs": 1})
+    with pytest.raises(InputError, match="embedding has no answers to predict; embed its texts"):
+        predict(tmp_path / "out", str(data), str(tmp_path / "y.jsonl"), PredictOptions(), {}, reporter=QUIET)
+    texts = {text for row in pairs(12, 1) for text in (row["anchor"], row["positive"], *row.get("negatives", []))}
+    settings = TaskSettings(name="embedding")
+    found = estimate_task(str(data), model, settings, row_lengths=[64], depths=["max"], reporter=QUIET)
+    assert found.sequences == len(texts)
 
 
 # --- stopped, killed, and by two processes
