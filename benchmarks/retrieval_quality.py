@@ -31,6 +31,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.config.shipped import pipeline_path
 from gaudi_bert.tasks.finetune import finetune
 from gaudi_bert.training.loop import learning_rate_at
 from gaudi_bert.training.results import FineTuneInput
@@ -86,7 +87,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     show_processor()
-    rows, settings = options.work / "rows", load_pipeline(Path("retrieval-demo"))
+    rows, settings = options.work / "rows", load_pipeline(pipeline_path(Path("retrieval-demo")))
     training, held_out = pairs_of(rows / "train.jsonl"), pairs_of(rows / "evaluation.jsonl")
     figures: dict[str, list[float]] = {"ours": [], "sentence-transformers": []}
     with tempfile.TemporaryDirectory() as folder:
