@@ -94,9 +94,7 @@ def main() -> None:
         for seed in range(options.seeds):
             section = settings.finetune.model_copy(update={"seed": seed, "learning_rate": settings.finetune.learning_rate})
             out, changed = Path(folder) / f"ours-{seed}", settings.model_copy(update={"finetune": section})
-            files = FineTuneInput(
-                rows / "train.jsonl", None, options.work / "train", options.work / "examples" / "train" / "vocab.txt"
-            )
+            files = FineTuneInput(rows / "train.jsonl", None, options.work / "train", options.work / "examples")
             finetune(changed, files, out, reporter=Reporter(quiet=True))
             figures["ours"].append(measured(SentenceTransformer(str(out), device="cpu"), held_out))
             # The model before training: the same folder with the weights of a run of a learning rate of nearly nothing.
