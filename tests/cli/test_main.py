@@ -372,23 +372,3 @@ def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:
     done = without("numpy", "histogram", "records", "--out", "histogram.json")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
-
-
-# --- what earlier versions had is refused with what to do instead, and nothing else is
-
-REMOVED = {
-    "compare lengths.npy": "compare was removed: `gaudi-bert estimate SOURCE` prints our packs and the proven minimum,",
-    "help compare": "compare was removed: `gaudi-bert estimate SOURCE` prints our packs and the proven minimum,",
-    "train --data records --out out --on-the-fly plan.json": "train --on-the-fly was removed: pack the records first, with",
-    "pack t.parquet --out o --keep-together talk": "pack --keep-together was removed: join the rows that belong together",
-    "write r --plan p.json --out o --parquet": "write --parquet was removed: write the packs first, then `gaudi-bert",
-    "write r --plan p.json --predecessor-metadata": "write --predecessor-metadata was removed: write the packs first, then",
-    "train --on-the-fly=plan.json": "train --on-the-fly was removed: pack the records first, with",
-    "evaluate --on-the-fly plan.json": "No such option: --on-the-fly",
-    "conjure": "No such command 'conjure'",
-}
-
-
-@pytest.mark.parametrize("words", REMOVED)
-def test_what_was_removed_is_refused_with_what_to_do_instead(words: str) -> None:
-    assert refusal(*words.split()).startswith(REMOVED[words])
