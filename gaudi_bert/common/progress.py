@@ -12,11 +12,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Generic, TextIO, TypeVar
+from typing import TextIO
 
 RESULT_ALONE = "GAUDI_BERT_RESULT_ALONE"
 """A variable that, if set, silences every reporter, also those of child processes: the option `--quiet`."""
@@ -216,44 +214,3 @@ class Reporter:
             silence = min(max(LOG_LINE_EVERY_SECONDS, (now - task.started) / 60), LONGEST_SILENCE_SECONDS)
             if self.live or now - max(self._last_line, task.started) >= silence - 0.5:
                 self.show(task.line(now))
-
-
-# --- the time and the memory that a call takes
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)  # Python 3.10 has no generic named tuples
-class _Measured(Generic[Result]):
-    """What a call returned, its wall time, and by how much the peak of resident memory rose above what was in use before."""
-
-    result: Result
-    seconds: float
-    memory_bytes: int | None
-
-
-def measured(function: Callable[[], Result]) -> _Measured[Result]:
-    """Call `function`; its memory is None where the operating system does not tell."""
-    before = _reset_peak()
-    started = time.perf_counter()
-    result = function()
-    seconds = time.perf_counter() - started
-    after = _status_bytes("VmHWM")
-    return _Measured(result, seconds, None if before is None or after is None else max(after - before, 0))
-
-
-def _reset_peak() -> int | None:
-    """Reset the kernel's record of the peak (Linux); the memory in use now, or None where that cannot be known."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return None
-    return _status_bytes("VmRSS")
-
-
-def _status_bytes(key: str) -> int | None:
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)
