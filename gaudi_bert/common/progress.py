@@ -22,7 +22,7 @@ LOG_LINE_EVERY_SECONDS = 10.0
 LONGEST_SILENCE_SECONDS = 60.0
 """In the log of work that takes hours."""
 TERMINAL_LINE_EVERY_SECONDS = 0.5
-_LEAST_SECONDS, _MOST_SLOWER, _MOST_GROWTH = 5.0, 2.0, 1.5
+_LEAST_SECONDS, _MOST_SECONDS, _MOST_SLOWER, _MOST_GROWTH = 5.0, 1e8, 2.0, 1.5
 _BYTE_UNITS = {unit: 1000.0**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB"))}
 
 
@@ -117,13 +117,14 @@ class Task:
             self._seen.popleft()
 
     def _speed(self, now: float) -> float | None:
-        """Units per second in the last half of the time; None where nothing was done in it, or it tells nothing yet."""
+        """Units per second in the last half of the time; None where it tells nothing, yet or at all."""
         self._forget_first_half(now)
         middle, done = self._seen[0]
         before = (done - self._done_before) / max(middle - self._counts_since, 1e-9)
         lately = (self.done - done) / max(now - middle, 1e-9)
         is_steady = now - self._counts_since >= _LEAST_SECONDS and 0 < before <= _MOST_SLOWER * lately
-        return lately if lately and (is_steady or self._told is not None) else None
+        is_told = is_steady or self._told is not None
+        return lately if is_told and self.total - self.done < _MOST_SECONDS * lately else None
 
 
 _PASSING_LINE_TAKEN = threading.Event()
