@@ -111,14 +111,20 @@ def test_processes_are_bound_to_cores_of_their_own_where_the_pipeline_says_so(tm
     allowed = os.sched_getaffinity(0)
     resources = {"workers": 1 if len(allowed) < 2 else 2, "cores_per_process": 1}
     settings = pipeline_from_mapping({"resources": resources, "training": {"engine": "pytorch"}}, "test")
-    code = f"import os, time; time.sleep(0.3); open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.sched_getaffinity(0)))"
-    cores = launch._cores(settings.resources, resources["workers"])
+    code = f"""
+import os, time
+time.sleep(0.3)
+open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.sched_getaffinity(0)))
+"""
+    cores = launch.cores_of_processes(settings.resources, resources["workers"])
     assert cores is not None
     assert all(own <= allowed for own in cores)
     run_training_processes(settings, "train", [sys.executable, "-c", code])
     assert [(tmp_path / str(rank)).read_text() for rank in range(len(cores))] == [str(own) for own in cores]
     many = pipeline_from_mapping({"resources": {"workers": 2, "cores_per_process": 10_000}}, "test")
-    with pytest.raises(InputError, match="resources.cores_per_process = 10000: 2 processes need 20000 cores, and there are"):
+    with pytest.raises(
+        InputError, match=r"resources.cores_per_process = 10000: 2 processes need 20000 cores, and there are"
+    ):
         run(RANK, many)
 
 
