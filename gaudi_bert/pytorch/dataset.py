@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from gaudi_bert.artefacts.packed import pack_kind
 from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.common.arrays import whole_number
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.pytorch.indexed import IndexedTable
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
 from gaudi_bert.reading.global_order import ORDER, check_rank, first_of_rank, streams_of
@@ -206,7 +206,8 @@ class PackedDataset(IterableDataset[Row]):
             raise InputError(f"{self.folder}: the state was taken of other packs, or with another seed; give the same ones")
         if state.get("order") != ORDER:
             raise InputError(
-                f"{self.folder}: the state was written by an earlier edition, which read in another order; train again"
+                f"{self.folder}: the state is a position in the order {shown(state.get('order'))}, this edition reads in "
+                f"the order {ORDER}; train again"
             )
         done = whole_number("packs_done", state.get("packs_done"), 0, self.packs)
         self._epoch, self._done = whole_number("epoch", state.get("epoch"), 0), done

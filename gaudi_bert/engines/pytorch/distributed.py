@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as torch_distributed
+from torch.nn import Parameter
 
 from gaudi_bert import __version__
 from gaudi_bert.common.arrays import FloatArray, WeightArrays
@@ -61,21 +62,59 @@ class TorchCommunicator(ConnectedProcess):
             shared[name] = tensor.numpy()
         return shared
 
-    def sum_tensors(self, tensors: Sequence[Tensor], buffer_bytes: int) -> None:
-        """Replace tensors by their sums over all processes."""
-        for part in _parts(tensors, buffer_bytes):
-            if len(part) == 1:
-                torch_distributed.all_reduce(part[0])
-                continue
-            merged = torch.cat([tensor.reshape(-1) for tensor in part])
-            torch_distributed.all_reduce(merged)
-            for tensor, total in zip(part, merged.split([tensor.numel() for tensor in part]), strict=True):
-                tensor.copy_(total.reshape(tensor.shape))
+
+class GradientSums:
+    """Sums of gradients over processes, which begin while the last backward pass of an update still runs.
+
+    Gradients travel in parts of at most `part_bytes`, each merged into one buffer, in the order of the parameters. A pass
+    reaches the last parameters first, so the last part is sent first, in every process, however soon another one is
+    complete: what is added up, and in which order, does not depend on time. Gloo gives the same bits as without overlap;
+    NCCL and HCCL do where their own sums are deterministic.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], part_bytes: int) -> None:
+        self._parts = [*_parts(parameters, part_bytes)][::-1]
+        self._part_of = {id(parameter): number for number, part in enumerate(self._parts) for parameter in part}
+        self._missing: list[int] = []
+        self._sent: list[tuple[Tensor, Any]] = []
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._add)
+
+    def begin(self) -> None:
+        """The next backward pass is the last one of the update: gradients that are complete are sent."""
+        self._missing = [sum(parameter.requires_grad for parameter in part) for part in self._parts]
+
+    def _add(self, parameter: Tensor) -> None:
+        """A gradient is complete, if this is the last pass; then the parts that are complete are sent, in their order."""
+        if not self._missing:
+            return
+        self._missing[self._part_of[id(parameter)]] -= 1
+        while len(self._sent) < len(self._parts) and self._missing[len(self._sent)] == 0:
+            self._send()
+
+    def _send(self) -> None:
+        part = self._parts[len(self._sent)]
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in part]
+        merged = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        for parameter in part:
+            parameter.grad = None  # their memory is free while the buffers travel
+        self._sent.append((merged, torch_distributed.all_reduce(merged, async_op=True)))
+
+    def finish(self) -> None:
+        """Wait for the sums, which become the gradients of the parameters."""
+        while len(self._sent) < len(self._parts):  # a parameter that the loss does not need has no gradient
+            self._send()
+        for part, (merged, work) in zip(self._parts, self._sent, strict=True):
+            work.wait()
+            for parameter, total in zip(part, merged.split([each.numel() for each in part]), strict=True):
+                parameter.grad = total.reshape(parameter.shape)
+        self._missing, self._sent = [], []
 
 
-def _parts(tensors: Sequence[Tensor], most_bytes: int) -> Iterator[list[Tensor]]:
+def _parts(tensors: Sequence[Parameter], most_bytes: int) -> Iterator[list[Parameter]]:
     """The tensors in their order, in parts of at most so many bytes; a larger one is a part of its own."""
-    part: list[Tensor] = []
+    part: list[Parameter] = []
     size = 0
     for tensor in tensors:
         own = tensor.numel() * tensor.element_size()

@@ -6,7 +6,7 @@ Letters: B packs, L positions, S depth, C values of a head, H hidden size, K sum
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -128,7 +128,7 @@ class TorchModel(ABC):
 
     def tensors(self, batch: BatchArrays) -> dict[str, Tensor]:
         """A batch on the device."""
-        return {name: torch.from_numpy(np.ascontiguousarray(values)).to(self.device) for name, values in batch.items()}
+        return _on_device(batch, self.device)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Matrix products in bfloat16, where that was chosen; the variables stay float32."""
@@ -263,6 +263,36 @@ def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Tensors) ->
                 [torch.where(row_L[..., None] < 0, _LOWEST, hidden_BLH).amax(1) for row_L in lowered_BSL.unbind(1)], dim=1
             )
     return torch.nn.functional.normalize(vectors_BSH, dim=-1, eps=1e-12) if head.normalize else vectors_BSH
+
+
+def _on_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:
+    """A copy; to a GPU from memory that it reads by itself, so that the host does not wait."""
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in batch.items()}
+    if device.type != "cuda":
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+    return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
+
+
+def ahead_on_device(batches: Iterable[BatchArrays], device: torch.device) -> Iterator[dict[str, Tensor]]:
+    """Batches on the device, on a GPU each copied while the one before is computed."""
+    if device.type != "cuda":
+        yield from (_on_device(batch, device) for batch in batches)
+        return
+    copies, computes = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+
+    def copied(batch: BatchArrays) -> dict[str, Tensor]:
+        with torch.cuda.stream(copies):
+            return _on_device(batch, device)
+
+    remaining = iter(batches)
+    following = next((copied(batch) for batch in remaining), None)
+    while following is not None:
+        batch, copied_until = following, copies.record_event()
+        following = next((copied(each) for each in remaining), None)
+        computes.wait_event(copied_until)
+        for tensor in batch.values():
+            tensor.record_stream(computes)  # its memory is not given away before the pass is done with it
+        yield batch
 
 
 def to_numpy(tensor: Tensor) -> Float32Array:
