@@ -11,11 +11,10 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Generic, TextIO, TypeVar
+from typing import TextIO
 
 RESULT_ALONE = "GAUDI_BERT_RESULT_ALONE"
 """A variable that, if set, silences every reporter, also those of child processes: the option `--quiet`."""
@@ -23,6 +22,7 @@ LOG_LINE_EVERY_SECONDS = 10.0
 LONGEST_SILENCE_SECONDS = 60.0
 """In the log of work that takes hours."""
 TERMINAL_LINE_EVERY_SECONDS = 0.5
+_LEAST_SECONDS, _MOST_SECONDS, _MOST_SLOWER, _MOST_GROWTH = 5.0, 1e8, 2.0, 1.5
 _BYTE_UNITS = {unit: 1000.0**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB"))}
 
 
@@ -60,13 +60,19 @@ def human_rate(rate: float, unit: str) -> str:
 
 
 class Task:
-    """One piece of work of known size; `advance` may be called from several threads."""
+    """One piece of work of known size; `advance` may be called from several threads.
+
+    The time left is told once it is worth something: by the speed in the last half of the time, if work was done in the half
+    before too, and not more than `_MOST_SLOWER` times as fast. From one line to the next it never grows by more than half.
+    """
 
     def __init__(self, name: str, total: float, unit: str) -> None:
         self.name, self.total, self.unit = name, total, unit
         self.done = 0.0
         self.started = self._counts_since = time.monotonic()
         self._done_before = 0.0
+        self._seen: deque[tuple[float, float]] = deque([(self.started, 0.0)])
+        self._told: float | None = None
         self._lock = threading.Lock()
 
     def advance(self, amount: float = 1) -> None:
@@ -82,17 +88,43 @@ class Task:
         with self._lock:
             self.total = self.total if total is None else total
             self.done = self._done_before = done
-            self._counts_since = time.monotonic()
+            self._counts_since, self._told = time.monotonic(), None
+            self._seen = deque([(self._counts_since, done)])
 
     def line(self, now: float) -> str:
-        """The state of the task as one line: share done, speed, time remaining; until there is a speed, the time so far."""
+        """The state of the task as one line: share done, speed, time left; until that is known, the time so far."""
         with self._lock:
-            done, new, elapsed = self.done, self.done - self._done_before, max(now - self._counts_since, 1e-9)
-        share = 100.0 * done / self.total if self.total else 100.0
-        if not new:
-            return f"{self.name}: {share:.0f} %, {human_seconds(now - self.started)} so far"
-        remaining = human_seconds(max(self.total - done, 0.0) * elapsed / new)
-        return f"{self.name}: {share:.0f} %, {human_rate(new / elapsed, self.unit)}, {remaining} left"
+            share = 100.0 * self.done / self.total if self.total else 100.0
+            speed = self._speed(now)
+            so_far = f"{self.name}: {share:.0f} %, {human_seconds(now - self.started)} so far"
+            if self.done >= self.total:
+                return f"{so_far}, ending"
+            if speed is None:
+                return so_far
+            left = (self.total - self.done) / speed
+            self._told = left if self._told is None else min(left, _MOST_GROWTH * self._told)
+            return f"{self.name}: {share:.0f} %, {human_rate(speed, self.unit)}, {human_seconds(self._told)} left"
+
+    def observe(self, now: float) -> None:
+        """Remember how much is done now, for `line`: call it often."""
+        with self._lock:
+            self._seen.append((now, self.done))
+            self._forget_first_half(now)
+
+    def _forget_first_half(self, now: float) -> None:
+        """Of what was seen in the first half of the time, the last look is enough."""
+        while len(self._seen) > 1 and self._seen[1][0] <= (self._counts_since + now) / 2:
+            self._seen.popleft()
+
+    def _speed(self, now: float) -> float | None:
+        """Units per second in the last half of the time; None where it tells nothing, yet or at all."""
+        self._forget_first_half(now)
+        middle, done = self._seen[0]
+        before = (done - self._done_before) / max(middle - self._counts_since, 1e-9)
+        lately = (self.done - done) / max(now - middle, 1e-9)
+        is_steady = now - self._counts_since >= _LEAST_SECONDS and 0 < before <= _MOST_SLOWER * lately
+        is_told = is_steady or self._told is not None
+        return lately if is_told and self.total - self.done < _MOST_SECONDS * lately else None
 
 
 _PASSING_LINE_TAKEN = threading.Event()
@@ -179,47 +211,7 @@ class Reporter:
         """Show the state of a task: on a terminal all the time, in a log where nothing was printed for a while."""
         while not ended.wait(TERMINAL_LINE_EVERY_SECONDS if self.live else 1.0):
             now = time.monotonic()
+            task.observe(now)
             silence = min(max(LOG_LINE_EVERY_SECONDS, (now - task.started) / 60), LONGEST_SILENCE_SECONDS)
             if self.live or now - max(self._last_line, task.started) >= silence - 0.5:
                 self.show(task.line(now))
-
-
-# --- the time and the memory that a call takes
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)  # Python 3.10 has no generic named tuples
-class _Measured(Generic[Result]):
-    """What a call returned, its wall time, and by how much the peak of resident memory rose above what was in use before."""
-
-    result: Result
-    seconds: float
-    memory_bytes: int | None
-
-
-def measured(function: Callable[[], Result]) -> _Measured[Result]:
-    """Call `function`; its memory is None where the operating system does not tell."""
-    before = _reset_peak()
-    started = time.perf_counter()
-    result = function()
-    seconds = time.perf_counter() - started
-    after = _status_bytes("VmHWM")
-    return _Measured(result, seconds, None if before is None or after is None else max(after - before, 0))
-
-
-def _reset_peak() -> int | None:
-    """Reset the kernel's record of the peak (Linux); the memory in use now, or None where that cannot be known."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return None
-    return _status_bytes("VmRSS")
-
-
-def _status_bytes(key: str) -> int | None:
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)

@@ -108,14 +108,14 @@ class FineTuneJob(Job[FineTuning]):
     ) -> TaskData:
         """The packs of a file; of the first one a line states how it is read, as all are."""
         length, left_out = self._length(), LeftOut()
-        say = (lambda line: reporter.say(f"finetune: {line}")) if is_first else None
+        say = reporter.say if is_first else None
         sequences, rows = self._tokenized(path, settings, tokenizer, labels, say, left_out)
         if left_out.rows:
-            reporter.say(f"finetune: {left_out}")
+            reporter.say(str(left_out))
         if sequences.cut_rows:
             cut = policy_of(cast(TaskName, settings.name), settings) == "truncate"
             what = f"cut to {length} tokens" if cut else "taken in windows"
-            reporter.say(f"finetune: {path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
+            reporter.say(f"{path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
         return TaskData.planned(
             path,
             file_identity(path),

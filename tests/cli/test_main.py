@@ -24,7 +24,7 @@ from gaudi_bert.cli.help import CHOICES
 from gaudi_bert.cli.main import GROUPS, app
 from gaudi_bert.common.errors import install_command
 from gaudi_bert.config import values
-from gaudi_bert.config.sections import PrepareSettings
+from gaudi_bert.config.sections import TASK_NAMES, PrepareSettings
 from gaudi_bert.packing import pack_lengths
 from tests.builders.command_line import refusal, run_command, run_python, succeed
 from tests.builders.effort import sampled
@@ -372,3 +372,22 @@ def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:
     done = without("numpy", "histogram", "records", "--out", "histogram.json")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+# --- words that no command has
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [("evaluate --on-the-fly plan.json", "No such option: --on-the-fly"), ("conjure", "No such command 'conjure'")],
+)
+def test_unknown_words_are_refused(words: str, reason: str) -> None:
+    assert refusal(*words.split()).startswith(reason)
+
+
+def test_help_names_every_task_and_sets_only_what_applies() -> None:
+    for command in ("finetune", "estimate"):
+        text = " ".join(succeed(command, "-h").stdout.split())
+        assert [name for name in TASK_NAMES if name not in text.replace("- ", "-")] == []
+    for command, section in (("finetune", "finetune"), ("predict", "task"), ("embed", "task"), ("doctor", "kubernetes")):
+        assert f"lists them): {section}." in " ".join(succeed(command, "-h").stdout.split())

@@ -185,6 +185,8 @@ class TaskDescription:
 
 def read_task_folder(path: Path) -> TaskDescription:
     """The description of a model in a folder of `finetune`, or of transformers' `...For<Task>`."""
+    check_model(path)
+    check_finished(path)
     file = path / "config.json"
     if not file.is_file():
         raise InputError(
