@@ -109,6 +109,7 @@ class _TorchEncoder(TorchModel):
         for path, inner in module.named_modules():
             if "Norm" in type(inner).__name__:
                 self._undecayed |= {f"{path}.{name}" for name, _ in inner.named_parameters(recurse=False)}
+        self._dtype = next(module.parameters()).dtype
         self._head = _with_stand_in(module) if isinstance(spec.head, TaskHead) else None
         self._reads: Reads = "first"
         if isinstance(spec.head, TaskHead) and spec.head.is_of_text:
@@ -164,7 +165,7 @@ class _TorchEncoder(TorchModel):
     def _encode(self, batch: Tensors) -> Tensor:
         feeding, numbers_BL = self.feeding, batch["input_mask"]
         # The lowest number of bfloat16, in float32: autocast would make an infinity of the lowest one of float32.
-        masks = on_device(additive_masks(numbers_BL, feeding, torch.bfloat16), numbers_BL.device, torch.float32)
+        masks = on_device(additive_masks(numbers_BL, feeding, torch.bfloat16), numbers_BL.device, self._dtype)
         inputs: dict[str, Any] = {"input_ids": batch["input_ids"].long(), "attention_mask": masks}
         if feeding.positions:
             inputs["position_ids"] = fed_positions(batch["positions"].long(), feeding)
@@ -191,7 +192,7 @@ class _TorchEncoder(TorchModel):
         """The head's own outputs on hidden states, [.., C]."""
         head = cast(torch.nn.Module, self._head)
         output = head(inputs_embeds=hidden, attention_mask=torch.ones(hidden.shape[:2]).long() if mask is None else mask)
-        return _logits(output)
+        return logits_of(output)
 
     # --- what is measured before a model is used
 
@@ -244,7 +245,7 @@ class _TorchEncoder(TorchModel):
         inputs = {"input_ids": torch.tensor(row["input_ids"][chosen][None])}
         if self.feeding.token_types:
             inputs["token_type_ids"] = torch.tensor(row["token_type_ids"][chosen][None])
-        return _logits(self.module(**inputs))
+        return logits_of(self.module(**inputs))
 
 
 class _StandIn(torch.nn.Module):
@@ -256,6 +257,12 @@ class _StandIn(torch.nn.Module):
         self._has_pooled = any(field.name == "pooler_output" for field in dataclasses.fields(self._kind))
         self.pooler = getattr(encoder, "pooler", None)
         self.activation = getattr(encoder, "pooler_activation", None)  # of a pooler that is a mere dense layer
+
+        self._parts = {name for name, _ in encoder.named_children()} - {"pooler"}
+
+    def __getattr__(self, name: str) -> Any:
+        """A part of the encoder that a head calls in its place (OPT's its decoder) is this too."""
+        return self if name in self.__dict__.get("_parts", ()) else super().__getattr__(name)
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
         if not self._has_pooled:
@@ -282,7 +289,7 @@ def _with_stand_in(module: Any) -> torch.nn.Module:
     return cast(torch.nn.Module, head)
 
 
-def _logits(output: Any) -> Tensor:
+def logits_of(output: Any) -> Tensor:
     """The outputs of a head; of one for spans both, side by side."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
