@@ -14,12 +14,12 @@ PYTEST_ARGUMENTS ?= -n auto --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 # What .venv holds by now, from little to all: each part is installed over the ones that it needs.
 LINT := .venv/.lint-complete
-TEST := .venv/.test-complete
+TEST_FAST := .venv/.test-fast-complete
+TESTS := .venv/.tests-complete
 # SET=training.engine=pytorch brings PyTorch in place of TensorFlow.
 ENGINE := $(if $(findstring engine=pytorch,$(SET)),pytorch,tensorflow)
 PRODUCT := .venv/.product-$(ENGINE)-complete
 HOROVOD := .venv/.horovod-complete
-DEVELOPMENT := .venv/.development-complete
 REQUIREMENTS := pyproject.toml constraints.txt scripts/make-venv.sh
 INSTALL = @PYTHON='$(PYTHON)' scripts/make-venv.sh $(1) && touch $@
 SETTINGS := $(foreach setting,$(SET),--set '$(setting)')
@@ -33,7 +33,8 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-horovod setup-test pack train finetune test test-fast test-long test-imitated lint check bench images k8s clean
+.PHONY: help setup setup-horovod setup-test pack train finetune test test-all test-fast test-long test-imitated lint check bench images
+.PHONY: k8s clean
 # The stages of one work folder are run in order, whatever -j says.
 .NOTPARALLEL:
 
@@ -43,8 +44,9 @@ help:
 	@echo "make train       train on the packs, evaluate, and write a report"
 	@echo "make finetune    fine-tune the demo's model for a task, and predict"
 	@echo "make lint        check format, lint and types"
-	@echo "make test-fast   run the tests that take seconds"
-	@echo "make test        run all tests (about half an hour on two cores)"
+	@echo "make test-fast   run the tests of what packs and reads only"
+	@echo "make test        run the tests that a change needs (minutes)"
+	@echo "make test-all    run all tests, with Horovod (about half an hour on two cores)"
 	@echo "make test-long   try at random, 20 times as often as the tests do"
 	@echo "make bench       print the figures of docs/figures.md"
 	@echo "make images      build the container images"
@@ -56,13 +58,16 @@ help:
 
 setup: $(PRODUCT)
 setup-horovod: $(HOROVOD)
-setup-test: $(DEVELOPMENT)
+setup-test: $(TESTS)
 
 $(LINT): $(REQUIREMENTS)
 	$(call INSTALL,lint)
 
-$(TEST): $(REQUIREMENTS)
-	$(call INSTALL,test)
+$(TEST_FAST): $(REQUIREMENTS)
+	$(call INSTALL,test-fast)
+
+$(TESTS): $(REQUIREMENTS)
+	$(call INSTALL,tests)
 
 .venv/.product-%-complete: $(REQUIREMENTS)
 	$(call INSTALL,product $*)
@@ -70,9 +75,6 @@ $(TEST): $(REQUIREMENTS)
 # Built from source, two to three minutes the first time.
 $(HOROVOD): .venv/.product-tensorflow-complete
 	$(call INSTALL,horovod)
-
-$(DEVELOPMENT): $(HOROVOD)
-	$(call INSTALL,development)
 
 pack: setup
 	$(call RUN,$(PIPELINE)) --stages prepare,histogram,plan,write,verify
@@ -86,20 +88,24 @@ train: $(if $(HAS_PROCESSES),setup-horovod,setup)
 finetune: $(if $(HAS_PROCESSES),setup-horovod,setup)
 	$(call RUN,$(FINETUNE)) --stages finetune,predict,report
 
-# Everything.
-test: setup-test
+# All but what is marked `slow`.
+test: $(TESTS)
+	$(PYTEST) -m 'not slow'
+
+# Everything; Horovod needs TensorFlow, which some Pythons have not.
+test-all: $(TESTS) $(HOROVOD)
 	$(PYTEST)
 
-# The rooms of the data, without TensorFlow and Horovod, without what takes long or tries at random.
-test-fast: $(TEST)
+# The rooms of the data, without TensorFlow and PyTorch, without what takes long or tries at random.
+test-fast: $(TEST_FAST)
 	$(PYTEST) -m 'not slow and not hypothesis and not repeated' $(wildcard tests/test_[!er]*.py) $(addprefix tests/,$(FAST))
 
 # What tries at random alone: properties with 20 times as many examples, and others each time; more kills, damage, schedules.
-test-long: setup-test
+test-long: $(TESTS) $(HOROVOD)
 	GAUDI_BERT_LONG_TESTS=1 $(PYTEST) -m 'hypothesis or repeated' --hypothesis-profile=long
 
 # What computes, as if on another kind of processor.
-test-imitated: setup-test
+test-imitated: $(TESTS)
 	scripts/test-imitated.sh $(PYTEST_ARGUMENTS)
 
 # Lint, format, types and import rules.
@@ -112,7 +118,7 @@ lint: $(LINT)
 
 check: lint
 
-bench: setup-test
+bench: $(TESTS) $(HOROVOD)
 	for part in packing records prepare training leaks pytorch predict; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 	$(BIN)/python benchmarks/predict_memory.py --rows 200000
 	$(BIN)/python benchmarks/finetuning.py --only speed-up trainer --rows 8000 --rounds 2

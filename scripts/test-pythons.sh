@@ -36,7 +36,8 @@ find_version() {
 # Built from a copy, so that nothing of an earlier build gets in and nothing is left behind.
 mkdir "$folder/source" "$folder/wheel"
 git ls-files -z --cached --others --exclude-standard | tar --create --null --files-from - | tar --extract --directory "$folder/source"
-sed 's/^numpy==.*/numpy==2.2.6 ; python_version < "3.11"\nnumpy==2.5.5 ; python_version >= "3.11"/' constraints.txt >"$folder/constraints.txt"
+grep -v '^numpy==' constraints.txt >"$folder/constraints.txt"
+printf 'numpy==%s\n' '2.2.6 ; python_version < "3.11"' '2.5.5 ; python_version >= "3.11"' >>"$folder/constraints.txt"
 "$(scripts/find-python.sh)" -m pip wheel --quiet --no-deps --wheel-dir "$folder/wheel" "$folder/source"
 wheel=$(echo "$folder"/wheel/gaudi_bert-*.whl)
 rm -rf "$folder/source/gaudi_bert"

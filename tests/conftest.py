@@ -20,6 +20,8 @@ prepare_tensorflow()  # tests that import TensorFlow themselves run as the produ
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GAUDI_BERT_QUIET", "1")  # whichever test is the first to use a kernel
 os.environ.pop("PYTHONUNBUFFERED", None)  # which hides output that is never flushed, and handlers of signals that print
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes are started: none compiles the sources again
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # each of its own processes would load PyTorch
 
 ROOT = Path(__file__).resolve().parent.parent
 # What takes long and cannot be divided, longest first: the last file to begin must be a short one.

@@ -219,7 +219,6 @@ def run_python(block: Block, names: dict[str, Any], page: str) -> None:
     assert lines == PRINTS.findall(block.text)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if name(page) in PRESUPPOSED], ids=name)
 def test_what_a_page_says_to_type_works_and_prints_what_it_says(
     page: Path, page_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -174,7 +174,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("factor", "cards"), [(1.0, 8), (1.2, 8), (2.0, 1), (2.0, 8), (2.0, 32)])
 @pytest.mark.parametrize("name", PUBLISHED)
-@pytest.mark.slow
 def test_a_dry_run_plans_the_published_update(
     repository: Path, tmp_path: Path, folder: Path, name: str, factor: float, cards: int
 ) -> None:
@@ -222,7 +221,6 @@ def test_a_recipe_has_its_hyperparameters(repository: Path, name: str) -> None:
     assert settings.name == settings.kubernetes.data_claim == name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", HYPERPARAMETERS)
 def test_published_rows_are_read_and_planned(
     repository: Path, shared_data: Path, minilm: Path, tmp_path: Path, name: str

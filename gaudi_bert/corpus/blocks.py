@@ -187,9 +187,15 @@ def write_section(
                 _deal(buffer, handles, dealt, seed, section, flushes)
                 buffer, flushes = [], flushes + 1
         _deal(buffer, handles, dealt, seed, section, flushes)
+        examples_dealt = dealt[:, 0].sum()
+        if examples_dealt == 0:
+            raise InputError(
+                f"prepare.text: the text of {section.split} gives no example, since it has no character of a word; give"
+                " text with words in it"
+            )
         if not dealt[:, 0].all():
             raise InputError(
-                f"prepare.shards = {parts}: the text of {section.split} gives only {dealt[:, 0].sum()} examples for "
+                f"prepare.shards = {parts}: the text of {section.split} gives only {examples_dealt} examples for "
                 f"{len(names)} files; ask for fewer shards, or give more text"
             )
     sizes = zip(names, dealt.tolist(), strict=True)

@@ -4,7 +4,7 @@ documentation that Python carries.
 A source is known by its name (relative to the folder or glob that was given), its size and the CRC-32 of its bytes, so the
 same text in another folder makes the same examples. Its format (also gzip) is detected from its first bytes, never from its
 name. A document is a list of non-empty, stripped lines. One of more than `DOCUMENT_CHARACTERS` is cut between lines into
-several, so that memory stays bounded.
+several while it is read, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,13 +154,9 @@ def detect_format(source: Source) -> TextFormat:
             elif is_json_line(line.text.encode("utf-8"), source.path):
                 name = "JSON lines"
             break
-    sample: list[list[str]] = []
-    lines = 0
-    for document in itertools.islice(_split_documents(source.path, name, gzipped), _SAMPLE_DOCUMENTS):
-        sample.append(document[: _SAMPLE_LINES - lines])
-        lines += len(sample[-1])
-        if lines >= _SAMPLE_LINES:
-            break
+    lines = itertools.islice(_lines_of_documents(source.path, name, gzipped), _SAMPLE_LINES)
+    documents = itertools.groupby(lines, key=lambda line: line.document)
+    sample = [[line.text for line in document] for _, document in itertools.islice(documents, _SAMPLE_DOCUMENTS)]
     return TextFormat(name, gzipped, detect_layout(sample))
 
 
@@ -180,14 +176,15 @@ def read_documents(source: Source, text_format: TextFormat) -> Iterator[list[str
     if source.path is None:
         yield from documentation_documents(python_texts(source.name))
         return
-    for lines in _split_documents(source.path, text_format.name, text_format.gzipped):
-        for piece in _cut(lines):
+    lines = _lines_of_documents(source.path, text_format.name, text_format.gzipped)
+    for _, document in itertools.groupby(lines, key=lambda line: line.document):
+        for piece in _cut(line.text for line in document):
             sentences = sentences_of_lines(piece, text_format.layout)
             if sentences:
                 yield sentences
 
 
-def _cut(lines: list[str]) -> Iterator[list[str]]:
+def _cut(lines: Iterable[str]) -> Iterator[list[str]]:
     piece: list[str] = []
     characters = 0
     for line in lines:
@@ -199,43 +196,48 @@ def _cut(lines: list[str]) -> Iterator[list[str]]:
     yield piece
 
 
-def _split_documents(path: Path, name: _FormatName, gzipped: bool) -> Iterator[list[str]]:
-    split = {"plain text": _plain_documents, "WikiExtractor": _wikiextractor_documents, "JSON lines": _json_documents}[name]
-    return (document for document in split(path, _read_lines(path, gzipped)) if document)
+class _DocumentLine(NamedTuple):
+    """A line that is not blank, and which document of its file it is of; a document may be longer than the memory."""
+
+    document: int
+    text: str
 
 
-def _plain_documents(path: Path, lines: Iterator[_Line]) -> Iterator[list[str]]:
-    document: list[str] = []
+def _lines_of_documents(path: Path, name: _FormatName, gzipped: bool) -> Iterator[_DocumentLine]:
+    split = {"plain text": _plain_text, "WikiExtractor": _wikiextractor, "JSON lines": _json_lines}[name]
+    return split(path, _read_lines(path, gzipped))
+
+
+def _plain_text(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
+    document = 0
     for line in lines:
         if line.text:
-            document.append(line.text)
-        elif document:
-            yield document
-            document = []
-    yield document
+            yield _DocumentLine(document, line.text)
+        else:
+            document += 1
 
 
-def _wikiextractor_documents(path: Path, lines: Iterator[_Line]) -> Iterator[list[str]]:
-    document: list[str] | None = None
-    title = ""
+def _wikiextractor(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
+    title: str | None = None  # until the first other line of a document
+    is_inside = False
+    document = 0
     for line in lines:
         if line.text.startswith("<doc "):
-            if document is not None:
+            if is_inside:
                 raise InputError(f"{path}: line {line.number}: <doc> inside a <doc>; the </doc> before it is missing")
             title_match = _TITLE.search(line.text)
             title = html.unescape(title_match[1]) if title_match else ""
-            document = []
+            is_inside, document = True, document + 1
         elif line.text == "</doc>":
-            yield document or []
-            document = None
-        elif line.text and document is None:
+            is_inside = False
+        elif line.text and not is_inside:
             raise InputError(f"{path}: line {line.number}: text outside <doc ...> and </doc>; extract the file again")
-        elif line.text and document is not None and (document or html.unescape(line.text) != title):
-            document.append(line.text)
-    yield document or []
+        elif line.text and (title is None or html.unescape(line.text) != title):
+            title = None
+            yield _DocumentLine(document, line.text)
 
 
-def _json_documents(path: Path, lines: Iterator[_Line]) -> Iterator[list[str]]:
+def _json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
     for line in lines:
         if not line.text:
             continue
@@ -248,7 +250,7 @@ def _json_documents(path: Path, lines: Iterator[_Line]) -> Iterator[list[str]]:
         text = value.get("text") if isinstance(value, dict) else None
         if not isinstance(text, str):
             raise InputError(f"{path}: line {line.number}: no field `text` with a string in it; fix or remove the line")
-        yield [stripped for part in text.splitlines() if (stripped := part.strip())]
+        yield from (_DocumentLine(line.number, part.strip()) for part in text.splitlines() if part.strip())
 
 
 @contextmanager

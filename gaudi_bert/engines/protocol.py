@@ -171,6 +171,14 @@ class UpdateScalars(NamedTuple):
     second_correction: float
 
 
+Coupling = Callable[[Sequence[FloatArray | Float32Array]], tuple[FloatArray, Sequence[FloatArray]]]
+"""A loss of all micro-batches of an update together, those of other processes too.
+
+From what the head gives for each micro-batch of this process, [M] arrays [B, ...], to the K sums and the loss's gradients by
+these arrays. Every process calls it at the same time.
+"""
+
+
 class Sums(Protocol):
     """Numbers that the device may not have finished."""
 
@@ -188,11 +196,15 @@ class Updates(Protocol):
         factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
+        coupling: Coupling | None = None,
     ) -> Sums:
         """Gradients of M micro-batches, summed over them and over processes, clipped once, and applied.
 
         The two losses of a micro-batch are multiplied by its `factors`; `seeds` are those of dropout. The result: the K sums
         over this process's micro-batches, and the gradient's norm over all processes before clipping.
+
+        With a `coupling` the loss is what it says, the sums are its own, and `factors` are not used: all micro-batches are
+        computed once, and all but the last once more, with gradients and the same dropout (GradCache, Gao et al., 2021).
         """
 
     def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:

@@ -16,8 +16,8 @@ from gaudi_bert.model.config import BertConfig, ParameterSpec, parameter_specs
 Loss = Literal["token", "sequence"]
 """What counts the same in the masked-LM loss: every masked token, or every sequence."""
 
-Pooling = Literal["cls", "mean", "max"]
-"""How the vectors of a text's tokens become one: that of the first token, the mean, or the largest of each feature."""
+Pooling = Literal["cls", "mean", "max", "last"]
+"""How the vectors of a text's tokens become one: the first, the mean, the largest of each feature, or the last."""
 
 TaskKind = Literal[
     "classification",
@@ -112,7 +112,7 @@ class VectorHead:
     @property
     def read_positions(self) -> str | None:
         """The feature with the positions whose hidden states are read; None for those of all tokens."""
-        return "sequence_positions" if self.pooling == "cls" else None
+        return {"cls": "sequence_positions", "last": "last_positions"}.get(self.pooling)
 
 
 Head: TypeAlias = PretrainingHead | TaskHead | VectorHead

@@ -109,8 +109,8 @@ class PackedEncoder:
     def embed(self, texts: Sequence[Text], pooling: Pooling = "mean", *, normalize: bool = False) -> Float32Array:
         """A vector for each text, float32 [texts, hidden size], in the order of the texts.
 
-        `pooling` takes the first token (`cls`), or the mean or the maximum over all tokens, special ones too; `normalize`
-        gives every vector the length 1.
+        `pooling` takes the first token (`cls`) or the last one, or the mean or the maximum over all tokens, special ones
+        too; `normalize` gives every vector the length 1.
         """
         if pooling not in get_args(Pooling):
             raise InputError(f"pooling = {pooling!r}: one of {', '.join(get_args(Pooling))} is allowed")
@@ -167,6 +167,8 @@ class PackedEncoder:
             lengths_N = torch.from_numpy(placed.lengths).to(hidden_TH.device)
             if pooling == "cls":
                 vectors_NH = hidden_TH[lengths_N.cumsum(0) - lengths_N]
+            elif pooling == "last":
+                vectors_NH = hidden_TH[lengths_N.cumsum(0) - 1]
             else:
                 vectors_NH = torch.segment_reduce(hidden_TH, pooling, lengths=lengths_N)
             return torch.nn.functional.normalize(vectors_NH, dim=-1) if normalize else vectors_NH

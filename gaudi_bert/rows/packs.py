@@ -79,7 +79,7 @@ class Placement:
         out_TC[self.sources] = values_BLC.reshape(-1, *values_BLC.shape[2:])[self.slots]
 
     def features(self, sequences: Sequences) -> dict[str, Int32Array | Float32Array]:
-        """What the encoder takes, [B, L], and where the [CLS] of each sequence is, [B, S]."""
+        """What the encoder takes, [B, L], and where each sequence begins and ends, [B, S]."""
         packs, length, _ = self.shape
         of_token = np.repeat(np.arange(len(self.lengths)), self.lengths)
         mask = np.zeros(packs * length, np.int32)
@@ -92,6 +92,7 @@ class Placement:
             "segment_ids": self.tokens(sequences.segment_ids).astype(np.int32, copy=False),
             "positions": positions.reshape(packs, length),
             "sequence_positions": self.each(self.starts.astype(np.int32)),
+            "last_positions": self.each((self.starts + self.lengths - 1).astype(np.int32)),
             "sequence_weights": self.each(np.ones(len(self.sequences), np.float32)),
         }
 

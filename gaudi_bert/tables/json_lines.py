@@ -25,9 +25,9 @@ from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import explained_os_errors, open_file, regular
 from gaudi_bert.common.memory import as_word
+from gaudi_bert.corpus.documents import LONGEST_LINE_BYTES
 
 _BLOCK_BYTES = 16 << 20
-_LONGEST_LINE_BYTES = 1 << 28
 _MEMORY_OF_TEXT = 2
 """A number takes 8 bytes in memory, and about half as many or more as text."""
 
@@ -96,9 +96,9 @@ def _blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
                         rest = piece[cut:]
                     else:
                         rest += piece
-                    if len(rest) > _LONGEST_LINE_BYTES:
+                    if len(rest) > LONGEST_LINE_BYTES:
                         raise InputError(
-                            f"{path}: a line is longer than {_LONGEST_LINE_BYTES >> 20} MiB; write one JSON object on each"
+                            f"{path}: a line is longer than {LONGEST_LINE_BYTES >> 20} MiB; write one JSON object on each"
                         )
                 if rest:
                     yield rest

@@ -6,7 +6,7 @@ The loss of a task, like those of pretraining, is a sum and what the sum is divi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,6 +50,9 @@ class TaskObjective:
         """The loss, and the share of right answers where the task has such."""
         loss, _, right = sums / max(sums[1], 1.0)
         return _TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)
+
+    def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> None:
+        """None: losses of micro-batches are added up."""
 
 
 # --- Evaluation: every sequence once, the same figures packed or not, on any number of processes

@@ -104,6 +104,7 @@ _MODES: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "last",
 }
 _MODE = "pooling_mode_"
 _SETTINGS = [
@@ -195,10 +196,10 @@ def read_sentence_folder(folder: Path, pooling: Pooling | None = None) -> Senten
     other = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if pooling is None and (other or "Pooling" not in kinds):
         what = f"has a module {other[0]}" if other else "has no Pooling"
-        raise InputError(f"{folder}: {what}, which is not known here; choose with --pooling cls, mean or max")
+        raise InputError(f"{folder}: {what}, which is not known here; choose with --pooling cls, mean, max or last")
     if kinds.get("Transformer"):
         inner = folder / kinds["Transformer"]
-        raise InputError(f"{folder}: its transformer is in {inner}; give --model {inner} --pooling cls, mean or max")
+        raise InputError(f"{folder}: its transformer is in {inner}; give --model {inner} --pooling cls, mean, max or last")
     settings_file = next((path for name in _SETTINGS if os.path.lexists(path := folder / name)), folder / _SETTINGS[0])
     settings = _SentenceSettings.read_if_present(settings_file) or _SentenceSettings()
     if not settings.is_usual:
@@ -222,8 +223,9 @@ def _pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
     chosen = [name for name, value in settings.items() if name.startswith(_MODE) and value is True]
     if isinstance(settings.get("pooling_mode"), str):
         chosen = [f"{_MODE}{settings['pooling_mode']}_tokens"]
-        chosen = ["pooling_mode_cls_token"] if settings["pooling_mode"] == "cls" else chosen
+        short = {"cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
+        chosen = [short.get(settings["pooling_mode"], chosen[0])]
     if len(chosen) != 1 or chosen[0] not in _MODES:
         modes = shortened(", ".join(chosen)) or "nothing"
-        raise InputError(f"{path}: pools by {modes}; only one of cls, mean and max can be done, choose with --pooling")
+        raise InputError(f"{path}: pools by {modes}; only one of cls, mean, max and last can be done, choose with --pooling")
     return _MODES[chosen[0]]

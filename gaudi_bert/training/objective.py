@@ -19,7 +19,7 @@ import numpy as np
 from gaudi_bert.artefacts.training import LossFigures
 from gaudi_bert.common.arrays import AnyArray, BatchArrays, FloatArray, Int32Array, random_words
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.protocol import Communicator, Sums, Updates, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, Coupling, Sums, Updates, UpdateScalars
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.training.input.source import DataSource
@@ -52,6 +52,9 @@ class Objective(Protocol):
     def figures(self, sums: FloatArray) -> ReportFigures:
         """Figures from the K sums over any number of batches."""
 
+    def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> Coupling | None:
+        """The loss of update `update`, where it is not a sum of losses of micro-batches; these are of this process."""
+
 
 @dataclass(frozen=True)
 class PretrainingObjective:
@@ -79,6 +82,9 @@ class PretrainingObjective:
             next_sentence_loss=next_sentence_loss,
             next_sentence_accuracy=min(next_correct / max(next_count, 1.0), 1.0),
         )
+
+    def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> None:
+        """None: losses of micro-batches are added up."""
 
 
 def _masked_weight(numbers_BQ: AnyArray, loss: Loss) -> int:
@@ -186,4 +192,5 @@ class TrainingStep:
         seeds_M2 = np.stack([dropout_seed(seed, update, number, rank) for number in range(self.accumulation_steps)])
         corrections = (1.0 / (1.0 - beta**update) for beta in (self.settings.beta_1, self.settings.beta_2))
         scalars = UpdateScalars(learning_rate, *corrections)
-        return self.updates.run(micro_batches, seeds_M2, factors_M2, scalars, update)
+        coupling = self.objective.coupling(micro_batches, update, self.communicator)
+        return self.updates.run(micro_batches, seeds_M2, factors_M2, scalars, update, coupling)

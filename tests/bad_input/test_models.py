@@ -167,7 +167,6 @@ def answer_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None
     return None
 
 
-@pytest.mark.slow
 @pytest.mark.repeated
 @pytest.mark.parametrize(
     ("software", "name"), [*(("tensorflow", name) for name in FILES), *(("torch", name) for name in TORCH_FILES)]

@@ -1,4 +1,4 @@
-"""How often a test tries, in `make test` and in `make test-long`; and what is made once for a whole session."""
+"""How often a test tries, in `make test-all` and in `make test-long`; and what is made once for a whole session."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def tries(usual: int, long: int) -> int:
 
 
 def long_form(test: Callable[..., None]) -> Any:
-    """Decorate a test with this that only `make test-long` runs: pytest does not collect what is None."""
-    return pytest.mark.repeated(test) if LONG else None
+    """The former name of `@pytest.mark.slow`."""
+    return pytest.mark.slow(test)
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

@@ -41,7 +41,8 @@ def batch_of(packs: list[list[dict[str, np.ndarray]]], head: TaskHead) -> dict[s
     rows = {
         name: np.zeros((len(packs), LENGTH), np.int32) for name in ("input_ids", "input_mask", "segment_ids", "positions")
     }
-    starts, real = np.zeros((len(packs), depth), np.int32), np.zeros((len(packs), depth), np.float32)
+    starts, lasts = np.zeros((len(packs), depth), np.int32), np.zeros((len(packs), depth), np.int32)
+    real = np.zeros((len(packs), depth), np.float32)
     along, along_weights = np.zeros((len(packs), LENGTH), np.int32), np.zeros((len(packs), LENGTH), np.float32)
     masked, words, used = (np.zeros((len(packs), slots), kind) for kind in (np.int32, np.int32, np.float32))
     texts = np.zeros((len(packs), depth, 3) if head.kind == "multi-label" else (len(packs), depth), np.float32)
@@ -52,13 +53,14 @@ def batch_of(packs: list[list[dict[str, np.ndarray]]], head: TaskHead) -> dict[s
             end = start + len(each["ids"])
             rows["input_ids"][p, start:end], rows["input_mask"][p, start:end] = each["ids"], s + 1
             rows["positions"][p, start:end] = np.arange(end - start)
+            lasts[p, s] = end - 1
             starts[p, s], real[p, s], texts[p, s], spans[p, s] = start, 1, each["text"], each["span"] + start
             along[p, start:end], along_weights[p, start:end:2] = each["tokens"], 1
             places = np.arange(start, end, 2)
             masked[p, slot : slot + len(places)], used[p, slot : slot + len(places)] = places, 1
             words[p, slot : slot + len(places)] = each["tokens"][::2]
             start, slot = end, slot + len(places)
-    batch = {**rows, "sequence_positions": starts}
+    batch = {**rows, "sequence_positions": starts, "last_positions": lasts}
     if head.kind == "masked-language-modelling":
         return {**batch, "masked_positions": masked, "targets": words, "target_weights": used}
     if head.kind in ("token-classification", "causal-language-modelling"):

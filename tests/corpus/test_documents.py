@@ -6,6 +6,7 @@ import ast
 import gc
 import gzip
 import json
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Literal
@@ -17,7 +18,14 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_TEXTS
 from gaudi_bert.corpus import documents as module
-from gaudi_bert.corpus.documents import Source, detect_format, find_sources, read_documents, source_identity
+from gaudi_bert.corpus.documents import (
+    LONGEST_LINE_BYTES,
+    Source,
+    detect_format,
+    find_sources,
+    read_documents,
+    source_identity,
+)
 from gaudi_bert.corpus.python_texts import (
     HELD_OUT_OF,
     LABELS,
@@ -72,6 +80,23 @@ def test_a_long_document_is_cut_between_lines(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(module, "DOCUMENT_CHARACTERS", 10)
     documents = read(source(tmp_path / "a", "1234.\n5678.\n9.\n123456789012.\n"))
     assert documents == [["1234.", "5678."], ["9."], ["123456789012."]]
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
+    given = source(tmp_path / "a.gz", gzip.compress(b"x" * (LONGEST_LINE_BYTES + 1), 1))
+    with pytest.raises(InputError, match=r"a\.gz: line 1 is longer than 64 MiB; break its lines, if this is text"):
+        detect_format(given)
+
+
+@pytest.mark.parametrize("around", ["{}", '<doc id="1" title="t">\n{}</doc>\n'], ids=["plain text", "WikiExtractor"])
+def test_a_document_without_end_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, around: str) -> None:
+    monkeypatch.setattr(module, "DOCUMENT_CHARACTERS", 1 << 12)
+    given = source(tmp_path / "a.gz", gzip.compress(around.format("a word.\n" * 100_000).encode(), 1))
+    tracemalloc.start()
+    documents = sum(1 for _ in read_documents(given, detect_format(given)))
+    assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    tracemalloc.stop()
+    assert documents == -(-100_000 // ((1 << 12) // 7))
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,6 @@ def test_every_example_is_well_formed(seed: int, length: int, predictions: int, 
         assert example["next_sentence_labels"][0] in (0, 1)
 
 
-@pytest.mark.slow
 def test_records_are_what_tensorflow_writes() -> None:
     tf = pytest.importorskip("tensorflow")
     for payload in payloads(make_examples(job_of(documents_of(1)))):

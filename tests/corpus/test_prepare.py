@@ -104,6 +104,7 @@ def test_held_out_documents_are_in_no_training_example(folder: Path) -> None:
     assert json.loads((folder / "out/examples.json").read_text()) | {"skipped": False} == summary
 
 
+@pytest.mark.slow
 def test_workers_and_shards_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks_module, "BLOCK_CHARACTERS", 500)
     run(folder, "one")
@@ -358,6 +359,8 @@ def test_the_order_is_a_matter_of_seed_split_and_section(tmp_path: Path) -> None
 def test_fewer_examples_than_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"prepare\.shards = 9: the text of train gives only 2 examples for 3 files"):
         write_section(SECTION, blocks_of(2), tmp_path, 9, seed=5)
+    with pytest.raises(InputError, match=r"prepare\.text: the text of train gives no example, .*; give text with words"):
+        write_section(SECTION, blocks_of(0), tmp_path, 9, seed=5)
     assert not list(tmp_path.iterdir())
 
 

@@ -56,6 +56,7 @@ def test_packs_as_arrays_and_back() -> None:
     assert mixture_of_packs(np.array([0, 3, 0, 0]), np.array([0, 2, 4])) == {(3,): 1}
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.sampled_from([31, 64, 97]), st.integers(1, 7), st.sampled_from([0.0, 1e12]))
 @examples(60)
 def test_packs_are_packs_and_no_sequence_is_lost(seed: int, max_length: int, depth: int, operations: float) -> None:
@@ -125,6 +126,7 @@ def test_a_part_is_planned_for_all(seed: int, max_length: int, depth: int, plann
     assert packs_of(mixture) <= every * packs_of(pack_longest_first(parts[0], depth)) + every
 
 
+@pytest.mark.slow
 def test_very_many_sequences_are_packed_as_well_as_few() -> None:
     """Ten million sequences, and not multiples of a smaller set."""
     counts = lognormal(5000, 10**6) * 10 + np.random.default_rng(4).integers(0, 10, 5000)

@@ -24,7 +24,6 @@ from gaudi_bert.packing.mixture import Work, check_mixture, estimate_limit, pack
 from gaudi_bert.packing.nnls import iterative_nnls, pack_by_nnls
 from gaudi_bert.packing.pricing import ListedPricer, list_strategies
 from tests.builders.agree import agree
-from tests.builders.effort import LONG, long_form
 from tests.builders.histograms import lognormal, perfect_triplets, published, scattered, small_histograms
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
@@ -41,7 +40,7 @@ DEPTHS = (2, 3, 4, 5, 8, 16, 2048)
 # Many lengths at middling depths take longest.
 LONGEST = [*(("wikipedia-1024", depth) for depth in (5, 8, 16)), *(("wikipedia-2048", depth) for depth in (5, 8, 16))]
 QUICK = [(name, depth) for name in PROVEN for depth in DEPTHS if (name, depth) not in LONGEST]
-SLOW = [pytest.param(*case, marks=pytest.mark.repeated) for case in LONGEST if LONG]
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in LONGEST]
 
 
 def checked(counts: np.ndarray, depth: int) -> Any:
@@ -249,7 +248,7 @@ def test_few_lengths_are_exact_and_more_depth_is_never_worse(
         assert check_certificate(packing.certificate, counts) == packing.lower_bound == packing.packs
 
 
-@long_form  # each takes a gigabyte
+@pytest.mark.slow  # each takes a gigabyte
 @pytest.mark.parametrize("depth", FEW_DEPTHS)
 def test_two_lengths_in_the_longest_packs(depth: int | str) -> None:
     counts = counts_of({0.5: 1000, 0.5 + 1 / MOST_SLOTS: 1000}, MOST_SLOTS)

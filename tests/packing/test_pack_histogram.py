@@ -42,7 +42,6 @@ def plans(seed: int) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_compiled_and_interpreted_kernels_agree_to_the_last_bit(seed: int) -> None:
     code = f"from tests.packing.test_pack_histogram import plans; print(plans({seed}))"

@@ -147,7 +147,6 @@ def test_packs_are_those_that_write_deals() -> None:
     assert written.starts.tolist() == packs.offsets.tolist()
 
 
-@pytest.mark.slow
 def test_any_number_of_threads_gives_the_same_packs() -> None:
     """In this process, with as many as there are processors, and in one with five."""
     code = "import sys, numpy; from gaudi_bert import pack_lengths; "

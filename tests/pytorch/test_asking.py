@@ -13,7 +13,6 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from tests.builders.agree import agree
-from tests.builders.effort import LONG
 
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -70,8 +69,7 @@ def test_what_no_mask_is_right_for_is_refused(kind: str, head: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.repeated
-@pytest.mark.skipif(not LONG, reason="every type: only in `make test-long`")
+@pytest.mark.slow
 def test_every_type_is_right_or_refused() -> None:
     """The table of docs/pytorch-models.md: no type may be wrong."""
     transformers.logging.set_verbosity_error()

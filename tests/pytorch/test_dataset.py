@@ -270,6 +270,7 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
 SHARDS, MOST_OPEN = tries(664, 2656), 100
 
 
+@pytest.mark.slow
 @pytest.mark.repeated
 def test_many_shards_and_many_tables_are_read_with_few_of_them_open(case: PackingCase, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")

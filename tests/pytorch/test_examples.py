@@ -62,6 +62,7 @@ def losses(output: str) -> dict[str, float]:
     return {update: float(loss) for update, loss in re.findall(r"update (\d+): loss (\d+\.\d{4})", output)}
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_does_and_a_stopped_run_goes_on_alone(packed, tmp_path, run_alone) -> None:
     def arguments(out: str, updates: int) -> list[str]:
         run = ["--batch-packs", "8", "--micro-batch-packs", "2", "--dropout", "0", "--updates", str(updates)]
@@ -75,6 +76,7 @@ def test_two_processes_learn_what_one_does_and_a_stopped_run_goes_on_alone(packe
     agree({**both, **resumed}, alone, 2e-4, scale=1.0)
 
 
+@pytest.mark.slow
 def test_trainer_goes_on_where_it_was_stopped(packed, tmp_path, run_alone) -> None:
     pytest.importorskip("accelerate")
     from safetensors.numpy import load_file

@@ -162,6 +162,7 @@ def run(data: Path, out: Path, processes: int, stopped: bool) -> list[dict]:
     return [json.loads((out / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)]
 
 
+@pytest.mark.slow
 @pytest.mark.repeated
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("way", WAYS)
@@ -176,6 +177,7 @@ def test_losses_are_those_of_one_process_and_each_pack_is_read_once(runs, way: s
         assert sorted(read) == sorted(wanted["packs"])
 
 
+@pytest.mark.slow
 @pytest.mark.repeated
 @pytest.mark.parametrize("head", HEADS)
 def test_all_packs_are_evaluated_by_any_number_of_processes(runs, head: str) -> None:
@@ -184,6 +186,7 @@ def test_all_packs_are_evaluated_by_any_number_of_processes(runs, head: str) -> 
         agree(actual[f"trainer {head}"]["evaluation"], [expected[0], expected[0]], 1e-4, scale=1.0)
 
 
+@pytest.mark.slow
 def test_every_other_combination_is_refused_in_every_process(runs) -> None:
     for found in runs[2, True]:
         for name, message in found["refused"].items():

@@ -219,6 +219,7 @@ def test_a_batch_spelt_out() -> None:
         "segment_ids": [[0, 0, 0, 1, 0, 0, 0], [0, 1, 1, 0, 1, 0, 0], [0] * 7],
         "positions": [[0, 0, 1, 2, 0, 0, 0], [0, 1, 2, 0, 1, 0, 0], [0] * 7],
         "sequence_positions": [[0, 1], [0, 3], [0, 0]],
+        "last_positions": [[0, 3], [2, 4], [0, 0]],
         "sequence_weights": [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]],
     }
 

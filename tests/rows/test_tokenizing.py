@@ -76,6 +76,7 @@ def tokenizers(tokenizer: RowTokenizer) -> list[RowTokenizer]:
     return [tokenizer, any_tokenizer("bpe"), any_tokenizer("unigram")]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.sampled_from(WORDS), st.integers(1, 120)), max_size=9), st.sampled_from(["", " "]), st.booleans()
 )
@@ -113,7 +114,6 @@ def test_a_text_far_too_long_is_refused_by_its_row(tokenizer: RowTokenizer) -> N
         tokenized([TextRow(3, "cat"), TextRow(7, "cat " * 9999), TextRow(8, "cat " * 10)], tokenizer, None, 9)
 
 
-@pytest.mark.slow
 def test_as_transformers_has_it(folder: Path, tokenizer: RowTokenizer) -> None:
     from transformers import AutoTokenizer
 

@@ -254,7 +254,6 @@ def test_the_reason_is_the_error_of_the_failed_rank_and_output_without_one_has_n
     assert failed_rank("[1,1]<stderr>:error: an error that nobody ended by\n") is None
 
 
-@pytest.mark.slow
 def test_ranks_have_longer_to_save_than_a_lost_rank_is_waited_for(ranks: list[str], tmp_path: Path) -> None:
     rank = f"""
 import os, signal, sys, time
@@ -277,7 +276,6 @@ time.sleep(60)
     assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
-@pytest.mark.slow
 def test_a_lost_rank_ends_the_others_within_ten_seconds(ranks: list[str], tmp_path: Path) -> None:
     rank = f"""
 import os, signal, time
@@ -351,7 +349,6 @@ while :; do sleep 0.1; done
 """
 
 
-@pytest.mark.slow
 def test_a_launcher_outlives_the_end_of_a_worker_and_waits_for_names_that_come_later() -> None:
     """A suspended MPIJob that is resumed, and then a drained node: the launcher that was started first ends well."""
     root = str(Path(__file__).resolve().parents[2])

@@ -14,8 +14,6 @@ import pytest
 from tests.builders.bert_folder import CONFIG, write_tokenizer
 from tests.builders.command_line import Done, run_command
 
-pytestmark = pytest.mark.slow
-
 TEXTS = ["the cat, sat", "dogs runs", "over the hill"]
 TABLE = "id,comment,other,stars\n" + "".join(f'{7 + n},"{text}",mat,{n + 1}\n' for n, text in enumerate(TEXTS))
 LENGTH = ("--max-sequence-length", 32)

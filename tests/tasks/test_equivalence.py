@@ -224,7 +224,6 @@ def test_packed_is_alone_for_random_weights(name: str) -> None:
     check(name, None, DEPTHS)
 
 
-@pytest.mark.slow
 @pytest.mark.repeated
 @pytest.mark.parametrize("name", TASK_NAMES if LONG else ["token-classification"])
 def test_packed_is_alone_for_trained_weights(name: str, minilm: Path) -> None:

@@ -31,8 +31,6 @@ from tests.builders.encoders import TOKENIZER, write_encoder
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.tasks.conftest import run
 
-pytestmark = pytest.mark.slow
-
 KINDS = {
     "classification": "AutoModelForSequenceClassification",
     "multi-label": "AutoModelForSequenceClassification",

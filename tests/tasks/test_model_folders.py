@@ -32,8 +32,6 @@ from tests.builders.reporters import StopAfter  # noqa: E402
 from tests.builders.tables import LENGTH, write_table  # noqa: E402
 from tests.tasks.conftest import run  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 
 def answered(folder: Path, command: str, out: str, *more: str) -> Done:
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), encoding="utf-8")

@@ -22,8 +22,6 @@ from tests.builders.bert_folder import CONFIG, write_bert, write_tokenizer
 from tests.builders.command_line import run_command
 from tests.builders.reporters import QUIET
 
-pytestmark = pytest.mark.slow
-
 TEXTS = ["the cat sat on the mat", "dogs runs", "over the hill, and south!", "the river flows north", "unable mat"] * 4
 CONTEXT = "The river flows north over the hill, and the cat sat on the mat. Unable dogs runs south!"
 

@@ -39,8 +39,6 @@ from tests.builders.encoders import CONFIGS, SIZES, TOKENIZER
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.builders.tables import LENGTH, loss_of_rows, single_rows, write_table
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 UPDATES = {
@@ -245,6 +243,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
 
 
+@pytest.mark.slow
 def test_two_processes_killed_and_resumed_by_torchrun_leave_what_mpirun_leaves(files: Path, tmp_path: Path) -> None:
     def command(out: str, *launcher: str) -> list[str]:
         words = ["-m", "gaudi_bert", "train", "--data", files / "train" / "packed", "--model", files / "roberta"]

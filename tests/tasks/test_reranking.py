@@ -16,8 +16,6 @@ from tests.builders.agree import agree
 from tests.builders.reporters import QUIET
 from tests.tasks.conftest import run
 
-pytestmark = pytest.mark.slow
-
 QUERIES = ("the cat", "a hill and the river", "mat")
 DOCUMENTS = ("the cat sat", "over the hill", "the river flows north", "dogs runs", "on the mat")
 

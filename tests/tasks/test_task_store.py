@@ -18,7 +18,6 @@ from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 from tests.tasks.conftest import run
 
-pytestmark = pytest.mark.slow
 URL = "s3://bucket/tasks"
 ROWS, HELD_OUT = "classification.jsonl", "classification-evaluation.jsonl"
 

@@ -35,6 +35,7 @@ def packs_of(folder: Path, sequences: list[dict], algorithm: str = "lpfhp", **se
     return folder / "packed"
 
 
+@pytest.mark.slow
 @given(
     depth=st.integers(1, 3),
     count=st.integers(1, 90),

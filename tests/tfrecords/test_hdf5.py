@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -166,8 +167,98 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.
         tracemalloc.stop()
     assert most[1] < 1.2 * most[0]
     monkeypatch.setattr(hdf5, "_MOST_BLOCK_BYTES", 1000)
-    with pytest.raises(InputError, match=r"chunks of 700 rows, 358,400 bytes; at most 1 GiB"):
+    with pytest.raises(InputError, match=r"chunks of 700 rows, 358,400 bytes; at most 0 MiB"):
         hdf5.Hdf5Rows(path)
+
+
+# --- a file is believed as far as its own bytes go
+
+
+def elsewhere(name: str, how: str, folder: Path):
+    """Have the values of a dataset in another file."""
+
+    def change(file) -> None:
+        values = file[name][...]
+        del file[name]
+        with h5py.File(folder / "other.bin", "w") as other:
+            other[name] = values
+            if how == "external link":
+                file[name] = h5py.ExternalLink(str(folder / "other.bin"), name)
+            elif how == "link":
+                file["there"] = values
+                file[name] = h5py.SoftLink("/there")
+            elif how == "external storage":
+                (folder / "raw").write_bytes(values.tobytes())
+                file.create_dataset(
+                    name, values.shape, values.dtype, external=[(str(folder / "raw"), 0, h5py.h5f.UNLIMITED)]
+                )
+            elif how == "virtual data set":
+                layout = h5py.VirtualLayout(values.shape, values.dtype)
+                layout[...] = h5py.VirtualSource(str(folder / "other.bin"), name, values.shape)
+                file.create_virtual_dataset(name, layout)
+            elif how == "type":
+                file[name] = values.dtype
+            else:
+                file.create_group(name)
+
+    return change
+
+
+@pytest.mark.parametrize("how", ["external link", "link", "external storage", "virtual data set", "type", "group"])
+@pytest.mark.parametrize("name", ["input_ids", "next_sentence_labels"])
+def test_no_values_of_other_files_are_read(tmp_path: Path, how: str, name: str) -> None:
+    path = write_hdf5(tmp_path / "records" / "a.hdf5", sequences_for_hdf5(20, 11, 3, seed=5))
+    with h5py.File(path, "a") as file:
+        elsewhere(name, how, tmp_path)(file)
+    with pytest.raises(InputError, match=f"a.hdf5: .*{name} .*(other|it has)"):
+        histogram(path.parent, tmp_path / "histogram.json", reporter=QUIET)
+
+
+@pytest.mark.parametrize("block", [512, 4096])
+def test_a_block_of_the_user_may_come_first(tmp_path: Path, block: int) -> None:
+    sequences = sequences_for_hdf5(20, 11, 3, seed=5)
+    same, path = write_hdf5(tmp_path / "same.hdf5", sequences), tmp_path / "block.hdf5"
+    with h5py.File(path, "w", userblock_size=block) as file:
+        for name, values in columns_of(sequences).items():
+            file.create_dataset(name, data=values, compression="gzip")
+    assert as_stream(path) == as_stream(same)
+
+
+# Filters of the bomb's dataset: we inflate, we check and the library inflates, and what is inflated twice.
+FILTERS = {
+    "gzip": {"compression": "gzip"},
+    "shuffle": {"compression": "gzip", "shuffle": True},
+    "fletcher32": {"compression": "gzip", "fletcher32": True},
+}
+
+
+@pytest.mark.parametrize("how", FILTERS)
+@pytest.mark.parametrize("count", [20, 4000])  # of rows: the chunk is stored in more bytes than they have, or in fewer
+def test_a_chunk_that_inflates_is_refused_before_it_takes_memory(tmp_path: Path, how: str, count: int) -> None:
+    path = write_hdf5(tmp_path / "records" / "a.hdf5", sequences_for_hdf5(count, 29, 3, seed=5))
+    bomb = zlib.compress(bytes(64 << 20))
+    with h5py.File(path, "a") as file:
+        values, name = file["input_ids"][...], "input_ids"
+        del file[name]
+        dataset = file.create_dataset(name, values.shape, values.dtype, chunks=values.shape, **FILTERS[how])
+        dataset.id.write_direct_chunk((0, 0), bomb + b"sums" if how == "fletcher32" else bomb)
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"a.hdf5: cannot be read as HDF5 \(a chunk "):
+        histogram(path.parent, tmp_path / "histogram.json", reporter=QUIET)
+    assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("rows", [10**6, 10**8, 10**12])
+@pytest.mark.parametrize("chunks", [None, True])
+def test_rows_that_are_only_claimed_are_refused(tmp_path: Path, rows: int, chunks: bool | None) -> None:
+    path = tmp_path / "records" / "a.hdf5"
+    path.parent.mkdir()
+    with h5py.File(path, "w") as file:
+        for name, values in columns_of(sequences_for_hdf5(2, 11, 3, seed=5)).items():
+            file.create_dataset(name, (rows, *values.shape[1:]), "i4", fillvalue=1, chunks=chunks)
+    with pytest.raises(InputError, match=rf"a.hdf5: claims {rows:,} rows, .* bytes can hold; make the file again"):
+        histogram(path.parent, tmp_path / "histogram.json", reporter=QUIET)
 
 
 def test_training_and_inspect_read_the_rows(tmp_path: Path) -> None:

@@ -74,7 +74,6 @@ def fill_packs(rng: random.Random, max_sequence_length: int, depth: int, packs: 
         *((8191, 1200, 5, 250_000), (8192, 1229, 64, 30522)),
     ],
 )
-@pytest.mark.slow
 def test_packs_are_byte_equal_to_protobufs(
     tmp_path: Path, max_sequence_length: int, max_predictions: int, depth: int, vocabulary: int
 ) -> None:

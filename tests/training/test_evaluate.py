@@ -234,6 +234,7 @@ def test_what_does_not_fit_is_shown_and_too_much_is_cut_short() -> None:
     assert "Gaudi2: up to about 8 packs per micro-batch; 8 fits" in lines
 
 
+@pytest.mark.slow
 def test_before_packing_the_settings_give_the_sizes_and_an_impossible_model_is_refused(tmp_path) -> None:
     (tmp_path / "pipeline.yaml").write_text("name: small\n")
 

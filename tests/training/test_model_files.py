@@ -222,10 +222,12 @@ def test_what_cannot_be_done(tmp_path: Path) -> None:
     mean = {"pooling_mode_mean_tokens": True}
     with pytest.raises(InputError, match="has a module Dense"):
         read_sentence_folder(write(tmp_path / "dense", ["Transformer", "Pooling", "Dense"], mean))
-    with pytest.raises(InputError, match="only one of cls, mean and max"):
+    with pytest.raises(InputError, match="only one of cls, mean, max and last"):
         read_sentence_folder(write(tmp_path / "two", ["Transformer", "Pooling"], {**mean, "pooling_mode_max_tokens": True}))
-    with pytest.raises(InputError, match="pools by pooling_mode_lasttoken"):
-        read_sentence_folder(write(tmp_path / "last", ["Transformer", "Pooling"], {"pooling_mode_lasttoken": True}))
+    with pytest.raises(InputError, match="pools by pooling_mode_weightedmean_tokens"):
+        read_sentence_folder(
+            write(tmp_path / "mean", ["Transformer", "Pooling"], {"pooling_mode_weightedmean_tokens": True})
+        )
 
 
 def test_version_6_stores_the_cut_with_the_tokenizer_and_prompts_by_name(tmp_path: Path) -> None:

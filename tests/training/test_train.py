@@ -103,6 +103,7 @@ def test_a_run_killed_before_its_last_word_says_it_when_it_goes_on(packed, held_
     assert lines_of(out) == lines_of(whole_run)
 
 
+@pytest.mark.slow
 def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed, tmp_path) -> None:
     """During the warm-up the rate does not depend on the number of updates, so the bits must be those of one long run.
 
@@ -285,6 +286,7 @@ def test_processes_are_connected_then_the_card_is_loaded_then_the_model_is_made(
     assert calls == ["hvd.init", "load_habana_module", "the model, compiled=False, float32"]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(calls, packed, tmp_path) -> None:
     """What changes on Gaudi is said; what began there, or went through it, stays plain on a CPU."""
     out, listener = tmp_path / "run", Listener()

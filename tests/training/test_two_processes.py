@@ -24,10 +24,10 @@ from tests.builders import training_data as data
 from tests.builders import training_updates as work
 from tests.builders import two_processes as script
 from tests.builders.agree import agree, identical
-from tests.builders.effort import long_form
 from tests.builders.reporters import QUIET
 
 pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,7 +78,6 @@ def test_sums_and_broadcasts_are_the_same_in_both(ranks) -> None:
     assert ranks[0]["bits"] == ranks[1]["bits"]
 
 
-@pytest.mark.repeated
 @pytest.mark.parametrize("case", [case for case in script.CASES if case != "local"])
 def test_two_processes_are_one_big_batch(results, case) -> None:
     """The parameters after five updates, however the packs are shared out."""
@@ -90,14 +89,12 @@ def test_two_processes_are_one_big_batch(results, case) -> None:
     assert work.largest_difference(start, one) > 1e-3
 
 
-@long_form
 def test_the_predecessors_normalization_is_another_gradient(results) -> None:
     """`local`: the mean of the micro-batches' own means."""
     one, _ = work.run_updates(Communicator(), 1)
     assert work.largest_difference(read(results / "local.npz", "parameter"), one) > 1e-5
 
 
-@long_form
 def test_unpacked_in_two_processes_is_packed_in_one_gradient_for_gradient(results) -> None:
     _, packed = work.run_updates(Communicator(), 1, updates=1)
     unpacked = read(results / "unpacked.npz", "gradient")
@@ -171,7 +168,6 @@ def test_a_process_that_sleeps_in_its_step_is_named_and_ends_the_run(results) ->
 # --- fine-tuning and its evaluation
 
 
-@pytest.mark.repeated
 @pytest.mark.parametrize("task", script.RUNS)
 def test_the_weights_after_five_updates_are_those_of_one_process(task, files, results, tmp_path) -> None:
     script.fine_tuned(files, task, tmp_path / "one")
@@ -199,7 +195,6 @@ def test_the_weights_after_five_updates_are_those_of_one_process(task, files, re
             agree(ours.get(name, 0), theirs.get(name, 0), 1e-5, scale=1.0)
 
 
-@pytest.mark.repeated
 @pytest.mark.parametrize("rows", script.EVALUATED_ROWS)
 def test_an_evaluation_by_two_is_that_by_one(rows, files, results) -> None:
     """One row is one batch: the second process has nothing to do and gives nothing."""

@@ -211,7 +211,8 @@ def test_packs_are_served(tmp_path: Path) -> None:
     sequences = tokenize_rows(rows, tokenizer, task=None, settings=TaskSettings(), max_sequence_length=64)
     packs = Packs(np.array([4, 1, 0, 3, 2]), np.array([0, 3, 5]))
     placed = lay_out_packs(sequences, packs, np.arange(2), BatchShape(2, 64, 16))
-    features = {name: tf.constant(value) for name, value in placed.features(sequences).items() if name != "sequence_weights"}
+    unread = ("sequence_weights", "last_positions")
+    features = {name: tf.constant(value) for name, value in placed.features(sequences).items() if name not in unread}
     signatures = tf.saved_model.load(str(out)).signatures
     found = np.zeros((5, 3), np.float32)
     placed.scatter_sequences(signatures["packed"](**features)["logits"].numpy(), found)
@@ -311,6 +312,7 @@ def served(folder: Path, batches: dict[str, dict[str, np.ndarray]], tmp_path: Pa
     return [dict(np.load(tmp_path / f"{signature}-served.npz")) for signature in batches]
 
 
+@pytest.mark.slow
 def test_a_saved_model_serves_packs_and_single_sequences(whole_run, causal, tmp_path) -> None:
     """Of a model with causal attention, which no other format can hold."""
     folder = tmp_path / "out"

@@ -150,7 +150,8 @@ class _TorchEncoder(TorchModel):
     def _outputs(self, batch: Tensors) -> Tensor:
         hidden_BLH, head = self._encode(batch), cast(TaskHead | VectorHead, self.spec.head)
         if isinstance(head, VectorHead):
-            first_RH = _gather(hidden_BLH, batch["sequence_positions"]).flatten(0, 1) if head.read_positions else None
+            read = head.read_positions
+            first_RH = None if read is None else _gather(hidden_BLH, batch[read]).flatten(0, 1)
             return vectors_of_sequences(head, widen(hidden_BLH.flatten(0, 1) if first_RH is None else first_RH), batch)
         if head.read_positions == "masked_positions":
             return widen(self._scores(_gather(hidden_BLH, batch["masked_positions"])))

@@ -103,14 +103,18 @@ class TorchModel(ABC):
 
     def loss(self, batch: Tensors, dropout_seed: Int32Array, factors_2: Tensor) -> tuple[Tensor, Tensor]:
         """The loss that is minimised, its sums multiplied by `factors`; and the K sums. Dropout is drawn from its seed."""
-        self._count_graph(batch)
-        _seed_device(self.device, dropout_seed)
-        with self.autocast():
-            outputs = self.forward(batch, True)
+        outputs = self.training_outputs(batch, dropout_seed)
         sums = self.sums(outputs, batch)
         if isinstance(self.spec.head, PretrainingHead):
             return sums[0] * factors_2[0] + sums[2] * factors_2[1], sums.detach()
         return sums[0] * factors_2[0], sums.detach()
+
+    def training_outputs(self, batch: Tensors, dropout_seed: Int32Array) -> Any:
+        """What the head gives, with dropout drawn from its seed."""
+        self._count_graph(batch)
+        _seed_device(self.device, dropout_seed)
+        with self.autocast():
+            return self.forward(batch, True)
 
     def sums(self, outputs: Any, batch: Tensors) -> Tensor:
         """The K sums of the head."""
@@ -245,7 +249,7 @@ def _read(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
 def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Tensors) -> Tensor:
     """One vector for each sequence, [B, S, H]; those of absent ones mean nothing."""
     packs, depth = batch["sequence_positions"].shape
-    if head.pooling == "cls":
+    if head.read_positions is not None:
         vectors_BSH = hidden_RH.reshape(packs, depth, -1)
     else:
         hidden_BLH = hidden_RH.reshape(*batch["input_ids"].shape, -1)

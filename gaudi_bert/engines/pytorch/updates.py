@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.protocol import Communicator, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, Coupling, UpdateScalars
+from gaudi_bert.engines.pytorch.bert import widen
 from gaudi_bert.engines.pytorch.distributed import TorchCommunicator
 from gaudi_bert.engines.pytorch.model import TorchModel, to_numpy
 
@@ -45,17 +46,14 @@ class TorchUpdates:
         factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
+        coupling: Coupling | None = None,
     ) -> _TorchSums:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         model, communicator = self._model, self._communicator
-        factors = torch.tensor(factors_M2, dtype=torch.float32, device=model.device)
-        sums = torch.zeros(model.spec.head.sums, device=model.device)
-        for number, batch in enumerate(micro_batches):
-            if number:
-                communicator.note(f"micro-batch {number + 1} of update {update}", slow=model.graphs_built < 2)
-            loss, batch_sums = model.loss(model.tensors(batch), seeds_M2[number], factors[number])
-            loss.backward()
-            sums += batch_sums
+        if coupling is None:
+            sums = self._backward(micro_batches, seeds_M2, factors_M2, update)
+        else:
+            sums = self._coupled_backward(micro_batches, seeds_M2, coupling, update)
         with torch.no_grad():
             gradients = {
                 name: parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
@@ -74,6 +72,41 @@ class TorchUpdates:
                 buffers = {name: to_numpy(buffer) for name, buffer in model.buffers().items()}
                 model.load_values(communicator.broadcast(buffers))
             return _TorchSums(torch.cat([sums, norm.reshape(1)]))
+
+    def _backward(
+        self, micro_batches: Sequence[BatchArrays], seeds_M2: Int32Array, factors_M2: FloatArray, update: int
+    ) -> Tensor:
+        """The gradients of a sum of the losses of micro-batches, and the K sums."""
+        model = self._model
+        factors = torch.tensor(factors_M2, dtype=torch.float32, device=model.device)
+        sums = torch.zeros(model.spec.head.sums, device=model.device)
+        for number, batch in enumerate(micro_batches):
+            self._note(number, update)
+            loss, batch_sums = model.loss(model.tensors(batch), seeds_M2[number], factors[number])
+            loss.backward()
+            sums += batch_sums
+        return sums
+
+    def _coupled_backward(
+        self, micro_batches: Sequence[BatchArrays], seeds_M2: Int32Array, coupling: Coupling, update: int
+    ) -> Tensor:
+        """The gradients of one loss of all micro-batches, and the K sums; the last is computed once, the others twice."""
+        model, batches, last = self._model, [self._model.tensors(batch) for batch in micro_batches], len(micro_batches) - 1
+        outputs = []
+        for number, batch in enumerate(batches):
+            self._note(number, update)
+            with torch.set_grad_enabled(number == last):
+                outputs.append(widen(model.training_outputs(batch, seeds_M2[number])))
+        sums, gradients = coupling([to_numpy(each) for each in outputs])
+        for number in (last, *range(last)):
+            self._note(number, update)
+            output = outputs[last] if number == last else widen(model.training_outputs(batches[number], seeds_M2[number]))
+            output.backward(torch.as_tensor(gradients[number], dtype=output.dtype, device=output.device))
+        return torch.as_tensor(sums, dtype=torch.float32, device=model.device)
+
+    def _note(self, number: int, update: int) -> None:
+        if number:
+            self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=self._model.graphs_built < 2)
 
     def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
         """A copy of the first and second moments, by variable."""

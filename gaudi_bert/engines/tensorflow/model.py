@@ -202,7 +202,7 @@ def _vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
     """Vectors of the sequences of a batch, float32 [B, S, H]; those of absent ones mean nothing."""
     hidden = encode_packs(network, batch, None if head.read_positions is None else batch[head.read_positions])
     (packs, depth), size = batch["sequence_positions"].shape, network.config.hidden_size
-    if head.pooling == "cls":
+    if head.read_positions is not None:
         vectors_BSH = tf.reshape(widen(hidden), [packs, depth, size])
     else:
         hidden_BLH = tf.reshape(widen(hidden), [*batch["input_ids"].shape, size])

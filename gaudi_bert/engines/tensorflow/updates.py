@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.protocol import Communicator, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, Coupling, UpdateScalars
 from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.operations import as_graph, kernel
@@ -48,6 +48,8 @@ class TensorFlowUpdates:
         self._first = as_graph(self._trace_first)
         self._next = as_graph(self._trace_next)
         self._finish = as_graph(self._trace_finish)
+        self._outputs = as_graph(self._trace_outputs)
+        self._finish_coupled = as_graph(self._update)
 
     def run(
         self,
@@ -56,6 +58,7 @@ class TensorFlowUpdates:
         factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
+        coupling: Coupling | None = None,
     ) -> tf.Tensor:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         inputs = [
@@ -67,16 +70,56 @@ class TensorFlowUpdates:
             for number, batch in enumerate(micro_batches)
         ]
         tensors = UpdateScalars(*(tf.constant(value, tf.float32) for value in scalars))
+        if coupling is not None:
+            return self._coupled_update([(batch, seed) for batch, seed, _ in inputs], tensors, update, coupling)
         if self._is_single_graph:
             return self._single_update(*inputs[0], tensors)
         sums = self._first(*inputs[0])
-        for number, each in enumerate(inputs[1:], start=2):
-            self._communicator.note(f"micro-batch {number} of update {update}", slow=self.graphs_built < 2)
+        for number, each in enumerate(inputs[1:], start=1):
+            self._note(number, update)
             sums = self._next(*each, sums)
         if self._communicator.size > 1:
             sums.numpy()  # a device may still be at it
             self._communicator.arrive()
         return self._finish(sums, tensors)
+
+    def _coupled_update(
+        self,
+        inputs: Sequence[tuple[Mapping[str, tf.Tensor], tf.Tensor]],
+        scalars: UpdateScalars,
+        update: int,
+        coupling: Coupling,
+    ) -> tf.Tensor:
+        """Do one update of one loss of all micro-batches; the last is computed once, the others twice."""
+        last, outputs = len(inputs) - 1, []
+        for number, each in enumerate(inputs[:-1]):
+            self._note(number, update)
+            outputs.append(self._outputs(*each).numpy())
+        self._note(last, update)
+        output, tape = self._taped(*inputs[last])
+        sums, gradients = coupling([*outputs, output.numpy()])
+        totals = self._gradients_by(output, tape, gradients[last])
+        for number, each in enumerate(inputs[:-1]):
+            self._note(number, update)
+            added = self._gradients_by(*self._taped(*each), gradients[number])
+            totals = [total + gradient for total, gradient in zip(totals, added, strict=True)]
+        self._communicator.arrive()
+        return self._finish_coupled(totals, tf.constant(sums, tf.float32), scalars)
+
+    def _taped(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.GradientTape]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._variables)
+            return self._outputs(batch, seed), tape
+
+    def _gradients_by(self, output: tf.Tensor, tape: tf.GradientTape, gradient: FloatArray) -> list[tf.Tensor]:
+        """The gradients of the variables, from that of an output."""
+        given, none = tf.constant(gradient, output.dtype), tf.UnconnectedGradients.ZERO
+        found = tape.gradient(output, self._variables, output_gradients=given, unconnected_gradients=none)
+        return [tf.convert_to_tensor(each) for each in found]
+
+    def _note(self, number: int, update: int) -> None:
+        if number:
+            self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=self.graphs_built < 2)
 
     def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
         """A copy of the first and second moments, by variable."""
@@ -158,6 +201,10 @@ class TensorFlowUpdates:
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
             accumulated.assign_add(gradient)
         return sums_before + sums
+
+    def _trace_outputs(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
+        self._passes.append(tf.compat.v1.get_default_graph())
+        return self._model.forward(batch, seed if self._has_dropout else None)
 
     def _trace_finish(self, sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         return self._update([tf.convert_to_tensor(accumulated) for accumulated in self._accumulated], sums, scalars)

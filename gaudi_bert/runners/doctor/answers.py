@@ -14,10 +14,10 @@ from gaudi_bert.runners.kubernetes.manifests import work_claim_name
 class ClusterAnswers:
     """What the API server answered; None where this account may not ask.
 
-    `namespace` is None where it does not exist, too, and `pods_are_hidden` tells of the pods of other namespaces. Missing rights read as `create jobs`; `claims` are those that the
-    pipeline uses and that exist, `mpi_operator` is that pod's image, `local_queues` are Kueue's in the namespace,
-    `secret_keys` the names of what is in `kubernetes.store_secret`, never its values, and `pod_classes` the names of all
-    objects of each kind in `POD_CLASSES`.
+    `namespace` is None where it does not exist, too, and `pods_are_hidden` tells of the pods of other namespaces. Missing
+    rights read as `create jobs`; `claims` are those that the pipeline uses and that exist, `mpi_operator` is that pod's
+    image, `local_queues` are Kueue's in the namespace, `secret_keys` the names of what is in `kubernetes.store_secret`,
+    never its values, and `pod_classes` the names of all objects of each kind in `POD_CLASSES`.
     """
 
     version: tuple[int, int]

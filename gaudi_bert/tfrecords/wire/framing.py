@@ -27,7 +27,7 @@ from gaudi_bert.common.crc32c import append_crc, crc32c, crc32c_at, crc_of_word,
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, open_file, regular
 from gaudi_bert.common.memory import address_of, load_u32, load_word, prefetch
-from gaudi_bert.tfrecords.wire.hdf5 import HDF5, HDF5_ENDINGS, HDF5_SIGNATURE, Hdf5Rows
+from gaudi_bert.tfrecords.wire.hdf5 import HDF5, HDF5_ENDINGS, Hdf5Rows, is_hdf5
 from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, MAX_RECORD_BYTES
 
 NO_RECORD = "holds no record; remove it, or make it again"
@@ -205,11 +205,12 @@ def _read_exactly(stream: RecordStream, count: int, record: int, offset: int) ->
 def _compression_of(path: Path, head: bytes) -> str:
     if not head:
         raise InputError(f"{path}: the file is empty; remove it, or make it again")
-    if head.startswith(HDF5_SIGNATURE) != (path.suffix in HDF5_ENDINGS):
-        problem = "does not begin as HDF5 does" if path.suffix in HDF5_ENDINGS else "is an HDF5 file"
+    is_rows, named_so = is_hdf5(path, head), path.suffix in HDF5_ENDINGS
+    if is_rows != named_so:
+        problem = "is an HDF5 file" if is_rows else "does not begin as HDF5 does"
         rule = f"HDF5 files, and no others, end in {' or '.join(HDF5_ENDINGS)}"
         raise InputError(f"{path}: {problem}; {rule}: make the file again, or rename it")
-    if head.startswith(HDF5_SIGNATURE):
+    if is_rows:
         return HDF5
     if len(head) == 12 and masked(crc32c(head[:8])) == struct.unpack("<I", head[8:])[0]:
         return ""

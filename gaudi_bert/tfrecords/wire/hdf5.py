@@ -4,13 +4,19 @@ A file holds a dataset for each feature, one row for each sequence, and no weigh
 0. Rows become the TFRecords of the same examples as `unpacked_encoder` writes them, so all that reads records reads them. A
 row whose values break the contract is encoded as it is, for the reader to refuse with its reason.
 
-HDF5 decompresses one chunk at a time in a process, whatever the threads. So chunks that are compressed by gzip alone are
-read as they are stored and decompressed here, outside Python's lock; all others are read by the library.
+HDF5 decompresses one chunk at a time in a process, whatever the threads. So chunks that are compressed by gzip alone, or
+shuffled before, are read as they are stored and decompressed here, outside Python's lock; the library reads all others.
+
+A file is believed as far as its own bytes go. HDF5 has ways to name values in other files, which are refused, and ways to
+claim more values than it holds: each chunk is inflated to its size at most, and all values must be of a size to which gzip
+could have compressed them.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,17 +28,39 @@ import numpy as np
 from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError, install_command, shortened
+from gaudi_bert.common.files import open_file
 from gaudi_bert.tfrecords.wire.example import encode_example
 from gaudi_bert.tfrecords.wire.schema import MAX_SEGMENT_ID, MAX_TOKEN_ID, UnpackedSchema
 from gaudi_bert.tfrecords.wire.unpacked_encoder import UnpackedEncoder, largest_record, sequences_of_rows
 
 HDF5 = "HDF5"
 HDF5_ENDINGS = (".hdf5", ".h5")
-HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _OF_PACKS = "next_sentence_positions"
 _BLOCK_BYTES = 1 << 20
-_MOST_BLOCK_BYTES = 1 << 30
+_MOST_BLOCK_BYTES = 1 << 28
+_MOST_TIMES = 1032
+"""How many bytes a byte of gzip can stand for, at most."""
 _PIECE_BYTES = 1 << 20
+# Filters by the numbers that HDF5 has for them.
+_DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
+_CHECKSUM_BYTES = 4
+
+
+def is_hdf5(path: Path, head: bytes) -> bool:
+    """Whether a file that begins with `head` is HDF5.
+
+    Its signature may follow a block of the user's, of 512, 1,024, 2,048, ... bytes; a file with another ending has none.
+    """
+    if head.startswith(_SIGNATURE) or path.suffix not in HDF5_ENDINGS:
+        return head.startswith(_SIGNATURE)
+    block = 512
+    with open_file(path) as handle:
+        while handle.seek(block) < os.fstat(handle.fileno()).st_size:
+            if handle.read(len(_SIGNATURE)) == _SIGNATURE:
+                return True
+            block *= 2
+    return False
 
 
 def require_h5py() -> Any:
@@ -73,8 +101,9 @@ class Hdf5Rows:
         self.path, self.done = path, 0
         with _explained_hdf5_errors(path):
             self._file = require_h5py().File(path, "r")
-            self._columns = [self._column(name) for name in _Rows._fields]
+            self._columns = [_Column(self._dataset(name)) for name in _Rows._fields]
             self.schema = self._checked_schema()
+            self._check_size()
         self.count = int(self._columns[0].dataset.shape[0])
         self._encoder = UnpackedEncoder(self.schema)
         self._most_rows = max(1, _PIECE_BYTES // largest_record(self.schema))
@@ -106,18 +135,36 @@ class Hdf5Rows:
         self.done += min(usual + 1, count)
         return records, payload
 
-    def _column(self, name: str) -> _Column:
-        if name not in self._file or not hasattr(self._file[name], "dtype"):
+    def _dataset(self, name: str) -> Any:
+        """A dataset of integers that this file itself holds."""
+        h5py = require_h5py()
+        link = self._file.get(name, getlink=True)  # without following it
+        if link is not None and not isinstance(link, h5py.HardLink):
+            kind = "an external link" if isinstance(link, h5py.ExternalLink) else "a link"
+            raise InputError(f"{self.path}: {name} is {kind} to other data; put the dataset itself into the file")
+        dataset = self._file.get(name)
+        if not isinstance(dataset, h5py.Dataset):
             names = shortened(", ".join(sorted(self._file)), 120) or "none"
             raise InputError(
                 f"{self.path}: has no dataset {name} (it has {names}); BERT's pretraining data of NVIDIA and Habana are read"
             )
-        dataset = self._file[name]
+        if dataset.external or dataset.is_virtual:
+            kind = "in external storage" if dataset.external else "a virtual data set"
+            raise InputError(f"{self.path}: {name} is {kind}, with values in other files; put them into this file")
         if dataset.dtype.kind not in "iu" or not dataset.shape:
             raise InputError(
                 f"{self.path}: dataset {name} is {dataset.dtype} {dataset.shape}; it must hold rows of integers"
             )
-        return _Column(dataset)
+        return dataset
+
+    def _check_size(self) -> None:
+        """Refuse rows that are only claimed: values that were never written take no room in a file."""
+        claimed, held = sum(column.dataset.nbytes for column in self._columns), self.path.stat().st_size
+        if claimed > _MOST_TIMES * held:
+            raise InputError(
+                f"{self.path}: claims {self._columns[0].dataset.shape[0]:,} rows, {claimed:,} bytes, more than its"
+                f" {held:,} bytes can hold; make the file again"
+            )
 
     def _checked_schema(self) -> UnpackedSchema:
         """L and P, to which all datasets must agree."""
@@ -147,40 +194,69 @@ class _Column:
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self._chunk: tuple[int, ...] = dataset.chunks or (1, *dataset.shape[1:])
-        row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
-        chunk_bytes = max(1, row_bytes * self._chunk[0])
-        if chunk_bytes > _MOST_BLOCK_BYTES:
-            raise ValueError(f"chunks of {self._chunk[0]:,} rows, {chunk_bytes:,} bytes; at most 1 GiB is read at once")
-        rows = self._chunk[0] * max(1, _BLOCK_BYTES // chunk_bytes)
+        self._chunk_bytes = dataset.dtype.itemsize * math.prod(self._chunk)
+        rows_bytes = dataset.dtype.itemsize * math.prod((self._chunk[0], *dataset.shape[1:]))
+        largest = max(self._chunk_bytes, rows_bytes)
+        if largest > _MOST_BLOCK_BYTES:
+            most = _MOST_BLOCK_BYTES >> 20
+            raise ValueError(f"chunks of {self._chunk[0]:,} rows, {largest:,} bytes; at most {most} MiB are read at once")
+        rows = self._chunk[0] * max(1, _BLOCK_BYTES // max(1, rows_bytes))
         self._memory = np.empty((min(rows, dataset.shape[0]), *dataset.shape[1:]), dataset.dtype)
         self._first = self._last = 0
-        # Whether gzip is all that was done to the chunks.
-        self._is_deflated = dataset.compression == "gzip" and dataset.id.get_create_plist().get_nfilters() == 1
+        pipeline = dataset.id.get_create_plist()
+        self._filters = [pipeline.get_filter(number)[0] for number in range(pipeline.get_nfilters())]
 
     def rows_from(self, row: int) -> AnyArray:
         """The rows in memory from `row` on, until the next call: at least one, unless the dataset ends there."""
         if row >= self._last:
             self._first, self._last = row, min(row + len(self._memory), self.dataset.shape[0])
-            if self._first < self._last and not (self._is_deflated and self._inflate()):
+            if self._first < self._last and not (self._filters and self._read_chunks()):
                 self.dataset.read_direct(self._memory, np.s_[row : self._last], np.s_[: self._last - row])
         return self._memory[row - self._first : self._last - self._first]
 
-    def _inflate(self) -> bool:
-        """Fill the memory from complete chunks; False where one of them is stored in another way, or not at all."""
-        kind, chunk_bytes = self._memory.dtype, self._memory.itemsize * int(np.prod(self._chunk))
+    def _read_chunks(self) -> bool:
+        """Fill the memory from complete chunks; False where one of them is for the library to read."""
         others = (range(0, width, step) for width, step in zip(self.dataset.shape[1:], self._chunk[1:], strict=True))
+        is_read = True
         for corner in itertools.product(range(self._first, self._last, self._chunk[0]), *others):
             try:
                 skipped_filters, stored = self.dataset.id.read_direct_chunk(corner)
             except (RuntimeError, MemoryError):  # as h5py has it where a chunk, or any, was never written
-                return False
-            if skipped_filters:
-                return False
-            values = np.frombuffer(zlib.decompress(stored, bufsize=chunk_bytes), kind).reshape(self._chunk)
+                is_read = False
+                continue
+            applied = [code for number, code in enumerate(self._filters) if not skipped_filters >> number & 1]
+            values = self._unfiltered(stored, applied)
+            if values is None:
+                is_read = False
+                continue
             begin = (corner[0] - self._first, *corner[1:])
             target = self._memory[tuple(slice(at, at + step) for at, step in zip(begin, self._chunk, strict=True))]
-            target[...] = values[tuple(map(slice, target.shape))]
-        return True
+            target[...] = values.reshape(self._chunk)[tuple(map(slice, target.shape))]
+        return is_read
+
+    def _unfiltered(self, stored: bytes, applied: list[int]) -> AnyArray | None:
+        """The values of a chunk; None where the library has to read it, which then does not take more memory than they."""
+        if len(stored) > 1.01 * self._chunk_bytes + 100:
+            raise ValueError(f"a chunk is stored in {len(stored):,} bytes, its values have {self._chunk_bytes:,}")
+        if _DEFLATE not in applied:
+            return None
+        before, after = applied[: applied.index(_DEFLATE)], applied[applied.index(_DEFLATE) + 1 :]
+        if after not in ([], [_FLETCHER32]):
+            raise ValueError("its chunks were changed after they were compressed by gzip")
+        data = self._inflated(stored[:-_CHECKSUM_BYTES] if after else stored)
+        if after or before not in ([], [_SHUFFLE]):
+            return None
+        kind = self._memory.dtype
+        if before:  # the first bytes of all values, then the second ones
+            data = np.frombuffer(data, np.uint8).reshape(kind.itemsize, -1).T.tobytes()
+        return np.frombuffer(data, kind)
+
+    def _inflated(self, stored: bytes) -> bytes:
+        inflater = zlib.decompressobj()
+        data = inflater.decompress(stored, self._chunk_bytes + 1)
+        if len(data) != self._chunk_bytes or not inflater.eof:
+            raise ValueError(f"a chunk does not hold {self._chunk_bytes:,} bytes of values")
+        return data
 
 
 @borrowing_kernel

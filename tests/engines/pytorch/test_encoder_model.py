@@ -27,8 +27,6 @@ from tests.builders.encoders import CONFIGS as SMALL_CONFIGS
 from tests.builders.task_batches import HEADS, TEXTS, batch_of, packs_of
 from tests.builders.torch_models import MODELS, VOCABULARY
 
-pytestmark = pytest.mark.slow
-
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 ESM = {"vocab_size": VOCABULARY, **SMALL, "pad_token_id": 1, "mask_token_id": 4, "position_embedding_type": "rotary"}
 FUNNEL = {"model_type": "funnel", "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 48, "block_sizes": [1, 1]}
@@ -127,7 +125,7 @@ def test_packed_equals_unpacked_and_its_class_and_nothing_leaks(name: str, head:
             )
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last"])
 def test_vectors(pooling: Any) -> None:
     model = build("roberta", VectorHead(pooling, normalize=True))
     packs = packs_of(TEXTS, VOCABULARY)
@@ -136,7 +134,7 @@ def test_vectors(pooling: Any) -> None:
         for s, each in enumerate(pack):
             with torch.no_grad():
                 hidden = model.module.eval()(input_ids=torch.tensor(each["ids"][None])).last_hidden_state[0]
-            pooled = {"cls": hidden[0], "mean": hidden.mean(0), "max": hidden.amax(0)}[pooling]
+            pooled = {"cls": hidden[0], "mean": hidden.mean(0), "max": hidden.amax(0), "last": hidden[-1]}[pooling]
             agree(vectors[p, s], (pooled / pooled.norm()).numpy(), 1e-5)
 
 
@@ -164,6 +162,9 @@ def test_updates_repeat_and_learn() -> None:
 
         def weights(self, micro_batch: Any) -> np.ndarray:
             return np.array([micro_batch["target_weights"].sum(), 1.0])
+
+        def coupling(self, *_: Any) -> None:
+            """None."""
 
     curves = []
     for _ in range(2):

@@ -28,7 +28,7 @@ from gaudi_bert.engines.pytorch.gaudi import VARIABLES
 from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_rows, write_tokenizer
-from tests.builders.effort import LONG, long_form
+from tests.builders.effort import LONG
 from tests.builders.encoders import write_encoder
 
 pytestmark = [
@@ -214,7 +214,6 @@ def test_fine_tuning_sets_the_variables_before_anything_loads_torch(
     assert "compile" in names(events)
 
 
-@long_form
 def test_an_evaluation_sets_them_too(folder: Path, one: Path, tmp_path: Path) -> None:
     run(folder, tmp_path, ["evaluate", "--engine", "pytorch", "--data", "held-out", "--checkpoint", str(one / "run")])
     (events,) = calls_of(tmp_path)

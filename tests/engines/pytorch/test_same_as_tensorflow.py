@@ -25,8 +25,6 @@ from tests.builders.effort import LONG
 from tests.builders.model_packs import VOCABULARY, random_packs, small_config
 from tests.builders.task_batches import HEADS, LENGTHS, TEXTS, batch_of, packs_of
 
-pytestmark = pytest.mark.slow
-
 RUNS = [("global", "adamw", "token", 3), ("balanced", "lamb", "sequence", 1)]
 if LONG:
     RUNS += [("local", "adamw", "token", 3), ("local", "lamb", "token", 1), ("global", "lamb", "sequence", 3)]
@@ -103,7 +101,7 @@ def test_heads_of_tasks(head: TaskHead) -> None:
         identical(other.outputs(features), ours)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last"])
 def test_vectors(pooling: str) -> None:
     one, other = both(ModelSpec(small_config(), VectorHead(pooling, normalize=pooling == "mean")))
     features = batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)

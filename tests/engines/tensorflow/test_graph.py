@@ -255,6 +255,7 @@ def test_measurements_that_do_not_belong_together_are_a_defect() -> None:
 # --- what is said of a training step adds up
 
 
+@pytest.mark.slow
 def test_the_report_adds_up() -> None:
     one = report_on_step(CONFIG, TrainingSettings(), SIZES, 1, communication_MB=0)
     many = report_on_step(CONFIG, TrainingSettings(precision="bfloat16"), SIZES, 3, communication_MB=0)

@@ -204,7 +204,6 @@ def doctor(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-@pytest.mark.slow
 def test_the_command_asks_hl_smi(tmp_path: Path) -> None:
     modules = "module_id, bus_id\n" + "".join(f"{number}, 0000:{number}3:00.0\n" for number in range(2))
     put_hl_smi(tmp_path, GAUDI_3, modules)
@@ -223,7 +222,6 @@ def test_the_command_asks_hl_smi(tmp_path: Path) -> None:
     assert failed["driver"] == "set training.engine to pytorch, whose image has this release"
 
 
-@pytest.mark.slow
 def test_without_hl_smi_the_command_asks_pyhlml(tmp_path: Path) -> None:
     put_pyhlml(tmp_path, "1.24.0-6bf9e3a", ["HL-225", "HL-225", "HL-225"])
     printed = json.loads(doctor(tmp_path, "--json").stdout)
@@ -231,7 +229,6 @@ def test_without_hl_smi_the_command_asks_pyhlml(tmp_path: Path) -> None:
     assert (printed["gaudi"]["driver"], printed["gaudi"]["cards"]) == ("1.24.0", ["HL-225"] * 3)
 
 
-@pytest.mark.slow
 def test_a_library_that_does_not_answer_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "pyhlml.py").write_text("print('Failed to load libhlml')\nraise OSError('no driver')\n")
     printed = json.loads(doctor(tmp_path, "--json").stdout)

@@ -286,7 +286,6 @@ def test_packs_do_not_depend_on_how_the_records_were_written(tmp_path: Path, max
 SEED, COUNT = 20, tries(500, 20_000)
 
 
-@pytest.mark.slow
 @pytest.mark.repeated
 def test_mutants_are_read_as_protobuf_reads_them(repository: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}

@@ -202,6 +202,7 @@ def test_packs_without_metadata_are_not_taken_for_sequences(packed, tmp_path) ->
     assert "metadata.json is missing" in one_error(tmp_path / "bare")
 
 
+@pytest.mark.slow
 @pytest.mark.repeated
 def test_hundreds_of_shards_are_read_with_few_descriptors(tmp_path: Path) -> None:
     folder = write_many_shards(tmp_path / "many", make_case(tmp_path / "case").packed, tries(664, 2656))

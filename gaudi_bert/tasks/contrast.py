@@ -1,0 +1,178 @@
+"""Losses of all rows of an update together, and their gradients by the vectors of its texts: numpy, in float64.
+
+An engine computes vectors and takes back their gradients (`engines.protocol.Coupling`), so these serve every engine, and an
+update does not depend on micro-batches and processes. The formulas are those of sentence-transformers 5 and 6:
+
+- `in_batch_negatives` (MultipleNegativesRankingLoss, InfoNCE): for every anchor the cross-entropy of its positive among the
+  positives and negatives of all rows, by scaled cosines; mean over anchors.
+- `cosent`: log(1 + sum of exp(s_i - s_j)) over all pairs i, j of rows where i is to be less alike than j, by scaled cosines.
+- `cosine_error`: (cosine - score) squared, mean over rows.
+- `listwise`: for every query the cross-entropy of its documents' labels, as shares, among its documents.
+
+Letters: M rows, C candidates, N texts, H values of a vector, D documents.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gaudi_bert.common.arrays import FloatArray, IntArray
+
+_LEAST_NORM = 1e-12
+
+
+class CoupledLoss(NamedTuple):
+    """A loss, its gradient by the vectors [N, H], and how many rows it answers right."""
+
+    loss: float
+    gradient_NH: FloatArray
+    right: int = 0
+
+
+LossOfVectors: TypeAlias = Callable[[FloatArray], CoupledLoss]
+
+
+class Contrast(NamedTuple):
+    """Which texts are the anchors, and the candidates: the positives of the anchors first, in their order.
+
+    `forbidden_MC`: candidates that are no negatives of an anchor, because they say the same as what answers it.
+    """
+
+    anchors_M: IntArray
+    candidates_C: IntArray
+    forbidden_MC: NDArray[np.bool_]
+
+
+def contrast_of(anchors_M: IntArray, positives_M: IntArray, negatives: IntArray, content_N: IntArray) -> Contrast:
+    """Anchors and candidates by the numbers of their texts; texts of one content say the same.
+
+    A candidate is forbidden if it says what the anchor says, or what answers an anchor that says the same.
+    """
+    candidates_C = np.concatenate([positives_M, negatives])
+    asked_M, answered_M, said_C = content_N[anchors_M], content_N[positives_M], content_N[candidates_C]
+    same_MM = asked_M[:, np.newaxis] == asked_M
+    answers_MC = (same_MM.astype(np.float32) @ (answered_M[:, np.newaxis] == said_C).astype(np.float32)) > 0
+    forbidden_MC = answers_MC | (asked_M[:, np.newaxis] == said_C)
+    own = np.arange(len(anchors_M))
+    forbidden_MC[own, own] = False
+    return Contrast(anchors_M, candidates_C, forbidden_MC)
+
+
+def in_batch_negatives(vectors_NH: FloatArray, contrast: Contrast, scale: float, symmetric: bool) -> CoupledLoss:
+    """The positive of each anchor among all candidates; `symmetric`: and the anchor among all anchors, the mean of both."""
+    units_NH, norms_N = _units(vectors_NH)
+    anchors_MH, candidates_CH = units_NH[contrast.anchors_M], units_NH[contrast.candidates_C]
+    scores_MC = np.where(contrast.forbidden_MC, -np.inf, scale * anchors_MH @ candidates_CH.T)
+    rows = len(anchors_MH)
+    own = np.arange(rows)
+    right = int((scores_MC.argmax(axis=1) == own).sum())
+    loss, by_scores_MC = _cross_entropy(scores_MC)
+    if symmetric:
+        # Where a positive is no negative of an anchor, neither is the anchor of the positive.
+        asked_MM = scores_MC[:, :rows].T
+        backward, by_asked_MM = _cross_entropy(asked_MM)
+        loss, by_scores_MC = 0.5 * (loss + backward), 0.5 * by_scores_MC
+        by_scores_MC[:, :rows] += 0.5 * by_asked_MM.T
+    by_units_NH = np.zeros_like(units_NH)
+    np.add.at(by_units_NH, contrast.anchors_M, scale * by_scores_MC @ candidates_CH)
+    np.add.at(by_units_NH, contrast.candidates_C, scale * by_scores_MC.T @ anchors_MH)
+    return CoupledLoss(loss, _by_vectors(by_units_NH, units_NH, norms_N), right)
+
+
+def cosent(
+    vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray, scale: float
+) -> CoupledLoss:
+    """Pairs in the order of their scores."""
+
+    def of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
+        scaled_M = scale * cosines_M
+        differences_MM = np.where(scores_M[:, np.newaxis] < scores_M, scaled_M[:, np.newaxis] - scaled_M, -np.inf)
+        highest = max(0.0, float(differences_MM.max()))
+        shares_MM = np.exp(differences_MM - highest)
+        total = shares_MM.sum() + np.exp(-highest)
+        shares_MM /= total
+        return float(np.log(total) + highest), scale * (shares_MM.sum(axis=1) - shares_MM.sum(axis=0))
+
+    return _loss_of_cosines(vectors_NH, firsts_M, seconds_M, of_cosines)
+
+
+def cosine_error(vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray) -> CoupledLoss:
+    """Cosines that are the scores."""
+
+    def of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
+        errors_M = cosines_M - scores_M
+        return float(np.mean(errors_M**2)), 2.0 * errors_M / len(errors_M)
+
+    return _loss_of_cosines(vectors_NH, firsts_M, seconds_M, of_cosines)
+
+
+def listwise(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> CoupledLoss:
+    """The documents of query i are `starts[i] : starts[i + 1]`; mean over the queries that have a label above 0."""
+    gradient_D1 = np.zeros_like(logits_D1)
+    losses, right = [], 0
+    for first, last in itertools.pairwise(starts):
+        logits, labels = logits_D1[first:last, 0], labels_D[first:last]
+        if labels.sum() > 0:
+            wanted = labels / labels.sum()
+            likelihoods = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+            losses.append(-float(wanted @ likelihoods))
+            right += bool(labels[logits.argmax()] == labels.max())
+            gradient_D1[first:last, 0] = np.exp(likelihoods) - wanted
+    return CoupledLoss(float(np.sum(losses)) / max(1, len(losses)), gradient_D1 / max(1, len(losses)), right)
+
+
+def by_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Sequence[int]) -> CoupledLoss:
+    """The sum of a loss over the first so many values of each vector (Matryoshka); over all values where none are named."""
+    if not dimensions:
+        return loss(vectors_NH)
+    total, gradient_NH, parts = 0.0, np.zeros_like(vectors_NH), []
+    for width in dimensions:
+        parts.append(loss(vectors_NH[:, :width]))
+        total += parts[-1].loss
+        gradient_NH[:, :width] += parts[-1].gradient_NH
+    return CoupledLoss(total, gradient_NH, parts[int(np.argmax(dimensions))].right)
+
+
+def _cross_entropy(scores_MC: FloatArray) -> tuple[float, FloatArray]:
+    """Mean negative log likelihood of the i-th candidate for row i, and its gradient by the scores."""
+    own = np.arange(len(scores_MC))
+    highest_M1 = scores_MC.max(axis=1, keepdims=True)
+    shares_MC = np.exp(scores_MC - highest_M1)
+    totals_M1 = shares_MC.sum(axis=1, keepdims=True)
+    loss = float(np.mean(highest_M1[:, 0] + np.log(totals_M1[:, 0]) - scores_MC[own, own]))
+    shares_MC /= totals_M1
+    shares_MC[own, own] -= 1.0
+    return loss, shares_MC / len(scores_MC)
+
+
+def _loss_of_cosines(
+    vectors_NH: FloatArray,
+    firsts_M: IntArray,
+    seconds_M: IntArray,
+    of_cosines: Callable[[FloatArray], tuple[float, FloatArray]],
+) -> CoupledLoss:
+    units_NH, norms_N = _units(vectors_NH)
+    first_MH, second_MH = units_NH[firsts_M], units_NH[seconds_M]
+    loss, by_cosines_M = of_cosines((first_MH * second_MH).sum(axis=1))
+    by_units_NH = np.zeros_like(units_NH)
+    np.add.at(by_units_NH, firsts_M, by_cosines_M[:, np.newaxis] * second_MH)
+    np.add.at(by_units_NH, seconds_M, by_cosines_M[:, np.newaxis] * first_MH)
+    return CoupledLoss(loss, _by_vectors(by_units_NH, units_NH, norms_N))
+
+
+def _units(vectors_NH: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The vectors with the length 1, and their lengths [N, 1]."""
+    norms_N1 = np.maximum(np.sqrt(np.square(vectors_NH).sum(axis=1, keepdims=True)), _LEAST_NORM)
+    return vectors_NH / norms_N1, norms_N1
+
+
+def _by_vectors(by_units_NH: FloatArray, units_NH: FloatArray, norms_N1: FloatArray) -> FloatArray:
+    """The gradient by vectors, from that by the same of length 1."""
+    along_N1 = (by_units_NH * units_NH).sum(axis=1, keepdims=True)
+    gradient_NH: FloatArray = (by_units_NH - along_N1 * units_NH) / norms_N1
+    return gradient_NH

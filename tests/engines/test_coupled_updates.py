@@ -1,0 +1,89 @@
+"""A loss of all micro-batches together: one, or several that are computed twice, give the same update, in either engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", exc_type=ImportError)
+pytest.importorskip("tensorflow", exc_type=ImportError)
+
+from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.protocol import Communicator, Coupling, ModelSpec, UpdateScalars
+from gaudi_bert.model.heads import VectorHead
+from gaudi_bert.tasks.contrast import contrast_of, in_batch_negatives
+from tests.builders.agree import agree
+from tests.builders.model_packs import VOCABULARY, small_config
+from tests.builders.task_batches import TEXTS, batch_of, packs_of
+
+pytestmark = pytest.mark.slow
+
+PACKS = batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
+USED = np.flatnonzero(PACKS["target_weights"].ravel() > 0)
+SETTINGS = TrainingSettings(optimizer="adamw", clip_norm=0)
+# Six texts: two anchors with their positives, and two negatives.
+CONTRAST = contrast_of(USED[:2], USED[2:4], USED[4:6], np.arange(PACKS["target_weights"].size))
+SEEDS = np.array([[1, 2], [3, 4], [5, 6]], np.int32)
+
+
+def contrast_of_all(outputs: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
+    together = np.concatenate(outputs).astype(np.float64)
+    found = in_batch_negatives(together.reshape(-1, together.shape[-1]), CONTRAST, 20.0, False)
+    gradient = found.gradient_NH.reshape(together.shape)
+    ends = np.cumsum([len(each) for each in outputs])[:-1]
+    return np.array([found.loss, 2.0, found.right]), np.split(gradient, ends)
+
+
+def half_square(outputs: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """A loss whose gradient is the outputs of the first pass."""
+    return np.zeros(3), list(outputs)
+
+
+def updated(engine: str, batches: list[dict[str, Any]], seeds: np.ndarray, coupling: Coupling, dropout: float) -> Any:
+    """Sums and norms of three updates, and the weights after them."""
+    config = small_config(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    model = load_engine(engine).build(ModelSpec(config, VectorHead("mean", normalize=False)), seed=3)
+    noise = np.random.default_rng(3)
+    model.load_values({k: v + noise.normal(0, 0.2, v.shape).astype(np.float32) for k, v in model.values().items()})
+    updates = load_engine(engine).updates(model, SETTINGS, Communicator(), len(batches))
+    figures = [
+        updates.run(batches, seeds, np.ones((len(batches), 2)), scalars_of(update), update, coupling).numpy()
+        for update in (1, 2, 3)
+    ]
+    assert updates.graphs_built == 1
+    return np.array(figures), model.values()
+
+
+def scalars_of(update: int) -> UpdateScalars:
+    return UpdateScalars(1e-3, *(1.0 / (1.0 - beta**update) for beta in (SETTINGS.beta_1, SETTINGS.beta_2)))
+
+
+def parts_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{name: values[pack : pack + 1] for name, values in batch.items()} for pack in range(len(batch["input_ids"]))]
+
+
+def test_micro_batches_are_one_big_batch() -> None:
+    results = {
+        (engine, parts): updated(engine, batches, SEEDS[: len(batches)], contrast_of_all, 0.0)
+        for engine in ("pytorch", "tensorflow")
+        for parts, batches in ((1, [PACKS]), (3, parts_of(PACKS)))
+    }
+    expected, weights = results["pytorch", 1]
+    assert expected[0, 0] > expected[-1, 0] > 0
+    for (engine, _), (figures, values) in results.items():
+        agree(figures, expected, 1e-6 if engine == "pytorch" else 1e-5)
+        agree(values, weights, 1e-5)
+
+
+@pytest.mark.parametrize("engine", ["pytorch", "tensorflow"])
+def test_both_passes_draw_the_same_dropout(engine: str) -> None:
+    first = parts_of(PACKS)[0]
+    (once, *_), _ = updated(engine, [first], SEEDS[:1], half_square, 0.3)
+    (twice, *_), _ = updated(engine, [first, first], np.stack([SEEDS[0], SEEDS[0]]), half_square, 0.3)
+    (other, *_), _ = updated(engine, [first], SEEDS[1:2], half_square, 0.3)
+    agree(twice[-1], 2 * once[-1], 1e-6)
+    assert abs(other[-1] - once[-1]) > 1e-3 * once[-1]
