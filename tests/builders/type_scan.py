@@ -17,11 +17,12 @@ from transformers.models.auto import modeling_auto
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.protocol import ModelSpec
-from gaudi_bert.engines.pytorch.encoder_model import build_encoder, logits_of
+from gaudi_bert.engines.pytorch.encoder_model import build_encoder
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead
-from gaudi_bert.pytorch.model_folder import quiet_transformers
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, reason_of, small_copy, spread_weights, usual_tokens
+from gaudi_bert.pytorch.packed_model import logits_of
+
+from gaudi_bert.pytorch.trial import MODEL_ERRORS, quiet_transformers, reason_of, small_copy, spread_weights, usual_tokens
 from tests.builders.task_batches import batch_of, packs_of
 from tests.builders.torch_models import filled_config
 
@@ -81,7 +82,7 @@ def _verdict(kind: str, name: str) -> str:
     difference = _difference(model, head)
     if difference > _BOUND:  # in float64 rounding goes, and defects stay
         model.module.double()
-        model._dtype = torch.float64
+
         difference = _difference(model, head) * _BOUND / _EXACT_BOUND
     return "right" if difference <= _BOUND else f"WRONG: packed and alone differ by {difference:.1e} of the largest output"
 

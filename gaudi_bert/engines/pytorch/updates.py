@@ -13,9 +13,9 @@ from torch import Tensor
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.protocol import Communicator, Coupling, UpdateScalars
-from gaudi_bert.engines.pytorch.bert import widen
 from gaudi_bert.engines.pytorch.distributed import TorchCommunicator
 from gaudi_bert.engines.pytorch.model import TorchModel, to_numpy
+from gaudi_bert.pytorch.pooling import widen
 
 
 class _TorchSums:
