@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json
-from gaudi_bert.pytorch.asking import REMEDY
+from gaudi_bert.model.config import NO_PACKS
 from gaudi_bert.pytorch.encoder import PackedEncoder
 from gaudi_bert.pytorch.trial import MODEL_ERRORS, quiet_transformers, reason_of
 from gaudi_bert.rows.tokenizer import RowTokenizer
@@ -49,7 +49,7 @@ def open_encoder(
         with quiet_transformers():
             return PackedEncoder(model, tokenizer, static_shapes=device == "hpu")
     except InputError as error:
-        reason = str(error).removesuffix(f"; {REMEDY}")
+        reason = str(error).removesuffix(f"; {NO_PACKS}")
         raise InputError(f"{folder}: {reason}; {_WAY_ON}") from error
 
 

@@ -1,9 +1,9 @@
-"""A model of `transformers` over packs: hidden states of all tokens, then vectors of its texts, or what its own head gives.
+"""A model of `transformers` over packs: hidden states of all tokens, then vectors of texts, or what its own head gives.
 
-How the encoder has to be fed is measured (`asking.py`), and so is what a head of texts reads: of each sequence the first token,
-the last one, or all of them. The head runs on what it reads and on nothing else, through a stand-in for the encoder that
-returns hidden states which are known. Before a model is used, packs of a few random tokens go through it, and each sequence
-through the class of `transformers` as it is: where the outputs differ, the model is refused.
+How the encoder has to be fed is measured (`asking.py`), and so is what a head of texts reads: of each sequence the first
+token, the last one, or all of them. The head runs on what it reads and on nothing else, through a stand-in for the encoder
+that returns hidden states which are known. Before a model is used, packs of a few random tokens go through it, and each
+sequence through the class of `transformers` as it is: where the outputs differ, the model is refused.
 
 Letters: B packs, L positions, S depth, R rows, K tokens of a row, H hidden size, C values of a head.
 """
@@ -93,6 +93,11 @@ class PackedModel:
             return widen(self._answers_of_texts(hidden_BLH.to(self._dtype), batch))
 
     @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.module.parameters()).device
+
+    @property
     def _dtype(self) -> torch.dtype:
         return next(self.module.parameters()).dtype
 
@@ -137,7 +142,7 @@ class PackedModel:
         size = self.module.config.get_text_config().hidden_size
         with trial_of(self.module), quiet_transformers():
             random_RKH = torch.randn((2, 7, size), generator=torch.Generator().manual_seed(_TRIAL_SEED))
-            hidden_RKH = on_device(random_RKH, next(self.module.parameters()).device, self._dtype)
+            hidden_RKH = on_device(random_RKH, self.device, self._dtype)
             expected = self._scores(hidden_RKH)
             bound = 1e-4 * float(expected.abs().max())
             choices: tuple[tuple[Reads, slice], ...] = (("first", slice(0, 1)), ("last", slice(-1, None)))
@@ -157,9 +162,8 @@ class PackedModel:
         length = min(_TRIED_TOKENS, tokens_of_packs(module.config, feeding.position_offset))
         rows, _ = full_pack(module.config, length, _TRIAL_SEED, feeding.longest_sequence, feeding.unpacked_token)
         with trial_of(module), quiet_transformers():
-            device = next(module.parameters()).device
-            packed = self.answers(on_device(_batch_of_trial(rows[0]), device))[0]
-            alone = [self._alone(rows[0], number, device)[0] for number in range(1, len(rows[0]["seq_lens"]) + 1)]
+            packed = self.answers(on_device(_batch_of_trial(rows[0]), self.device))[0]
+            alone = [self._alone(rows[0], number)[0] for number in range(1, len(rows[0]["seq_lens"]) + 1)]
             expected = torch.cat([each if each.ndim == 2 else each[None] for each in alone]).float()
         if packed.shape != expected.shape:
             raise InputError(f"{type(module).__name__}: its head gives {expected.shape}, not {packed.shape}")
@@ -170,11 +174,11 @@ class PackedModel:
                 f"{difference:.1e}); give it one text a row"
             )
 
-    def _alone(self, row: Row, number: int, device: torch.device) -> Tensor:
+    def _alone(self, row: Row, number: int) -> Tensor:
         chosen = row["sequence_ids"] == number
-        inputs = {"input_ids": torch.tensor(row["input_ids"][chosen][None], device=device)}
+        inputs = {"input_ids": torch.tensor(row["input_ids"][chosen][None], device=self.device)}
         if self.feeding.token_types:
-            inputs["token_type_ids"] = torch.tensor(row["token_type_ids"][chosen][None], device=device)
+            inputs["token_type_ids"] = torch.tensor(row["token_type_ids"][chosen][None], device=self.device)
         return logits_of(self.module(**inputs))
 
 

@@ -33,15 +33,13 @@ def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str
         vectors_BSH = hidden_RH.reshape(packs, depth, -1)
     else:
         hidden_BLH = hidden_RH.reshape(*batch["input_ids"].shape, -1)
-        belongs_BSL = belongs(batch["input_mask"], depth)
         if head.pooling == "mean":
-            share_BSL = belongs_BSL.to(hidden_RH.dtype)
+            share_BSL = belongs(batch["input_mask"], depth).to(hidden_RH.dtype)
             vectors_BSH = torch.matmul(share_BSL, hidden_BLH) / share_BSL.sum(-1, keepdim=True).clamp(min=1.0)
         else:
-            lowered_BSL = (1.0 - belongs_BSL.to(hidden_RH.dtype)) * _LOWEST
-            vectors_BSH = torch.stack(
-                [torch.where(row_L[..., None] < 0, _LOWEST, hidden_BLH).amax(1) for row_L in lowered_BSL.unbind(1)], dim=1
-            )
+            numbers_BLH = batch["input_mask"].long()[..., None].expand_as(hidden_BLH)
+            lowest_BSH = hidden_BLH.new_full((packs, 1 + depth, hidden_BLH.shape[-1]), _LOWEST)
+            vectors_BSH = lowest_BSH.scatter_reduce(1, numbers_BLH, hidden_BLH, "amax")[:, 1:]  # without padding's
     return torch.nn.functional.normalize(vectors_BSH, dim=-1, eps=1e-12) if head.normalize else vectors_BSH
 
 

@@ -38,7 +38,7 @@ from gaudi_bert.tasks.answers import (
     open_answers,
     shown_progress,
 )
-from gaudi_bert.tasks.models.folders import TaskFolder, open_encoder_folder
+from gaudi_bert.tasks.models.folders import Encoder, TaskModel
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
@@ -73,7 +73,7 @@ def predict(
         local_files(model, data, out, store) as (path, rows_file, answers_file),
         shown_progress("predict", rows_file, reporter) as task,
     ):
-        folder = TaskFolder(path)
+        folder = TaskModel(path)
         name = changes.get("name", folder.task)
         if name != folder.task:
             raise InputError(f"task.name = {name}: {path} is a model of {folder.task}; leave it out, or fine-tune another")
@@ -222,7 +222,7 @@ def embed(
     ):
         own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
         prompt = _prompt(path, own, options)
-        folder = open_encoder_folder(path)
+        folder = Encoder(path)
         usual = min(own.max_sequence_length or folder.usual_length, folder.positions)
         length = options.sequence_length(folder.positions, usual)
         rows = ModelRows(

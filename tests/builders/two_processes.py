@@ -30,7 +30,7 @@ from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.finetune import finetune
-from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder, start_weights
+from gaudi_bert.tasks.models.task_models import open_model, read_task_folder, start_weights
 from gaudi_bert.tasks.objective import TaskEvaluator
 from gaudi_bert.tasks.task_data import TaskData, tokenized_file
 from gaudi_bert.training.evaluate import evaluate
@@ -89,7 +89,7 @@ def evaluator(model: Path, path: Path, communicator: Communicator, depth: int | 
     task = folder.make_task()
     sequences, rows = rows_of(model, path)
     data = TaskData.planned(path, "", rows, sequences, max_sequence_length=LENGTH, algorithm="optimal", depth=depth)
-    bert = open_task_model(start_weights(model, task, lacks_head=False), task, load_engine("tensorflow"))
+    bert = open_model(start_weights(model, task, lacks_head=False), task.head, load_engine("tensorflow"))
     return TaskEvaluator(bert, task, data, communicator, batch_packs=MICRO_BATCH, seed=seed, best_metric=task.best_metric)
 
 

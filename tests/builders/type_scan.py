@@ -1,6 +1,6 @@
 """Every type of the installed `transformers` with a head that the engine trains: right, or refused in words of ours.
 
-Of each type and head a tiny random model goes through the engine as `gaudi-bert train` and `finetune` build it. What it gives
+Of each type and head a tiny random model goes through the engine as `train` and `finetune` build it. What it gives
 packed sequences is held to what its own class gives each of them alone.
 """
 
@@ -21,7 +21,6 @@ from gaudi_bert.engines.pytorch.encoder_model import build_encoder
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead
 from gaudi_bert.pytorch.packed_model import logits_of
-
 from gaudi_bert.pytorch.trial import MODEL_ERRORS, quiet_transformers, reason_of, small_copy, spread_weights, usual_tokens
 from tests.builders.task_batches import batch_of, packs_of
 from tests.builders.torch_models import filled_config

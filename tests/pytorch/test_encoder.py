@@ -124,7 +124,7 @@ def encoder_of(kind: str = "AutoModel", **more: Any) -> PackedEncoder:
         (lambda: PackedEncoder(model_of("roberta"), "tokenizer"), "str: is not a tokenizer of the library tokenizers"),
         (lambda: encoder_of(vocab_size=200), "tokens, the model has 200; give"),
         (lambda: PackedEncoder(model_of("roberta"), TOKENIZER, max_sequence_length=65), "the model has 64 positions"),
-        (lambda: encoder_of().embed(["a"], pooling="last"), "pooling = 'last': one of cls"),
+        (lambda: encoder_of().embed(["a"], pooling="first"), "pooling = 'first': one of cls"),
         (
             lambda: encoder_of(CLASSES, id2label={0: "a", 2: "c"}),
             "id2label has no label 1, and there are 2",
