@@ -50,7 +50,7 @@ from gaudi_bert.tfrecords.wire.schema import NOT_PREDICTED
 _SEED = 12345
 _MODEL_BOUND, _HALF_BOUND = 1e-3, 0.05  # of a complete model's outputs: rounding in many layers; and in 16 bits
 _EXACT = (torch.float32, torch.float64)
-_USUAL_ROWS, _MOST_POSITIONS = (512, 1024), 1 << 22
+_USUAL_ROWS, _FEWEST_POSITIONS, _MOST_POSITIONS = (512, 1024), 16, 1 << 22
 ONE_FOR_A_ROW = (
     "its head gives one output for a row, and a row of packs holds several sequences; "
     "use PackedBertForSequenceClassification and PackCollator(sequence_labels=COLUMN)"
@@ -278,7 +278,9 @@ def _is_causal(model: Any) -> bool:
 def _offset(model: Any) -> int:
     """The position that the model gives the first token of a sequence."""
     padding = getattr(model.config, "pad_token_id", None)
-    offsets = dict.fromkeys((0, (padding or 0) + 1, 1, 2))
+    positions = positions_of(model.config) or _MOST_POSITIONS
+    possible = dict.fromkeys((0, (padding or 0) + 1, 1, 2))
+    offsets = [each for each in possible if each + _FEWEST_POSITIONS <= positions] or [0]
     tokens = usual_tokens(model.config)
     ids = torch.tensor(tokens[np.arange(tokens_of_packs(model.config, max(offsets))) % len(tokens)][None])
     alone = outputs_of(model, {"input_ids": ids})

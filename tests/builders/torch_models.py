@@ -51,17 +51,10 @@ _CLASSES = {
     "masked tokens": dict(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     "none": dict(modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES),
 }
-HEADS = tuple(_CLASSES)
 
 
 class NotBuiltError(Exception):
     """No small random model of a type can be built here."""
-
-
-def types_of(head: str) -> list[str]:
-    """The types that have such a head, in order; without a head, those that have none of the others."""
-    others = set().union(*(_CLASSES[other] for other in HEADS if other != "none")) if head == "none" else set()
-    return sorted(set(_CLASSES[head]) - others)
 
 
 def filled_config(kind: str, class_of_type: Any, *, causal: bool) -> Any:

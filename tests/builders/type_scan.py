@@ -68,7 +68,7 @@ def _verdict(kind: str, name: str) -> str:
         for setting, value in OPEN.get(kind, {}).items():
             setattr(filled, setting, value)
         config = small_copy(filled, made, WINDOW).config
-        values = config.to_dict()
+        values = {name: _of_layers(value, config) for name, value in config.to_dict().items()}
     except MODEL_ERRORS as error:
         return f"not built: {reason_of(error)}"
     try:
@@ -84,6 +84,13 @@ def _verdict(kind: str, name: str) -> str:
 
         difference = _difference(model, head) * _BOUND / _EXACT_BOUND
     return "right" if difference <= _BOUND else f"WRONG: packed and alone differ by {difference:.1e} of the largest output"
+
+
+def _of_layers(value: Any, config: Any) -> Any:
+    """A setting with entries for layers, without those that the small copy has not."""
+    if not isinstance(value, dict) or not value or not all(str(key).isdecimal() for key in value):
+        return value
+    return {key: own for key, own in value.items() if int(key) < config.get_text_config().num_hidden_layers}
 
 
 def _difference(model: Any, head: TaskHead) -> float:
@@ -115,3 +122,46 @@ def _difference(model: Any, head: TaskHead) -> float:
                     return float("inf")
                 largest, scale = max(largest, float((own - alone).abs().max())), max(scale, float(alone.abs().max()))
     return largest / scale
+
+
+# --- the table of docs/pytorch-models.md
+
+_ALIKE = (
+    (re.compile(r"carry a state"), "layers that carry a state from one sequence into the next"),
+    (re.compile(r"encoder with a decoder"), "an encoder with a decoder, which reads a text of its own"),
+    (re.compile(r"takes no position_ids"), "it takes no positions, and no mask is right for it"),
+    (re.compile(r"fails on packs of|no mask is right|computes wrong outputs"), "no mask is right for it"),
+    (re.compile(r"input_ids alone|a few tokens"), "it needs inputs besides tokens"),
+    (re.compile(r"its head gives"), "its head mixes the texts of a row"),
+    (re.compile(r"which positions"), "its positions cannot be determined"),
+    (re.compile(r"not one vector per token"), "it gives no vector for each token"),
+    (re.compile(r"no effect on its outputs"), "its attention cannot be seen at work"),
+    (re.compile(r"has no class|config cannot be used|at least 16"), "its usual config is not one of such a model"),
+    (re.compile(r"^not built"), "not built here: its usual config is too large or not complete"),
+)
+
+
+def table(verdicts: list[tuple[str, str, str]]) -> str:
+    """The verdicts as Markdown: how many of each head, and which types."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for kind, head, verdict in verdicts:
+        groups.setdefault(_group(verdict), {}).setdefault(kind, []).append(head)
+    lines = [f"| head, in `transformers` {transformers.__version__} | right | refused | wrong | not built |"]
+    lines.append("|---|---|---|---|---|")
+    for head in HEADS:
+        own = [verdict.split(":")[0] for _, name, verdict in verdicts if name == head]
+        lines.append(
+            f"| {head} | {' | '.join(str(own.count(each)) for each in ('right', 'refused', 'WRONG', 'not built'))} |"
+        )
+    lines += ["", "| verdict | types, with every head they have or with those named |", "|---|---|"]
+    for group, kinds in sorted(groups.items(), key=lambda item: (item[0] != "right", -len(item[1]))):
+        lines.append(f"| {group} | {', '.join(_named(kind, heads) for kind, heads in sorted(kinds.items()))} |")
+    return "\n".join(lines)
+
+
+def _group(verdict: str) -> str:
+    return next((words for pattern, words in _ALIKE if pattern.search(verdict)), verdict.split(":")[0])
+
+
+def _named(kind: str, heads: list[str]) -> str:
+    return kind if heads == heads_of(kind) else f"{kind} ({', '.join(heads)})"
