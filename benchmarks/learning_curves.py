@@ -147,7 +147,7 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     from gaudi_bert.engines.tensorflow import engine
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.model.heads import PretrainingHead
-    from gaudi_bert.training.evaluate import PretrainingEvaluator
+    from gaudi_bert.training.evaluate import Evaluator, RecordsEvaluation
     from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
     from gaudi_bert.training.input.source import open_source
     from gaudi_bert.training.loop import learning_rate_at
@@ -161,7 +161,7 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     updates, alone = engine.updates(model, settings, Communicator(), 1), Communicator()
     step = TrainingStep(updates, alone, settings, PretrainingObjective(settings.loss), 1)
     held_out = open_source(work / "short" / "evaluation")
-    evaluator = PretrainingEvaluator(model, config, held_out, alone, batch_packs=64, take_packs=HELD_OUT)
+    evaluator = Evaluator(model, RecordsEvaluation(held_out, config, 64, HELD_OUT), alone)
     order = TrainingOrder(seed=settings.seed, shuffle_packs=settings.shuffle_packs)
     batches = training_batches(source, value_limits(source, config), rows, order)
     sequences, sums = 0, np.zeros(8)

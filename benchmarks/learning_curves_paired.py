@@ -73,7 +73,7 @@ class Runner:
         from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
         from gaudi_bert.model.heads import PretrainingHead
-        from gaudi_bert.training.evaluate import PretrainingEvaluator
+        from gaudi_bert.training.evaluate import Evaluator, RecordsEvaluation
         from gaudi_bert.training.input.source import open_source
         from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
 
@@ -89,9 +89,7 @@ class Runner:
         self._model = engine.build(ModelSpec(self._config, PretrainingHead()), seed=0, compiled=True)
         held_out = open_source(work / "short" / "evaluation")
         alone = Communicator()
-        self._evaluator = PretrainingEvaluator(
-            self._model, self._config, held_out, alone, batch_packs=64, take_packs=HELD_OUT
-        )
+        self._evaluator = Evaluator(self._model, RecordsEvaluation(held_out, self._config, 64, HELD_OUT), alone)
         settings = TRAINING.model_copy(update={"loss": "token", "seed": 1})
         updates = engine.updates(self._model, TRAINING, alone, 1)
         self._step = TrainingStep(updates, alone, settings, PretrainingObjective(), 1)

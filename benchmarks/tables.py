@@ -1,10 +1,9 @@
-"""Packing tables and importing them, beside what others need for the same rows; CPU seconds of all threads, alternating.
+"""Packing tables, beside what others need for the same rows; CPU seconds of all threads, alternating.
 
-    python benchmarks/tables.py [--only PART] [--rows N] [--rounds N] [--algorithms A,B] [--base WORKTREE] [--peer PYTHON]
+    python benchmarks/tables.py [--only PART] [--rows N] [--rounds N] [--algorithms A,B] [--peer PYTHON]
 
 `--peer` is a Python that has trl and datasets; without it, TRL's `pack_dataset` is re-implemented here from its documented
 algorithm (best fit decreasing over batches of 1,000 rows, as `Dataset.map` hands them to it), and that is said.
-`--base` is a worktree of an older commit, whose `import` is timed beside this one's.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import subprocess
-import sys
 import tempfile
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
@@ -188,73 +186,14 @@ def full_output(folder: Path, rows: int, rounds: int, algorithms: list[str]) -> 
     print(f"  bytes: {source.stat().st_size:,} in, {copy.stat().st_size:,} copied, {size:,} packed")
 
 
-IMPORT = """
-import sys, time
-from pathlib import Path
-from gaudi_bert.common.progress import Reporter
-try:
-    from gaudi_bert.tables.import_tables import import_tables
-except ModuleNotFoundError:  # where it was before it had a folder
-    from gaudi_bert.stages.import_tables import import_tables
-folder = Path(sys.argv[1])
-sizes = {"max_sequence_length": 512, "max_predictions": 128} if sys.argv[4] == "given" else {}
-import_tables(folder / f"warm.{sys.argv[3]}", folder / f"warm-{sys.argv[2]}", reporter=Reporter(quiet=True), **sizes)
-started = time.process_time()
-import_tables(folder / f"examples.{sys.argv[3]}", folder / sys.argv[2], reporter=Reporter(quiet=True), **sizes)
-print(time.process_time() - started)
-"""
-
-
-def imports(folder: Path, rows: int, rounds: int, base: Path) -> None:
-    """`import` beside that of another commit: seconds, and the same bytes."""
-    for name, count, seed in (("examples", rows, 3), ("warm", 5000, 4)):
-        table = make_table(count, 180, 512, seed=seed, labelled=0.15)
-        parquet.write_table(table, folder / f"{name}.parquet")
-        arrow = folder / f"{name}.arrow"
-        with pyarrow.OSFile(str(arrow), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=MAP_ROWS)
-    trees = {"old": base, "new": Path(__file__).resolve().parents[1]}
-    for form, sizes in (("parquet", "given"), ("parquet", "measured"), ("arrow", "given"), ("arrow", "measured")):
-        ratios, rates, limits = [], [], []
-        for _ in range(rounds):
-            seconds = {name: import_seconds(folder, name, tree, form, sizes) for name, tree in trees.items()}
-            ratios.append(seconds["old"] / seconds["new"])
-            rates.append(rows / seconds["new"])
-            if form == "parquet":
-                limits.append(seconds["old"] / timed(lambda: read_by_pyarrow(folder / "examples.parquet"))[0])
-            for path in sorted((folder / "old").iterdir()):
-                same = path.name.startswith(".") or path.read_bytes() == (folder / "new" / path.name).read_bytes()
-                assert same, f"{path.name} differs"
-        show(f"import of {rows:,} rows of {form}, sizes {sizes}", rates, "rows/s")
-        show("beside the old commit, both warm, same bytes", ratios, "x", "20")
-        if limits:
-            show("as fast as that is pyarrow that only reads the table", limits, "x")
-
-
-def import_seconds(folder: Path, name: str, tree: Path, form: str, sizes: str) -> float:
-    """CPU seconds that the commit in `tree` takes, after a smaller import in the same process."""
-    for made in (name, f"warm-{name}"):
-        shutil.rmtree(folder / made, ignore_errors=True)
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT, str(folder), name, form, sizes],
-        cwd=tree,
-        env={"PYTHONPATH": str(tree)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return float(done.stdout)
-
-
 def main() -> None:
     """All of it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--base", type=Path)
     parser.add_argument("--peer")
     parser.add_argument("--algorithms", default="lpfhp,optimal", help="of the full output")
-    parser.add_argument("--only", choices=["index", "full", "import"])
+    parser.add_argument("--only", choices=["index", "full"])
     given = parser.parse_args()
     show_processor()
     with tempfile.TemporaryDirectory() as name:
@@ -263,8 +202,6 @@ def main() -> None:
             index_only(folder, given.rows, given.rounds, given.peer)
         if given.only in (None, "full"):
             full_output(folder, given.rows, given.rounds, given.algorithms.split(","))
-        if given.only in (None, "import") and given.base is not None:
-            imports(folder, given.rows // 2, given.rounds, given.base.resolve())
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ ON_CARDS: tuple[Change, ...] = (
         "  mpi_prefix: /opt/amazon/openmpi\n",
     ),
 )
-ON_GAUDI: tuple[Change, ...] = ((r"\bdevice: auto\b", "device: hpu"), *ON_CARDS)
+ON_GAUDI: tuple[Change, ...] = ((r"\bdevice: auto\b", "engine: tensorflow\n  device: hpu"), *ON_CARDS)
 ON_GAUDI_BY_PYTORCH: tuple[Change, ...] = ((r"\bdevice: auto\b", "engine: pytorch\n  device: hpu"), *ON_CARDS)
 COPIES: dict[str, tuple[str, tuple[Change, ...]]] = {
     "k8s/overlays/cpu/settings/pipeline.yaml": ("on two pods where stages can be shared out", TWO_DATA_PODS),
@@ -60,7 +60,7 @@ COPIES: dict[str, tuple[str, tuple[Change, ...]]] = {
     ),
     "k8s/overlays/finetuning/settings/pipeline.yaml": ("on two pods where stages can be shared out", TWO_DATA_PODS),
     "k8s/overlays/object-store/settings/pipeline.yaml": ("in an object store", IN_A_BUCKET),
-    "k8s/overlays/gaudi/settings/pipeline.yaml": ("on servers with 8 Gaudi2 cards each", ON_GAUDI),
+    "k8s/overlays/gaudi/settings/pipeline.yaml": ("on servers with 8 Gaudi2 cards each, by TensorFlow", ON_GAUDI),
     "k8s/overlays/gaudi-pytorch/settings/pipeline.yaml": (
         "on servers with 8 Gaudi cards each, by PyTorch",
         ON_GAUDI_BY_PYTORCH,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((place for place, begin in enumerate(LONG_FILES) if name.startswith(begin)), len(LONG_FILES))
 
     items.sort(key=number)
+
+
+# Where TensorFlow is not there, tests that import it are skipped, and files of tests that do.
+NO_TENSORFLOW = find_spec("tensorflow") is None
+WITHOUT_TENSORFLOW = "TENSORFLOW MISSING: there is one for Python 3.10 and 3.11; remove .venv, make test PYTHON=python3.11"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if NO_TENSORFLOW and report.failed and re.search("No module named '(tensorflow|google)'", str(report.longrepr)):
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: {WITHOUT_TENSORFLOW}")
+    return report
+
+
+def _skip_without_tensorflow() -> Generator[None, Any, Any]:
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        if NO_TENSORFLOW and error.name == "tensorflow":
+            pytest.skip(WITHOUT_TENSORFLOW)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, Any, Any]:
+    return (yield from _skip_without_tensorflow())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, Any, Any]:
+    return (yield from _skip_without_tensorflow())
 
 
 @pytest.fixture(scope="session")

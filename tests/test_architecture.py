@@ -133,11 +133,12 @@ STOREYS = {
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (
         *("rows", "write_packs", "groups", "packed_parquet"),
-        *("verify", "verify_parts", "pack", "import_tables", "tokenize"),
+        *("verify", "verify_parts", "pack", "tokenize"),
     ),
     "training": (
-        *("input", "objective", "run_plan", "metrics", "results", "checkpoint", "stored_inputs", "mlperf", "run", "loop"),
-        *("model_files", "weights", "evaluate", "train", "verify_model", "check_graph"),
+        *("input", "objective", "run_plan", "metrics", "results", "checkpoint", "stored_inputs", "mlperf"),
+        *("run_folder", "evaluate", "loop", "run"),
+        *("model_files", "weights", "train", "verify_model", "check_graph"),
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": ("kinds", "task_data", "answers", "objective", "models", "finetune", "pretrain", "predict"),
@@ -160,6 +161,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "habana_frameworks": (set(), {"engines"}),
     "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/model_folder"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
+    "prometheus_client": (set(), {"training/metrics"}),
     "jinja2": (set(), {"reporting/report"}),
     "h5py": (set(), {"tfrecords/wire/hdf5"}),
     "pyarrow": (set(), {"common/arrow", "tables", "rows"}),
@@ -288,7 +290,7 @@ OPENERS = {"open", "read_text", "read_bytes"}
 OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/errors.py", "common/progress.py",
     "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/doctor/host.py", "runners/stop_ranks.py",
-    "runners/kubernetes/manifests.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
+    "runners/kubernetes/kustomizations.py", "runners/launch.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
     "training/metrics.py", "tables/tokenize.py",
 }  # fmt: skip
 NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model", "files"}

@@ -118,6 +118,7 @@ def test_elsewhere_are_the_same_bytes_and_other_settings_are_refused_until_told_
     assert metadata["depth"] == 2
 
 
+@pytest.mark.slow
 def test_records_that_a_user_has_already_need_no_option_but_the_folder(finished: Path, tmp_path: Path) -> None:
     records = finished / "work" / "tiny" / "examples" / "train"
     packed = succeed("pack", records, "--out", "packed", "--verify", "--json", folder=tmp_path)

@@ -25,7 +25,6 @@ def test_killed_on_a_disk(scenario: str, tmp_path: Path) -> None:
     assert int(run_kills(scenario, tmp_path, KILLS[scenario]).split()[0]) >= KILLS[scenario]
 
 
-@pytest.mark.slow
 def test_killed_in_a_bucket_behind_a_bad_server(tmp_path: Path, s3: S3Server) -> None:
     kills, killed = (3, 2 + len(STAGES)) if LONG else (1, 1)
     last = run_kills("bucket", tmp_path, kills, seed=5, stages=",".join(STAGES))

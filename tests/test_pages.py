@@ -127,6 +127,9 @@ PRESUPPOSED = {
     "docs/train.md": "my.yaml records work pipelines texts my-model train.jsonl dev.jsonl new.jsonl",
     "docs/trainer.md": "my-tfrecords my-bert",
 }
+# `make test-all` types these too.
+MORE = ("docs/engines.md", "docs/recipes.md", "docs/tokenising.md", "docs/train.md")
+TYPED = [pytest.param(ROOT / page, id=page, marks=[pytest.mark.slow] if page in MORE else []) for page in PRESUPPOSED]
 # Pages whose commands another test runs, or this one on another page.
 ELSEWHERE = {
     "docs/start.md": "README.md",  # which has them all
@@ -219,7 +222,7 @@ def run_python(block: Block, names: dict[str, Any], page: str) -> None:
     assert lines == PRINTS.findall(block.text)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if name(page) in PRESUPPOSED], ids=name)
+@pytest.mark.parametrize("page", TYPED)
 def test_what_a_page_says_to_type_works_and_prints_what_it_says(
     page: Path, page_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

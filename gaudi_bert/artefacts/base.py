@@ -40,6 +40,7 @@ class Artefact(BaseModel):
         remedy: what to do about a damaged file.
         line_per_entry: keys whose lists have one line per entry; a file without any is indented JSON.
         omits_defaults: leave out what keeps its default.
+        rare: keys that are left out where they are empty.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -48,6 +49,7 @@ class Artefact(BaseModel):
     remedy: ClassVar[str] = "make it again"
     line_per_entry: ClassVar[tuple[str, ...]] = ()
     omits_defaults: ClassVar[bool] = False
+    rare: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -96,7 +98,8 @@ class Artefact(BaseModel):
 
     def as_json(self) -> dict[str, Any]:
         """The content as JSON holds it, in the order of the file."""
-        return self.model_dump(mode="json", exclude_defaults=self.omits_defaults)
+        empty = {key for key in self.rare if not getattr(self, key)}
+        return self.model_dump(mode="json", exclude_defaults=self.omits_defaults, exclude=empty)
 
     def summary(self) -> dict[str, Any]:
         """What is printed of it: all, unless a subclass leaves long lists out."""

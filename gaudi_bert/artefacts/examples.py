@@ -1,7 +1,7 @@
-"""What a folder made from text or tables holds: examples.json of `prepare` and `import`, tokens.json of `tokenize`.
+"""What a folder made from text holds: examples.json of `prepare`, tokens.json of `tokenize`.
 
 It is written last, so a folder that has it is complete. Until then, each finished part of the work has a small file:
-`sections/<split>-NNNNN.json` of `prepare`, `<table>.json` of `import`, `tokens-KKKKK-of-NNNNN.json` of `tokenize`.
+`sections/<split>-NNNNN.json` of `prepare`, `tokens-KKKKK-of-NNNNN.json` of `tokenize`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from gaudi_bert.artefacts.base import Artefact, Count, Figures, Length, Positive
+from gaudi_bert.artefacts.base import Artefact, Count, Figures, Length
 from gaudi_bert.artefacts.references import NOTES_NAME, TooLongRows, VocabularyInfo
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
 
 _REMEDY = "prepare the examples again"
-_IMPORT_REMEDY = "import the tables again with --overwrite"
 _TOKENISE_REMEDY = "tokenise the texts again with --overwrite"
 
 
@@ -69,33 +68,6 @@ class PreparedExamples(Figures):
     vocabulary: PreparedVocabulary
     sources: tuple[TextSource, ...]
     splits: dict[Literal["train", "evaluation"], PreparedSection]
-
-
-class ImportedTable(Artefact):
-    """The file next to one imported table: how many sequences became records."""
-
-    remedy = _IMPORT_REMEDY
-
-    sequences: Count
-
-
-class ImportedSoFar(Figures):
-    """The progress of an import, over all its shards."""
-
-    sequences: Count
-    files: Count
-    max_sequence_length: Positive
-    max_predictions: Positive
-    ignored_columns: tuple[str, ...]
-
-
-class ImportedExamples(ImportedSoFar):
-    """examples.json of `import`."""
-
-    file_name = EXAMPLES_NAME
-    remedy = _IMPORT_REMEDY
-
-    files: Positive
 
 
 # --- tokenised texts

@@ -106,13 +106,15 @@ class CountedFile(InputFile):
 class HistogramFile(Artefact):
     """The content of histogram.json; what only `gaudi-bert histogram` knows is None in others' files.
 
-    The first of `counts` is that of sequences of length 1; `max_predictions` is the most masked positions of one sequence.
+    The first of `counts` is that of sequences of length 1; `max_predictions` is the most masked positions of one sequence;
+    `bad_files` are those that could not be read and were left out.
     """
 
     model_config = ConfigDict(extra="ignore")
 
     remedy = "make the histogram again with `gaudi-bert histogram`"
     line_per_entry = ("files",)
+    rare = ("bad_files",)
 
     format_version: Literal[1] = 1
     max_sequence_length: Length
@@ -121,6 +123,7 @@ class HistogramFile(Artefact):
     tokens: Count | None = None
     vocabulary: VocabularyInfo | None = None
     counts: tuple[Count, ...]
+    bad_files: tuple[InputFile, ...] = ()
     files: tuple[CountedFile, ...] | None = None
 
     @model_validator(mode="after")

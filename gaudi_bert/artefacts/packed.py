@@ -34,6 +34,7 @@ from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingFigures
+from gaudi_bert.common.files import followed
 from gaudi_bert.config.values import matching
 
 _Fingerprint = Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
@@ -95,12 +96,14 @@ class Metadata(_PackedMetadata):
         masked_slots: most masked positions of a pack (Q).
         lower_bound: packs that are proven necessary; `gap` more are used.
         input_files: how many there are; the manifests name them.
+        bad_files: those that could not be read, so that their sequences are in no pack.
         histogram: sequences of each length; the first entry is length 1.
     """
 
     file_name = METADATA_NAME
     remedy = "write the folder again"
     line_per_entry = ("groups",)
+    rare = ("bad_files",)
     shard_ending = ".tfrecord"
     planned: ClassVar[tuple[str, ...]] = (
         *("max_sequence_length", "max_predictions", "masked_slots", "depth"),
@@ -127,6 +130,7 @@ class Metadata(_PackedMetadata):
     gap: int
     shard_multiple: Length
     input_files: Count
+    bad_files: tuple[InputFile, ...] = ()
     groups: tuple[GroupShards, ...]
     histogram: tuple[Count, ...]
 
@@ -306,16 +310,21 @@ class _Verified(Figures):
 
 
 class Verification(_Verified):
-    """The verification of packed TFRecords; the fingerprint is of all sequences, whatever their order."""
+    """The verification of packed TFRecords; the fingerprint is of all sequences, whatever their order.
+
+    `bad_files` were left out when the records were packed, and cannot be read.
+    """
 
     sequences: Count
     tokens: Count
     packs: Count
     shards: Count
     input_files: Count
+    bad_files: Count = 0
     fingerprint: _Fingerprint
 
     only_read = ("fingerprint",)
+    rare = ("bad_files",)
 
     @classmethod
     def of(cls, metadata: Metadata, fingerprint: str) -> Self:
@@ -326,6 +335,7 @@ class Verification(_Verified):
             packs=metadata.packs,
             shards=len(metadata.shard_table),
             input_files=metadata.input_files,
+            bad_files=len(metadata.bad_files),
             fingerprint=fingerprint,
         )
 
@@ -421,3 +431,24 @@ class Conversion(Artefact):
 def conversion_path(out: Path) -> Path:
     """Where the conversion.json of the folder `out` is stored."""
     return out.with_name(f"{out.name}-conversion") / "conversion.json"
+
+
+# --- which packs a folder holds
+
+PackKind = Literal["records", "table", "predecessor"]
+
+
+def pack_kind(folder: Path) -> PackKind | None:
+    """What packs a folder holds, by the metadata there (the predecessor's is next to it); None for none."""
+    kinds: dict[PackKind, Path] = {
+        "table": TableMetadata.path_in(folder),
+        "records": folder / METADATA_NAME,
+        "predecessor": predecessor_metadata_path(folder),
+    }
+    return next((kind for kind, path in kinds.items() if path.exists()), None)
+
+
+def predecessor_metadata_path(folder: Path) -> Path:
+    """`<folder>_metadata.json` next to `folder`."""
+    folder = followed(folder)
+    return folder.parent / f"{folder.name}_metadata.json"

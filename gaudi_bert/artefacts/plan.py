@@ -166,10 +166,14 @@ def files_sha256(sizes: Iterable[tuple[str, int]]) -> str:
 
 
 class Plan(Artefact):
-    """The content of plan.json; a plan of counts without files can only be inspected."""
+    """The content of plan.json; a plan of counts without files can only be inspected.
+
+    `bad_files` could not be read and are in no group; `files_sha256` is of all others.
+    """
 
     remedy = "make the plan again"
     line_per_entry = ("parts",)
+    rare = ("bad_files",)
 
     format_version: Literal[2]
     algorithm: str
@@ -185,6 +189,7 @@ class Plan(Artefact):
     writable: bool
     totals: PlanTotals
     files_sha256: Sha256
+    bad_files: tuple[InputFile, ...] = ()
     parts: Annotated[tuple[ListedPart, ...], Field(min_length=1)]
 
     _source: Path = PrivateAttr(default=Path())

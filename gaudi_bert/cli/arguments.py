@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Signature, signature
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,6 +62,9 @@ Depth = Annotated[str | None, typer.Option(metavar="S|max", help="Most sequences
 InputColumn = Annotated[
     str | None, typer.Option(metavar="NAME", help="Tables: the column of token ids (input_ids).", show_default=False)
 ]
+OnBadFile = Annotated[
+    str, typer.Option(metavar="stop|skip", help="RECORDS: what to do about files that cannot be read; skip leaves them out.")
+]
 Seed = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
 Set = Annotated[
     list[str] | None,
@@ -69,26 +75,6 @@ Set = Annotated[
 SetPacking = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of `packing`: packing.shard_multiple=256."),
-]
-TextColumn = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="The column (or key of JSON lines) of the text (text).", show_default=False),
-]
-TextPairColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The column of the second text of a pair.", show_default=False)
-]
-LabelColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The column of the label (label), where labels are read.")
-]
-Columns = Annotated[
-    str | None, typer.Option(metavar="A,B,...", help="Names of the columns of a CSV or TSV file without a header.")
-]
-NoHeader = Annotated[
-    bool, typer.Option("--no-header", help="With --columns: the first line is a row, though it looks like a header.")
-]
-Format = Annotated[
-    str | None,
-    typer.Option("--format", help="jsonl, csv, tsv, parquet, txt, ...; default: by the ending, JSON lines of a pipe."),
 ]
 Engine = Annotated[
     str | None,
@@ -138,20 +124,75 @@ def task_settings(overrides: list[str] | None, options: Mapping[str, tuple[str, 
     return pipeline_settings(None, overrides, options).task
 
 
-def row_options(
-    columns: str | None,
-    text_column: str | None = None,
-    text_pair_column: str | None = None,
-    label_column: str | None = None,
-    no_header: bool = False,
-    format_: str | None = None,
-) -> dict[str, tuple[str, object]]:
-    """The options that say how rows are read, by the key that they set."""
-    named = {"text": text_column, "text_pair": text_pair_column, "label": label_column}
-    names = {key: (f"--{key.replace('_', '-')}-column", name and dumps(name)) for key, name in named.items()}
-    return {
-        **{f"task.{key}": option for key, option in names.items()},
-        "task.columns": ("--columns", None if columns is None else f"[{columns}]"),
-        "task.no_header": ("--no-header", no_header or None),
-        "task.format": ("--format", format_),
-    }
+# --- how files of rows are read: the same options on every command that reads them
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """What was typed of the options of rows; None where an option was not."""
+
+    text_column: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The column (or key of JSON lines) of the text (text).", show_default=False),
+    ] = None
+    text_pair_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The column of the second text of a pair.", show_default=False)
+    ] = None
+    label_column: Annotated[str | None, typer.Option(metavar="NAME", help="The column of the label (label).")] = None
+    columns: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Names of the columns of a CSV or TSV file without a header.")
+    ] = None
+    no_header: Annotated[
+        bool, typer.Option("--no-header", help="With --columns: the first line is a row, though it looks like a header.")
+    ] = False
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", help="jsonl, csv, tsv, parquet, txt, ...; default: by the ending, JSON lines of a pipe."),
+    ] = None
+    delimiter: Annotated[
+        str | None, typer.Option(metavar="CHARACTER", help="CSV and TSV: what separates cells, such as ';' or tab.")
+    ] = None
+    encoding: Annotated[str | None, typer.Option(metavar="NAME", help="Of the text, such as cp1252; default: UTF-8.")] = None
+    on_bad_row: Annotated[
+        str | None, typer.Option(help="A row that cannot be read: stop (default), or skip, which counts and names it.")
+    ] = None
+    too_long: Annotated[
+        str | None, typer.Option(help="Rows of too many tokens: truncate, window or error; default: what loses least.")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """What was typed, by the names of `TokenizeSettings`."""
+        columns = None if self.columns is None else tuple(name.strip() for name in self.columns.split(","))
+        named = {**vars(self), "columns": columns, "no_header": self.no_header or None, "format": self.format_}
+        return {name: value for name, value in named.items() if value is not None and name != "format_"}
+
+    def by_key(self) -> dict[str, tuple[str, object]]:
+        """The option and its value as YAML, by the key of the task that it sets."""
+        keys = {"text_column": "text", "text_pair_column": "text_pair", "label_column": "label", "delimiter": "delimiter"}
+        given = self.given() | ({} if self.columns is None else {"columns": f"[{self.columns}]"})
+        return {
+            f"task.{keys.get(name, name)}": (f"--{name.replace('_', '-')}", dumps(value) if name in keys else value)
+            for name, value in given.items()
+        }
+
+
+NO_ROW_OPTIONS = RowOptions()
+
+
+def reads_rows(*others: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of rows but for `others`; it takes them as one argument, `rows`."""
+
+    def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        known = {name: each for name, each in signature(RowOptions, eval_str=True).parameters.items() if name not in others}
+        own = signature(command, eval_str=True).parameters
+
+        @wraps(command)
+        def call(**values: Any) -> None:
+            command(rows=RowOptions(**{name: values.pop(name) for name in known}), **values)
+
+        listed = [option for name, each in own.items() for option in (known.values() if name == "rows" else [each])]
+        call.__signature__ = Signature(listed)  # type: ignore[attr-defined]
+        call.__annotations__ = {each.name: each.annotation for each in listed}
+        return call
+
+    return with_options

@@ -70,6 +70,7 @@ def prepare(
 def histogram(
     records: arguments.Records,
     out: Annotated[Path, typer.Option(help="The histogram.json to write.", show_default=False)],
+    on_bad_file: arguments.OnBadFile = "stop",
     shard: arguments.Shard = None,
     workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
@@ -84,7 +85,8 @@ def histogram(
     if part is not None and counted is None:
         output.print_result({"files": 0, "skipped": True}, json, output.describe_histogram)
         return
-    result = histogram.histogram(records, out, shard=counted, reporter=Reporter(), overwrite=overwrite, workers=workers)
+    common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
+    result = histogram.histogram(records, out, shard=counted, on_bad_file=on_bad_file, **common)  # type: ignore[arg-type]
     following = output.words_of("plan", out, "--out", out.with_name("plan.json"))
     output.print_result(result, json, output.describe_histogram, following if part is None else None)
 
@@ -192,6 +194,7 @@ def pack(
         str | None, typer.Option(metavar="A,B,...", help="Tables: pack only these columns.", show_default=False)
     ] = None,
     group_bytes: Annotated[str | None, typer.Option(help="Tables: rows in memory at once, e.g. 256MiB.")] = None,
+    on_bad_file: arguments.OnBadFile = "stop",
     shard: arguments.Shard = None,
     finish: Annotated[
         bool, typer.Option("--finish", help="Tables: after all --shard, check them and write the metadata.")
@@ -214,8 +217,10 @@ def pack(
         "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
         "group_bytes": group_bytes,
     }
+    common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
     if is_table(records):
-        common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
+        if on_bad_file != "stop":
+            raise InputError("--on-bad-file: the files of a table are not left out; give good ones, by a pattern")
         part = arguments.parse_shard(shard)
         result = table_commands.pack_as_table(records, out, {**both, **of_tables}, set_ or [], part, finish, verify, common)
         describe = partial(table_commands.describe_packed_table, out=out, verbose=verbose)
@@ -227,7 +232,7 @@ def pack(
     from gaudi_bert.tfrecords.verify import verify as verify_packs
 
     settings = arguments.packing_settings(set_, **both)
-    packed = pack.pack(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers)
+    packed = pack.pack(records, out, settings, on_bad_file=on_bad_file, **common)  # type: ignore[arg-type]
     if verify:
         packed = replace(packed, verified=verify_packs(records, out, reporter=Reporter(), workers=workers))
 

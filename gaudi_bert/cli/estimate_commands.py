@@ -15,6 +15,7 @@ from gaudi_bert.common.progress import Reporter, count_of, human_bytes, human_se
 _Picture = Annotated[Path | None, typer.Option(help="Also draw a chart, as PNG or SVG.")]
 
 
+@arguments.reads_rows("label_column", "too_long")
 def estimate(
     source: Annotated[
         str,
@@ -36,9 +37,7 @@ def estimate(
     task: Annotated[str | None, typer.Option(help="SOURCE holds rows of this task: classification, ...")] = None,
     model: Annotated[Path | None, typer.Option(help="With --task: a folder with the tokenizer.")] = None,
     row_lengths: Annotated[str, typer.Option(help="With --task: row lengths to compare, in tokens.")] = "128,256,384,512",
-    columns: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="With --task: names of the columns of a table without a header.")
-    ] = None,
+    rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
     set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
@@ -46,8 +45,10 @@ def estimate(
     from gaudi_bert.reporting import estimate
 
     if task is not None:
-        _estimate_task(source, task, model, row_lengths, depths or "3,6,12,max", columns, set_, json)
+        _estimate_task(source, task, model, row_lengths, depths or "3,6,12,max", rows, set_, json)
         return
+    for option, _ in rows.by_key().values():
+        raise InputError(f"{option} is for rows of text; say of which task they are with --task")
     requested = (depths or "1,2,3,4,8,max").split(",")
     result = estimate.estimate(
         source,
@@ -67,7 +68,7 @@ def _estimate_task(
     model: Path | None,
     row_lengths: str,
     depths: str,
-    columns: str | None,
+    rows: arguments.RowOptions,
     set_: list[str] | None,
     json: bool,
 ) -> None:
@@ -80,7 +81,7 @@ def _estimate_task(
     result = estimate_task(
         source,
         model,
-        arguments.task_settings(set_, {"task.name": ("--task", task), **arguments.row_options(columns=columns)}),
+        arguments.task_settings(set_, {"task.name": ("--task", task), **rows.by_key()}),
         row_lengths=[int(length) for length in row_lengths.split(",")],
         depths=[parse_depth(depth) for depth in depths.split(",")],
         reporter=Reporter(),

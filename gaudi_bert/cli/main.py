@@ -39,7 +39,6 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "From text or tables to packs": {
         "prepare": data_commands.prepare,
         "tokenize": table_commands.tokenize,
-        "import": table_commands.import_tables,
         "histogram": data_commands.histogram,
         "plan": data_commands.plan,
         "write": data_commands.write,
@@ -136,6 +135,7 @@ _EXTRAS = {
     "jinja2": "report",
     "kubernetes": "kubernetes",
     "matplotlib": "report",
+    "prometheus_client": "pytorch",
     "pyarrow": "parquet",
     "safetensors": "pytorch",
     "seqeval": "pytorch",
@@ -146,7 +146,7 @@ _EXTRAS = {
     "transformers": "pytorch",
 }
 # Both engines need them. PyTorch runs on every Python and takes every model, so it is offered where neither is there.
-_OF_EITHER_ENGINE = ("safetensors", "seqeval", "sklearn")
+_OF_EITHER_ENGINE = ("prometheus_client", "safetensors", "seqeval", "sklearn")
 
 
 def _run_to_the_end(command: Callable[[], int | None]) -> NoReturn:

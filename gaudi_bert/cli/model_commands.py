@@ -133,10 +133,10 @@ def export(
 Model = Annotated[Path, typer.Option(help="A folder with config.json, weights and tokenizer.", show_default=False)]
 _MaxSequenceLength = Annotated[int | None, typer.Option(help="Most tokens per row; default: the model's own.")]
 Precision = Annotated[str, typer.Option(help="Precision of matrix products.")]
-OnBadRow = Annotated[str, typer.Option(help="A row that cannot be read: stop, or skip, which answers it with its error.")]
 Unpacked = Annotated[bool, typer.Option("--unpacked", help="One row at a time, for comparison.")]
 
 
+@arguments.reads_rows()
 def finetune(
     data: Annotated[
         Path,
@@ -150,12 +150,7 @@ def finetune(
     evaluation: Annotated[Path | None, typer.Option(help="Held-out rows of the same kind.")] = None,
     vocab: Annotated[Path | None, typer.Option(help="A folder with the tokenizer, if MODEL has none.")] = None,
     depth: arguments.Depth = None,
-    text_column: arguments.TextColumn = None,
-    text_pair_column: arguments.TextPairColumn = None,
-    label_column: arguments.LabelColumn = None,
-    columns: arguments.Columns = None,
-    no_header: arguments.NoHeader = False,
-    format_: arguments.Format = None,
+    rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
     labels: Annotated[
         Path | None, typer.Option(help="A file with one label name per line; the data hold line numbers, from 0.")
     ] = None,
@@ -166,7 +161,7 @@ def finetune(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Train a pretrained BERT for a task, on packed rows."""
+    """Train a pretrained encoder or causal model for a task, on packed rows."""
     from gaudi_bert.tasks import finetune
     from gaudi_bert.training.results import FineTuneInput
 
@@ -176,7 +171,7 @@ def finetune(
         "finetune.engine": ("--engine", engine),
         "task.labels": ("--labels", labels),
     }
-    options |= arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
+    options |= rows.by_key()
     result = finetune.finetune(
         arguments.pipeline_settings(pipeline, set_, options),
         FineTuneInput(data, evaluation, model, vocab),
@@ -189,6 +184,7 @@ def finetune(
     output.print_shared_result(result, json, output.describe_finetuning, None if dry_run else following)
 
 
+@arguments.reads_rows("label_column")
 def predict(
     model: Model,
     data: Annotated[
@@ -196,16 +192,10 @@ def predict(
         typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt, .conll, .json; - reads a pipe.", show_default=False),
     ],
     out: Annotated[str, typer.Option(help="The .jsonl file to write; - for a pipe.", show_default=False)],
-    text_column: arguments.TextColumn = None,
-    text_pair_column: arguments.TextPairColumn = None,
-    label_column: arguments.LabelColumn = None,
-    columns: arguments.Columns = None,
-    no_header: arguments.NoHeader = False,
-    format_: arguments.Format = None,
+    rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
-    on_bad_row: OnBadRow = "stop",
     group_by: Annotated[str | None, typer.Option(help="Reranking: query, for a line for each query, ranked.")] = None,
     set_: arguments.Set = None,
     overwrite: arguments.Overwrite = False,
@@ -215,14 +205,14 @@ def predict(
     from gaudi_bert.tasks import predict
     from gaudi_bert.tasks.answers import PredictOptions
 
-    options = PredictOptions(max_sequence_length, precision, not unpacked, on_bad_row, group_by)  # type: ignore[arg-type]
-    rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
-    changes = arguments.task_settings(set_, rows).model_dump(exclude_unset=True)
+    options = PredictOptions(max_sequence_length, precision, not unpacked, group_by)  # type: ignore[arg-type]
+    changes = arguments.task_settings(set_, rows.by_key()).model_dump(exclude_unset=True)
     result = predict.predict(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, partial(output.describe_answers, out=out))
 
 
+@arguments.reads_rows("label_column")
 def embed(
     model: Model,
     data: Annotated[str, typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt; - reads a pipe.", show_default=False)],
@@ -237,16 +227,10 @@ def embed(
         str | None, typer.Option(metavar="TEXT", help="What precedes each text; default: the folder's own, or nothing.")
     ] = None,
     prompt_name: Annotated[str | None, typer.Option(metavar="NAME", help="One of the folder's prompts: query.")] = None,
-    text_column: arguments.TextColumn = None,
-    text_pair_column: arguments.TextPairColumn = None,
-    label_column: arguments.LabelColumn = None,
-    columns: arguments.Columns = None,
-    no_header: arguments.NoHeader = False,
-    format_: arguments.Format = None,
+    rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
-    on_bad_row: OnBadRow = "stop",
     set_: arguments.Set = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -258,14 +242,12 @@ def embed(
         max_sequence_length,
         precision,  # type: ignore[arg-type]
         not unpacked,
-        on_bad_row,  # type: ignore[arg-type]
         pooling=pooling,  # type: ignore[arg-type]
         normalize=normalize,
         prompt=prompt,
         prompt_name=prompt_name,
     )
-    rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
-    settings = arguments.task_settings(["task.too_long=truncate", *(set_ or ())], rows)
+    settings = arguments.task_settings(set_, rows.by_key())
     result = predict.embed(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, partial(output.describe_answers, out=out))

@@ -185,13 +185,6 @@ def describe_answers(result: Mapping[str, Any], out: str | None = None) -> list[
 DRY_RUN = "a dry run: nothing was trained or written"
 
 
-def describe_import(result: Mapping[str, Any]) -> list[str]:
-    """The line of tables that became TFRecords."""
-    sizes = f"up to {count_of(result['max_sequence_length'], 'token')} and {result['max_predictions']:,} masked positions"
-    counted = f"{count_of(result['sequences'], 'sequence')} in {count_of(result['files'], 'file')}"
-    return [f"{counted}, {sizes} each{skipped_note(result)}"]
-
-
 def describe_training(result: Mapping[str, Any]) -> list[str]:
     """The lines of a trained model: on how much it was trained, how fast, and how good it is."""
     if "dry_run" in result:

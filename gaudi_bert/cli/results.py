@@ -12,7 +12,7 @@ from functools import singledispatch
 from typing import Any
 
 from gaudi_bert.artefacts.base import Artefact
-from gaudi_bert.artefacts.examples import ImportedSoFar, PreparedExamples
+from gaudi_bert.artefacts.examples import PreparedExamples
 from gaudi_bert.artefacts.results import PackResult, PreparedShard, ReportResult, StageOutput
 from gaudi_bert.training.results import DryRun, GraphResult
 
@@ -43,8 +43,8 @@ def _(result: Artefact) -> dict[str, Any]:
 
 @to_json.register
 def _(result: StageOutput) -> dict[str, Any]:
-    # `prepare` and `import` always print whether they were skipped.
-    skipped = {"skipped": result.skipped} if isinstance(result.content, PreparedExamples | ImportedSoFar) else {}
+    # `prepare` always prints whether it was skipped.
+    skipped = {"skipped": result.skipped} if isinstance(result.content, PreparedExamples) else {}
     return {**result.content.summary(), **_fields(result, "content"), **skipped}
 
 

@@ -1,4 +1,4 @@
-"""Commands for tables: tokenize, import; and what `pack` and `verify` do with tables, and print."""
+"""The command tokenize, and what `pack` and `verify` do with tables, and print."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # settings take as long to load as everything else, and `--he
     from gaudi_bert.config.sections import TableSettings
 
 
+@arguments.reads_rows("label_column", "too_long")
 def tokenize(
     text: Annotated[
         list[str],
@@ -33,12 +34,7 @@ def tokenize(
     no_special_tokens: Annotated[
         bool, typer.Option("--no-special-tokens", help="Leave out the tokens that the tokenizer adds to each row.")
     ] = False,
-    text_column: arguments.TextColumn = None,
-    text_pair_column: arguments.TextPairColumn = None,
-    label_column: arguments.LabelColumn = None,
-    columns: arguments.Columns = None,
-    no_header: arguments.NoHeader = False,
-    format_: arguments.Format = None,
+    rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
     shard: arguments.Shard = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -53,12 +49,7 @@ def tokenize(
         max_sequence_length=max_sequence_length,
         too_long=too_long,
         special_tokens=not no_special_tokens,
-        text_column=text_column,
-        text_pair_column=text_pair_column,
-        label_column=label_column,
-        columns=None if columns is None else tuple(name.strip() for name in columns.split(",")),
-        no_header=no_header or None,
-        format=format_,
+        **rows.given(),
     )
     part = arguments.parse_shard(shard)
     result = tokenize_texts(text, tokenizer, out, settings, shard=part, reporter=Reporter(), overwrite=overwrite)
@@ -83,37 +74,6 @@ def _describe_tokens(result: Mapping[str, Any]) -> list[str]:
         *lines,
         f"{about}: {became.get(too_long['policy'], f'dropped, {lost}')}" if too_long["rows"] else "no text was too long",
     ]
-
-
-def import_tables(
-    source: Annotated[
-        str, typer.Argument(help="A .parquet, .arrow or .jsonl file, a folder or a glob.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option(help="The folder for unpacked TFRecords.", show_default=False)],
-    max_sequence_length: Annotated[int | None, typer.Option(min=1, help="Default: the longest row.")] = None,
-    input_column: arguments.InputColumn = None,
-    max_predictions: Annotated[
-        int | None, typer.Option(min=1, help="Default: the most masked positions of any row.")
-    ] = None,
-    shard: arguments.Shard = None,
-    overwrite: arguments.Overwrite = False,
-    json: arguments.Json = False,
-) -> None:
-    """Make unpacked TFRecords from tables with `input_ids` (Parquet, Arrow, JSON lines, Hugging Face datasets)."""
-    from gaudi_bert.tables import import_tables
-
-    result = import_tables.import_tables(
-        source,
-        out,
-        max_sequence_length=max_sequence_length,
-        max_predictions=max_predictions,
-        input_column=input_column or "input_ids",
-        shard=arguments.parse_shard(shard),
-        reporter=Reporter(),
-        overwrite=overwrite,
-    )
-    following = output.words_of("pack", out, "--out", "packed/", "--verify") if shard is None else None
-    output.print_result(result, json, output.describe_import, following)
 
 
 # --- what `pack` and `verify` do with tables

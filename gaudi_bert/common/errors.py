@@ -79,7 +79,6 @@ _INSTEAD = {
     "write --predecessor-metadata": "write the packs first, then `gaudi-bert convert PACKED --to predecessor --out DIR`",
     "train --on-the-fly": _PACK_FIRST,
     "pack --keep-together": "join the rows that belong together into one row before packing",
-    "PackedDataset(plan=)": _PACK_FIRST,
 }
 
 

@@ -27,6 +27,9 @@ from typing import Any, BinaryIO
 
 from gaudi_bert.common.errors import FailedError, InputError, shortened, shown
 
+LONGEST_ROW_BYTES = 64 << 20
+"""What a reader of texts holds at most of one line, row, sentence or document, whatever its file was compressed to."""
+
 BAD_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """Errors that mean a wrong path, not a machine that fails."""
 

@@ -56,7 +56,8 @@ def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
                 f"{rank_name}={rank} and {size_name}={size} are not 0 <= rank < size; unset both, or use {launcher}"
             )
         return Launch(launcher, int(rank), int(size))
-    return None
+    node = find_node(variables)
+    return Launch("Kubernetes", node.rank, node.count) if node is not None and node.processes == 1 else None
 
 
 @contextmanager
@@ -73,8 +74,8 @@ def handled_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | 
 
 def is_first_process() -> bool:
     """Whether this process prints the result of what all processes of a launcher did together; true without a launcher."""
-    launch = find_launch()
-    return launch is None or launch.rank == 0
+    launch, node = find_launch(), find_node()
+    return launch.rank == 0 if launch is not None else node is None or node.rank == 0
 
 
 # --- the variables of PyTorch's processes
@@ -98,6 +99,40 @@ def torch_environment(rank: int, size: int, *, per_host: int, address: str, port
         MASTER_PORT: port,
     }
     return {name: str(value) for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Node:
+    """Which of several nodes (pods) this is, from 0, how many ranks each starts, and where all of them meet."""
+
+    rank: int
+    count: int
+    processes: int
+    address: str
+    port: int
+
+    def variables(self, local_rank: int) -> dict[str, str]:
+        """The variables of one of this node's ranks."""
+        rank, size = self.rank * self.processes + local_rank, self.count * self.processes
+        return torch_environment(rank, size, per_host=self.processes, address=self.address, port=self.port)
+
+
+# What our Jobs and Kubeflow Trainer tell a pod: those that torchrun, too, takes for its options.
+NODE_VARIABLES = ("PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_PORT")
+NODE_ADDRESS = "PET_MASTER_ADDR"
+
+
+def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
+    """The node that this process is alone on, so that it starts the ranks there or is the only one; None for a rank."""
+    variables = os.environ if environment is None else environment
+    if NODE_ADDRESS not in variables or NODE_VARIABLES[0] not in variables or "RANK" in variables:
+        return None
+    values = [variables.get(name, "") for name in NODE_VARIABLES]
+    if not all(value.isdecimal() for value in values) or not int(values[0]) < int(values[1]) or not int(values[2]):
+        shown = ", ".join(f"{name}={value}" for name, value in zip(NODE_VARIABLES, values, strict=True))
+        raise InputError(f"{shown}: not the numbers of a node, of nodes, of processes and of a port; correct the pod")
+    rank, count, processes, port = map(int, values)
+    return Node(rank, count, processes, variables[NODE_ADDRESS], port)
 
 
 def free_port() -> int:

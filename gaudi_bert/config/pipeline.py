@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -30,7 +30,7 @@ from gaudi_bert.config.sections import (
     TaskSettings,
     TrainingSettings,
 )
-from gaudi_bert.config.values import Settings, matching
+from gaudi_bert.config.values import EngineName, Settings, matching
 
 
 class PipelineSettings(Settings):
@@ -70,15 +70,39 @@ class PipelineSettings(Settings):
         return not self.finetunes or self.finetune.init_checkpoint is None
 
     @property
+    def container_engine(self) -> EngineName:
+        """The engine of the image that trains: as named, else TensorFlow, but on cards what the vendor has today."""
+        if self.training.engine != "auto":
+            return self.training.engine
+        return "pytorch" if self.resources.cards else "tensorflow"
+
+    @property
+    def training_kind(self) -> Literal["job", "mpijob", "trainjob"]:
+        """What training is on a cluster."""
+        if self.kubernetes.training != "auto":
+            return self.kubernetes.training
+        return "mpijob" if self.resources.workers > 1 and self.container_engine == "tensorflow" else "job"
+
+    @property
     def trains_as_mpijob(self) -> bool:
-        """Whether training on a cluster takes an MPIJob, not a Job."""
-        return self.kubernetes.training == "mpijob" or (self.kubernetes.training == "auto" and self.resources.workers > 1)
+        """Whether training on a cluster takes an MPIJob, whose workers are started by ssh."""
+        return self.training_kind == "mpijob"
+
+    @property
+    def trains_on_nodes(self) -> bool:
+        """Whether the pods that train on a cluster start their ranks by themselves, and meet."""
+        return self.training_kind == "trainjob" or (self.training_kind == "job" and self.resources.workers > 1)
+
+    @property
+    def needs_service(self) -> bool:
+        """Whether a Service of our own names the pods that meet."""
+        return self.pretrains and self.training_kind == "job" and self.trains_on_nodes
 
     @property
     def has_network_policy(self) -> bool:
-        """Whether the pods of an MPIJob are closed to all others; policies know no pods on the node's own network."""
-        has_mpijob = self.pretrains and self.trains_as_mpijob
-        return has_mpijob and self.kubernetes.network_policy and not self.kubernetes.efa
+        """Whether pods that train together are closed to all others; policies know no pods on the node's own network."""
+        together = self.pretrains and (self.trains_as_mpijob or self.trains_on_nodes)
+        return together and self.kubernetes.network_policy and not self.kubernetes.efa
 
     @model_validator(mode="after")
     def _task_is_whole(self) -> PipelineSettings:
@@ -90,14 +114,21 @@ class PipelineSettings(Settings):
 
     @model_validator(mode="after")
     def _training_fits_the_cluster(self) -> PipelineSettings:
-        if self.resources.workers > 1 and not self.trains_as_mpijob:
+        kind = self.training_kind
+        if self.trains_on_nodes and self.container_engine == "tensorflow":
             raise ValueError(
-                f"kubernetes.training is `job`, which is one worker, but resources.workers is {self.resources.workers}; "
-                "set kubernetes.training to mpijob or auto"
+                f"kubernetes.training is `{kind}`, but TensorFlow's workers ({self.resources.workers}) need an MPIJob; "
+                "set kubernetes.training to mpijob or auto, or training.engine to pytorch"
+            )
+        if self.trains_as_mpijob and self.container_engine == "pytorch" and self.images.train is None:
+            raise ValueError(
+                "kubernetes.training is `mpijob`, but the images of PyTorch have neither sshd nor Open MPI; "
+                "set kubernetes.training to auto, training.engine to tensorflow, or images.train to an image that has them"
             )
         if self.kubernetes.efa and not (self.resources.cards and self.trains_as_mpijob):
             raise ValueError(
-                "kubernetes.efa is for an MPIJob on cards; set resources.cards and resources.workers, or kubernetes.efa to 0"
+                "kubernetes.efa is for an MPIJob on cards; set resources.cards, resources.workers and training.engine: "
+                "tensorflow, or kubernetes.efa to 0"
             )
         return self
 

@@ -136,9 +136,13 @@ class KubernetesSettings(Settings):
     """Where and how a pipeline runs on a cluster."""
 
     namespace: KubernetesName = "gaudi-bert"
-    training: Literal["auto", "job", "mpijob"] = Field("auto", description="auto: a Job for one worker, an MPIJob for more")
+    training: Literal["auto", "job", "mpijob", "trainjob"] = Field(
+        "auto",
+        description="job: one Job, whose pods meet by themselves; trainjob: made by Kubeflow Trainer, mpijob: by the MPI "
+        "operator; auto: job, but mpijob for several workers of TensorFlow",
+    )
     queue: KubernetesName | None = Field(
-        None, description="a LocalQueue of Kueue in the namespace: every Job and MPIJob waits until it admits them"
+        None, description="a LocalQueue of Kueue in the namespace: every Job, MPIJob and TrainJob waits until it admits them"
     )
     version: str = Field(
         "1.24",
@@ -177,7 +181,7 @@ class KubernetesSettings(Settings):
     scratch: Quantity = Field("1Gi", description="size of a pod's /tmp, requested from the node as ephemeral storage")
     efa: int = Field(0, ge=0, le=16, description="EFA network devices per worker (AWS); implies the node's network")
     network_policy: bool = Field(
-        True, description="let only the pods of an MPIJob reach one another; not for pods on the node's network (efa)"
+        True, description="let only pods that train together reach one another; not for pods on the node's network (efa)"
     )
     network_interface: Annotated[str, matching(r"[A-Za-z0-9._,/-]+", "an interface such as eth0")] = Field(
         "eth0", description="the network interface between the workers"

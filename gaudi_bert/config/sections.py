@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from gaudi_bert.config.values import FREE, Algorithm, Bytes, Depth, Engine, Precision, Settings
+from gaudi_bert.config.values import FREE, Algorithm, Bytes, Delimiter, Depth, Encoding, Engine, Precision, Settings
 
 # --- data
 
@@ -73,6 +73,8 @@ class TableSettings(Settings):
 
 
 RowFormat = Literal["jsonl", "csv", "tsv", "parquet", "conll", "squad", "txt"]
+OnBadRow = Literal["stop", "skip"]
+"""What a row that cannot be read does: it stops all, before anything is computed; or it is left out, and counted."""
 
 
 class TokenizeSettings(Settings):
@@ -83,17 +85,19 @@ class TokenizeSettings(Settings):
     special_tokens: bool = True
     text_column: str = "text"
     text_pair_column: str | None = None
-    label_column: str | None = None
     columns: tuple[str, ...] | None = None
     no_header: bool | None = None
     format: RowFormat | None = None
+    delimiter: Delimiter | None = None
+    encoding: Encoding | None = None
+    on_bad_row: OnBadRow | None = None
     part_bytes: Bytes = Field(64 * 2**20, ge=1)
 
     @property
     def reading(self) -> TaskSettings:
         """How the files of texts are read; a second text is read where its column is named."""
-        given = {"text_column": "text", "text_pair_column": "text_pair", "label_column": "label"}
-        given |= {name: name for name in ("columns", "no_header", "format")}
+        given = {"text_column": "text", "text_pair_column": "text_pair"}
+        given |= {name: name for name in ("columns", "no_header", "format", "delimiter", "encoding", "on_bad_row")}
         values = {key: getattr(self, name) for name, key in given.items() if name in self.model_fields_set}
         reading = TaskSettings(**{"text_pair": values.get("text", "text"), **values})
         return TaskSettings.model_construct(_fields_set=set(values), **dict(reading))
@@ -176,6 +180,9 @@ class LoopSettings(Settings):
     )
     fusion_bytes: Annotated[Bytes, FREE] = Field(
         64 * 2**20, description="several workers: gradients are sent in merged buffers of at most this size"
+    )
+    meeting_seconds: Annotated[float, FREE] = Field(
+        600, ge=1, description="PyTorch, several workers: how long they wait for one another before the run begins"
     )
     stall_seconds: Annotated[float, FREE] = Field(
         300,
@@ -335,8 +342,17 @@ class TaskSettings(Settings):
     no_header: bool = Field(False, description="with `columns`: the first line is a row, though it looks like a header")
     labels: str | None = Field(None, description="a file with one label name per line; the data hold line numbers")
     format: RowFormat | None = Field(None, description="of the data; default: by the ending of the file")
-    too_long: TooLong = Field(
-        "error", description="rows with too many tokens: refuse them, cut them, or use windows (token classification)"
+    delimiter: Delimiter | None = Field(
+        None, description="one character between the cells of a CSV or TSV file; default: a comma, or a tab"
+    )
+    encoding: Encoding = Field("utf-8", description="of the data's text, by Python's name: cp1252, latin-1, utf-16")
+    on_bad_row: OnBadRow = Field(
+        "stop", description="rows that cannot be read: `stop`, or `skip`: they are left out of training and have no answer"
+    )
+    too_long: TooLong | None = Field(
+        None,
+        description="rows with too many tokens: refuse them, cut them, or use windows; default: windows for tags, questions "
+        "and language modelling, else cut; how many is printed",
     )
     stride: int | None = Field(
         None,

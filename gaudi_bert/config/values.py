@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import Annotated, Literal, get_args
 
@@ -63,6 +64,25 @@ def matching(pattern: str, description: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _parse_delimiter(value: object) -> object:
+    """A tab is hard to type: it may be written as `tab` or `\\t`."""
+    character = "\t" if value in ("\\t", "tab", "TAB") else value
+    if not isinstance(character, str) or len(character) != 1 or character in '"\r\n\0':
+        raise ValueError("must be one character (or `tab`), and no quote or end of a line")
+    return character
+
+
+def _check_encoding(name: str) -> str:
+    try:
+        codec = codecs.lookup(name)
+        "\n".encode(name)
+    except (LookupError, ValueError):
+        raise ValueError("must be an encoding of text that Python knows: utf-8, cp1252, latin-1, utf-16") from None
+    return "utf-8" if codec.name == "utf-8-sig" else codec.name
+
+
+Delimiter = Annotated[str, BeforeValidator(_parse_delimiter)]
+Encoding = Annotated[str, AfterValidator(_check_encoding)]
 Quantity = Annotated[str, BeforeValidator(_parse_quantity), WithJsonSchema({"type": ["string", "number"]})]
 KubernetesName = Annotated[
     str, matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "at most 63 of a to z, 0 to 9 and -, without - at either end")

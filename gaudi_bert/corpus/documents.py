@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.features import BUILT_IN_TEXTS
-from gaudi_bert.common.files import explained_os_errors, open_file
+from gaudi_bert.common.files import LONGEST_ROW_BYTES, explained_os_errors, open_file
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.corpus.sentences import Layout, detect_layout, sentences_of_lines
 
@@ -35,7 +35,6 @@ _FormatName = Literal["plain text", "WikiExtractor", "JSON lines", "Python docum
 
 DOCUMENT_CHARACTERS = 1 << 20
 _READ_BYTES = 1 << 20
-LONGEST_LINE_BYTES = 64 << 20
 _SAMPLE_DOCUMENTS = 200
 _SAMPLE_LINES = 2000
 
@@ -278,12 +277,12 @@ def _read_lines(path: Path, gzipped: bool) -> Iterator[_Line]:
     offset = 0
     with opened_text(path, "gzip" if gzipped else None) as handle:
         for number in itertools.count(1):
-            line = handle.readline(LONGEST_LINE_BYTES)
+            line = handle.readline(LONGEST_ROW_BYTES)
             if not line:
                 return
-            if len(line) >= LONGEST_LINE_BYTES:
+            if len(line) >= LONGEST_ROW_BYTES:
                 raise InputError(
-                    f"{path}: line {number} is longer than {LONGEST_LINE_BYTES >> 20} MiB; break its lines, if this is text"
+                    f"{path}: line {number} is longer than {LONGEST_ROW_BYTES >> 20} MiB; break its lines, if this is text"
                 )
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")

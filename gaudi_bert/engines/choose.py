@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from typing import NamedTuple, cast
 
 from gaudi_bert.common.errors import InputError, has_tensorflow, install_command
@@ -58,6 +59,7 @@ def load_engine(name: EngineName) -> Engine:
     if name == "tensorflow":
         with without_keras():
             return cast(Engine, importlib.import_module("gaudi_bert.engines.tensorflow.engine"))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings of processes that meet or part; our own lines say it
     return cast(Engine, importlib.import_module("gaudi_bert.engines.pytorch.engine"))
 
 
@@ -66,9 +68,17 @@ def _automatic(is_bert: bool, stored: EngineName | None) -> ChosenEngine:
         return ChosenEngine(stored, "the run began with it")
     if not is_bert:
         return ChosenEngine("pytorch", "the model is not a BERT")
+    if _has_gaudi_pytorch():
+        return ChosenEngine("pytorch", "the vendor's software here is that of PyTorch")
     if is_installed("tensorflow"):
         return ChosenEngine("tensorflow", "TensorFlow is installed, and the model is a BERT")
     return ChosenEngine("pytorch", "TensorFlow is not installed")
+
+
+def _has_gaudi_pytorch() -> bool:
+    """Whether the software of Gaudi cards is here in a release of today, which has no TensorFlow."""
+    has_vendor = importlib.util.find_spec("habana_frameworks") is not None
+    return has_vendor and importlib.util.find_spec("habana_frameworks.torch") is not None
 
 
 def _missing(chosen: ChosenEngine, requested: Choice, key: str) -> str:

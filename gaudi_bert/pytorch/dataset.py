@@ -17,24 +17,23 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from gaudi_bert.artefacts.packed import pack_kind
 from gaudi_bert.artefacts.store.objects import in_store, shown_location
-from gaudi_bert.common.arrays import IntArray, whole_number
-from gaudi_bert.common.errors import InputError, refuse_removed
+from gaudi_bert.common.arrays import whole_number
+from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.pytorch.indexed import IndexedTable
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
-from gaudi_bert.reading.dealing import MOST_SETS, regions_of_groups
-from gaudi_bert.reading.global_order import ORDER, WINDOW_PACKS, GlobalOrder, check_rank, first_of_rank, streams_of
-from gaudi_bert.reading.streams import StreamReader
+from gaudi_bert.reading.global_order import ORDER, check_rank, first_of_rank, streams_of
+from gaudi_bert.reading.stored_packs import StoredPacks
 from gaudi_bert.tables.packed_parquet import open_tables
-from gaudi_bert.tfrecords.packed_folder import check_before_reading, is_packed, open_shards, read_metadata
+from gaudi_bert.tfrecords.packed_folder import check_before_reading, open_packs, read_metadata
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
 _ROWS_OF_SMALL_SHARDS = 32  # all shards of one read are open at once, and each row may be of another shard
@@ -97,28 +96,15 @@ class MappedPacks(Dataset[Row]):
             self._shards.close(shard)
 
 
-@dataclass(frozen=True, eq=False)
-class _StoredPacks:
-    """Packs that are stored in shards: `files` are `ShardFiles` with their `sizes`, `rows_of` makes rows of what they read.
+class _Opened(NamedTuple):
+    """Packs of a folder, what distinguishes them from others, and what makes rows of what their files read."""
 
-    Packs of a shard move within `window`; `sets` and `regions` are as of `GlobalOrder`.
-    """
-
-    files: Any
-    shard_multiple: int
+    packs: StoredPacks
     identity: str
-    window: int | Callable[[int], int] = WINDOW_PACKS
-    sets: int = 1
-    regions: IntArray | None = None
     rows_of: Callable[[Any], Sequence[Row]] = list
 
-    def order(self, seed: int) -> GlobalOrder:
-        """The one order of the packs."""
-        streams = streams_of(self.shard_multiple)
-        return GlobalOrder(self.files.sizes, seed, self.window, streams, self.sets, self.regions)
 
-
-def _open_packs(folder: Path, table: Path | None) -> _StoredPacks:
+def _open(folder: Path, table: Path | None) -> _Opened:
     if in_store(folder):
         raise InputError(
             f"{shown_location(folder)}: PackedDataset reads folders of this machine; copy it here, or train with "
@@ -126,26 +112,17 @@ def _open_packs(folder: Path, table: Path | None) -> _StoredPacks:
         )
     if table is not None:
         index = IndexedTable(folder, table)
-        return _StoredPacks(index, index.shard_multiple, index.identity)
-    has_metadata = is_packed(folder)
-    tables = sorted(folder.glob("packed-*.parquet")) or ([] if has_metadata else sorted(folder.glob("*.parquet")))
+        return _Opened(StoredPacks(index, streams_of(index.shard_multiple)), index.identity)
+    kind = pack_kind(folder)
+    tables = sorted(folder.glob("packed-*.parquet")) or ([] if kind else sorted(folder.glob("*.parquet")))
     if tables:
-        files, shard_multiple = open_tables(folder, tables)
         sizes = [[path.name, path.stat().st_size] for path in tables]
         identity = hashlib.sha256(repr(sizes).encode("utf-8")).hexdigest()[:_IDENTITY_DIGITS]
-        return _StoredPacks(files, shard_multiple, identity, files.window_rows)
-    if has_metadata:
+        return _Opened(open_tables(folder, tables), identity)
+    if kind is not None:
         metadata = read_metadata(folder)
-        shards = metadata.shard_table
-        check_before_reading(folder, shards)
-        return _StoredPacks(
-            open_shards(folder, metadata),
-            metadata.shard_multiple,
-            metadata.identity(repr)[:_IDENTITY_DIGITS],
-            sets=MOST_SETS if metadata.groups else 1,
-            regions=regions_of_groups(shards.group_sizes, metadata.input_files, metadata.seed) if metadata.groups else None,
-            rows_of=rows_of_packs,
-        )
+        check_before_reading(folder, metadata.shard_table)
+        return _Opened(open_packs(folder, metadata), metadata.identity(repr)[:_IDENTITY_DIGITS], rows_of_packs)
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder}: holds no packs; pack it with `gaudi-bert pack`")
     raise InputError(f"{folder}: no packed folder; check the path")
@@ -163,7 +140,6 @@ class PackedDataset(IterableDataset[Row]):
         seed: decides, with the number of the epoch, the order.
         batch_packs: packs of one batch of this process: the `batch_size` of the `DataLoader`. Needed with several
             workers; `PackedLoader` sets it.
-        plan: removed; refused.
         table: of which `folder` is the index (`pack --index-only`).
 
     Attributes:
@@ -183,18 +159,15 @@ class PackedDataset(IterableDataset[Row]):
         seed: int = 12345,
         *,
         batch_packs: int | None = None,
-        plan: None = None,
         table: str | Path | None = None,
     ) -> None:
-        if plan is not None:
-            refuse_removed("PackedDataset(plan=)")
         check_rank(rank, world_size)
         self.batch_packs = None if batch_packs is None else whole_number("batch_packs", batch_packs, 1)
         self.folder, self.rank, self.world_size = Path(folder), rank, world_size
         self.seed = whole_number("seed", seed)
-        self._stored = _open_packs(self.folder, None if table is None else Path(table))
+        self._stored, self._identity, self._rows_of = _open(self.folder, None if table is None else Path(table))
         order = self._stored.order(seed)
-        self._reader = StreamReader(self._stored.files, order, rank, world_size)
+        self._reader = self._stored.reader(order, rank, world_size)
         self.packs = order.packs
         if self.packs < world_size * (batch_packs or 1):
             raise InputError(
@@ -207,7 +180,7 @@ class PackedDataset(IterableDataset[Row]):
 
     def as_map(self) -> MappedPacks:
         """The packs of all processes as a map-style data set, for tools that want one: `shuffle=True` is allowed there."""
-        return MappedPacks(self._stored.files, self._stored.rows_of)
+        return MappedPacks(self._stored.files, self._rows_of)
 
     @property
     def dropped_packs(self) -> int:
@@ -224,16 +197,17 @@ class PackedDataset(IterableDataset[Row]):
         if torch.utils.data.get_worker_info() is not None:
             raise InputError("a worker does not know which of its packs were used; take state_dict of the PackedLoader")
         position = {"epoch": self._epoch, "packs_done": self._done, "order": ORDER}
-        return {**position, "seed": self.seed, "data": self._stored.identity}
+        return {**position, "seed": self.seed, "data": self._identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state` was taken; one of other packs, of another seed or order, or without a position is refused."""
         state = state if isinstance(state, Mapping) else {}
-        if state.get("data") != self._stored.identity or state.get("seed") != self.seed:
+        if state.get("data") != self._identity or state.get("seed") != self.seed:
             raise InputError(f"{self.folder}: the state was taken of other packs, or with another seed; give the same ones")
         if state.get("order") != ORDER:
             raise InputError(
-                f"{self.folder}: the state was written by an earlier edition, which read in another order; train again"
+                f"{self.folder}: the state is a position in the order {shown(state.get('order'))}, this edition reads in "
+                f"the order {ORDER}; train again"
             )
         done = whole_number("packs_done", state.get("packs_done"), 0, self.packs)
         self._epoch, self._done = whole_number("epoch", state.get("epoch"), 0), done
@@ -302,7 +276,7 @@ class PackedDataset(IterableDataset[Row]):
             at_once = -(-at_once // batch) * batch  # complete batches, which are then collated without a copy
             batches, in_batch = np.divmod(np.arange(done, min(done + at_once, rows), dtype=np.int64), batch)
             numbers = first + self.world_size * ((number + workers * batches) * batch + in_batch)
-            for row in stored.rows_of(stored.files.read(*self._reader.locate(epoch, numbers))):
+            for row in self._rows_of(stored.files.read(*self._reader.locate(epoch, numbers))):
                 done += 1
                 if worker is None and done % batch == 0:  # before the last row of a batch is yielded, so that it counts
                     self.note_batch(done == rows)

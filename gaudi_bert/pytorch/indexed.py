@@ -20,8 +20,9 @@ from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.reading.streams import ShardFiles
 from gaudi_bert.tables.parts import list_parts, read_parts
 from gaudi_bert.tables.rows import ListValues, list_values, read_lists
-from gaudi_bert.tables.sources import check_same_columns, columns_of, input_file, table_files
+from gaudi_bert.tables.sources import check_same_columns, columns_of, table_files
 from gaudi_bert.tables.write_packs import pad_value
+from gaudi_bert.tfrecords.files import input_file
 
 Pack = dict[str, AnyArray]
 

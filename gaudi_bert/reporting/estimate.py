@@ -34,7 +34,7 @@ from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.histogram import Histogram, histogram_of, rescaled
 from gaudi_bert.packing.mixture import estimate_limit
 from gaudi_bert.reporting import packing_pictures
-from gaudi_bert.rows.reading import read_rows, windows
+from gaudi_bert.rows.reading import LeftOut, read_rows, windows
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.tables.rows import table_lengths
@@ -301,7 +301,7 @@ def estimate_task(
 ) -> _TaskEstimate:
     """Tokenize the rows, and pack their lengths optimally in many ways; longer sequences count as cut."""
     if settings.name is None:
-        raise InputError(f"task.name is not set; choose one of {', '.join(TASK_NAMES)}")
+        raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
     with local_copies((data, model), store) as (rows_path, folder):
         lengths = _lengths(str(rows_path), folder or model, settings, reporter)
     rows = []
@@ -330,12 +330,15 @@ def _lengths(data: str, model: Path, settings: TaskSettings, reporter: Reporter)
     """Tokens of each sequence, one per row, uncut."""
     tokenizer = open_tokenizer(model)
     parts: list[IntArray] = []
-    for rows in windows(read_rows(data, settings.name, settings), WINDOW_ROWS):
+    left_out = LeftOut()
+    for rows in windows(read_rows(data, settings.name, settings, say=reporter.say, left_out=left_out), WINDOW_ROWS):
         whole = settings.model_copy(update={"too_long": "error"})
         sequences = tokenize_rows(rows, tokenizer, task=settings.name, settings=whole, max_sequence_length=2**30, file=data)
         parts.append(sequences.lengths)
         if reporter.live:
             reporter.show(f"{sum(map(len, parts)):,} rows")
+    if left_out.rows:
+        reporter.say(str(left_out))
     if not parts:
         raise InputError(f"{data}: holds no rows; give a file with at least one")
     return np.concatenate(parts)

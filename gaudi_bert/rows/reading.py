@@ -1,23 +1,26 @@
 """Rows of a task's data, whatever file they are in, one after the other in bounded memory.
 
-`records.py` reads the files of records; CoNLL (a word and its tag per line, a blank line after each sentence) and SQuAD
-(versions 1.1 and 2.0) have their own forms.
+`records.py` reads the files of records, `questions.py` SQuAD's; CoNLL (a word and its tag per line, a blank line after each
+sentence) is read here.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from gaudi_bert.common.errors import InputError, shortened, shown
-from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.rows.fields import RowReader, half_character, read_label_names
-from gaudi_bert.rows.records import TABLES, NumberedRecord, Record, RowPart, complete_file, read_records, text_lines
+from gaudi_bert.common import files
+from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.progress import count_of
+from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
+from gaudi_bert.rows.fields import RowReader, read_label_names
+from gaudi_bert.rows.parts import TABLES, RowPart, complete_file, longest_row
+from gaudi_bert.rows.questions import question_of_record, read_squad
+from gaudi_bert.rows.records import read_records
 from gaudi_bert.rows.retrieval import ranked_pairs, reading_settings
-from gaudi_bert.rows.types import BadRow, QuestionRow, Row, TaggedRow, TextRow
+from gaudi_bert.rows.types import BadRow, Place, PlacedRecord, QuestionRow, Record, Row, TaggedRow, TextRow
 
 _Row = TypeVar("_Row")
 _DOCUMENT_LINE = "-DOCSTART-"
@@ -34,22 +37,41 @@ def read_rows(
     *,
     labelled: bool = False,
     say: Callable[[str], None] | None = None,
+    left_out: LeftOut | None = None,
 ) -> Iterator[Row]:
-    """The rows of a file, in its order, in bounded memory (SQuAD's JSON is read at once).
+    """The rows of a file, in its order, in bounded memory.
 
     `path` may be `-` for standard input; `task` is None for plain texts. With `labelled`, a row without labels, tags or
-    answers is refused; else they are ignored. `say` gets a line on the columns and the first row, once that is read.
+    answers is refused; else they are ignored. `say` gets a line on the columns and the first row, once that is read. Rows
+    that cannot be read are refused, or left out, as the settings say, and counted in `left_out`.
     """
-    part = complete_file(path, settings.format)
-    return good_rows(rows_of_part(part, task, settings, labelled=labelled, say=say))
+    part = complete_file(path, settings)
+    return good_rows(rows_of_part(part, task, settings, labelled=labelled, say=say), settings.on_bad_row, left_out)
 
 
-def good_rows(rows: Iterator[Row | BadRow]) -> Iterator[Row]:
-    """The rows; one that cannot be read is refused."""
+class LeftOut:
+    """How many rows are left out because they cannot be read, and what is wrong with the first one."""
+
+    def __init__(self) -> None:
+        self.rows, self.first = 0, ""
+
+    def __str__(self) -> str:
+        return f"{count_of(self.rows, 'row')} cannot be read and left out; the first: {self.first}"
+
+    def add(self, problem: str) -> None:
+        """Count a row."""
+        self.rows, self.first = self.rows + 1, self.first or problem
+
+
+def good_rows(rows: Iterator[Row | BadRow], on_bad_row: OnBadRow = "stop", left_out: LeftOut | None = None) -> Iterator[Row]:
+    """The rows; one that cannot be read is refused, or with `skip` left out."""
     for row in rows:
-        if isinstance(row, BadRow):
+        if not isinstance(row, BadRow):
+            yield row
+        elif on_bad_row == "stop":
             raise InputError(row.problem)
-        yield row
+        elif left_out is not None:
+            left_out.add(row.problem)
 
 
 def rows_of_part(
@@ -65,23 +87,23 @@ def rows_of_part(
     label_names = read_label_names(Path(settings.labels)) if settings.labels is not None else None
     reading = reading_settings(task, settings)
     reader = RowReader(part, task, reading, label_names, labelled, part.kind in TABLES and settings.columns is None)
-    records: Iterator[NumberedRecord]
+    records: Iterator[PlacedRecord]
     if part.kind == "squad":
-        records = _read_squad(part)
+        records = read_squad(part)
     elif part.kind == "conll":
-        records = _read_conll(part, settings.tokens, settings.tags, labelled)
+        records = _read_conll(part, settings, labelled)
     else:
         records = read_records(part, settings)
     if task == "reranking":
         records = ranked_pairs(part, records, settings)
-    for number, record in records:
+    for place, record in records:
         try:
             if isinstance(record, InputError):
                 raise record
             is_question = task == "question-answering"
-            row = _question_of_record(part, number, record, labelled) if is_question else reader.row(number, record)
+            row = question_of_record(part, place, record, labelled) if is_question else reader.row(place, record)
         except InputError as error:
-            yield BadRow(number, str(error))
+            yield BadRow(place, str(error))
             continue
         if say is not None:
             say(_described(part, settings, row, task))
@@ -118,9 +140,12 @@ def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings,
         raise InputError(f"{part.name}: SQuAD's JSON is for question-answering, {others} JSON lines (.jsonl) or a table")
     if part.kind == "conll" and task != "token-classification":
         raise InputError(f"{part.name}: CoNLL is for token-classification; give JSON lines (.jsonl) or a table")
-    if part.kind not in TABLES and (settings.columns is not None or settings.no_header):
-        option = "--no-header" if settings.columns is None else "--columns"
+    of_tables = {"--columns": settings.columns, "--no-header": settings.no_header or None, "--delimiter": settings.delimiter}
+    option = next((name for name, value in of_tables.items() if value is not None), None)
+    if part.kind not in TABLES and option is not None:
         raise InputError(f"{part.name}: {option} is for CSV and TSV, this is {part.kind}; leave it out")
+    if part.kind in ("parquet", "built-in") and settings.encoding != "utf-8":
+        raise InputError(f"{part.name}: --encoding is for files of text, this is {part.kind}; leave it out")
     has_columns = part.kind in (*TABLES, "jsonl", "parquet")
     columns = {"text", "text_pair", "label"}
     if task == "token-classification":
@@ -155,7 +180,7 @@ def _described(part: RowPart, settings: TaskSettings, row: Row, task: TaskName |
     begins = " ".join(text[: 4 * _MOST_SHOWN].split())
     begins = begins if len(begins) <= _MOST_SHOWN else f"{begins[:_MOST_SHOWN]}..."
     kind = f"{_FORMATS[part.kind]}, {columns}" if part.kind in _FORMATS else "plain text"
-    return f"{part.name}: reads {kind}; row {row.number} begins {begins!r}"
+    return f"{part.name}: reads {kind}; {row.place} begins {begins!r}"
 
 
 def _named(settings: TaskSettings, keys: list[str]) -> str:
@@ -164,107 +189,55 @@ def _named(settings: TaskSettings, keys: list[str]) -> str:
     return ", ".join(column if column == key else f"{column} ({key})" for key, column in columns.items())
 
 
-# --- CoNLL and SQuAD
+# --- CoNLL
 
 
-def _read_conll(part: RowPart, tokens: str, tags: str, labelled: bool) -> Iterator[tuple[int, Record]]:
+def _read_conll(part: RowPart, settings: TaskSettings, labelled: bool) -> Iterator[PlacedRecord]:
     """The sentences of a CoNLL file as records; the word is the first column of a line, the tag the last.
 
-    With `labelled`, lines without a tag are refused.
+    Columns are divided by tabs, or else by spaces: a word may hold any other character, such as a no-break space. With
+    `labelled`, lines without a tag are refused.
     """
-    first = 0
     words: list[str] = []
-    tag_names: list[str] = []
-    with part.opened() as handle:
-        for number, line in text_lines(part, handle):
-            if isinstance(line, InputError):
-                raise line
-            cells = line.split("\t") if "\t" in line else line.split()
-            if not line.strip() or cells[0] == _DOCUMENT_LINE:
+    tags: list[str] = []
+    place, size = Place(1), 0
+    with part.lines() as lines:
+        for number, line in chain(lines, [(0, "")]):
+            if isinstance(line, UnicodeDecodeError):
+                raise part.not_text(part.location(place._replace(line=number)), line)
+            cells = _conll_cells(line)
+            if cells is None:
                 if words:
-                    yield first, _sentence(part, first, words, tag_names, tokens, tags)
-                words, tag_names = [], []
+                    yield place, _sentence(part, place, words, tags, settings)
+                    words, tags, place, size = [], [], Place(place.number + 1), 0
                 continue
-            if not cells[0].strip():
-                raise InputError(f"{part.location(number)}: has no word before its tag; write WORD, a tab, TAG")
-            if labelled and len(cells) < 2:
-                raise InputError(f"{part.location(number)}: the word {shown(cells[0])} has no tag; write WORD, a tab, TAG")
-            first = first if words else number
-            words.append(cells[0].strip())
-            tag_names += [cells[-1].strip()] if len(cells) > 1 else []
-        if words:
-            yield first, _sentence(part, first, words, tag_names, tokens, tags)
+            place, size = place if words else place._replace(line=number), size + len(line)
+            problem = _conll_problem(cells, labelled, size)
+            if problem is not None:
+                raise InputError(f"{part.location(place._replace(line=number))}: {problem}")
+            words.append(cells[0])
+            tags += cells[-1:] if len(cells) > 1 else []
 
 
-def _sentence(part: RowPart, number: int, words: list[str], tag_names: list[str], tokens: str, tags: str) -> Record:
-    if tag_names and len(tag_names) != len(words):
-        raise InputError(
-            f"{part.location(number)}: a sentence of {len(words)} words has {len(tag_names)} tags; give each word one"
-        )
-    return {tokens: words, tags: tag_names} if tag_names else {tokens: words}
+def _conll_cells(line: str) -> list[str] | None:
+    """The columns of a line; None where a sentence ends."""
+    text = line.rstrip("\r\n")
+    cells = [cell.strip(" ") for cell in text.split("\t")] if "\t" in text else text.strip(" ").split(" ")
+    return cells if any(cells) and cells[0] != _DOCUMENT_LINE else None
 
 
-def _read_squad(part: RowPart) -> Iterator[NumberedRecord]:
-    """The questions of a SQuAD file with their contexts, in its order."""
-    with part.opened() as handle:
-        content = handle.read()
-    try:
-        articles = json.loads(content)["data"]
-        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-        questions = [(paragraph["context"], question) for paragraph in paragraphs for question in paragraph["qas"]]
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{part.name}: not JSON ({shortened(str(error))}); give a SQuAD file, or JSON lines as .jsonl"
-        ) from error
-    except (KeyError, TypeError) as error:
-        raise InputError(
-            f"{part.name}: is not SQuAD's JSON, {shown(error)} is missing or wrong; it is data / paragraphs / qas"
-        ) from error
-    for number, (context, question) in enumerate(questions, start=1):
-        if isinstance(question, dict):
-            yield number, {"context": context, **question}
-        else:
-            yield number, InputError(f"{part.location(number)}: {shown(question)} is not a question; it must be an object")
+def _conll_problem(cells: list[str], labelled: bool, size: int) -> str | None:
+    if size > files.LONGEST_ROW_BYTES:
+        return f"the sentence is longer than {longest_row()}; end it by a blank line"
+    if not cells[0]:
+        return "has no word before its tag; write WORD, a tab, TAG"
+    if labelled and len(cells) < 2:
+        return f"the word {shown(cells[0])} has no tag; write WORD, a tab, TAG"
+    return None
 
 
-def _question_of_record(part: RowPart, number: int, record: Record, labelled: bool) -> QuestionRow:
-    """A question with the keys of SQuAD: `question`, `context`, `answers`, `is_impossible`, `id`.
-
-    `answers` is a list of `{"text", "answer_start"}`, or `{"text": [], "answer_start": []}` as in Hugging Face datasets.
-    """
-    row = part.location(number)
-    for key in ("question", "context"):
-        value = record.get(key)
-        if not isinstance(value, str) or not value.strip():
-            raise InputError(f"{row}: {key} is {shown(value)}; it must be a text that is not empty")
-        problem = half_character(value)
-        if problem:
-            raise InputError(f"{row}: {key} {problem}; write the other half too, or leave it out")
-    answers: tuple[tuple[str, int], ...] | None = None
-    if labelled:
-        given = [] if record.get("is_impossible") is True else record.get("answers")
-        if given is None:
-            raise InputError(f"{row}: has no `answers`; give some, an empty list where there is none")
-        answers = tuple(_answer(row, record["context"], answer) for answer in _answer_list(row, given))
-    return QuestionRow(number, str(record.get("id", number)), record["question"], record["context"], answers)
-
-
-def _answer_list(row: str, answers: Any) -> list[Any]:
-    if isinstance(answers, dict):
-        texts, starts = answers.get("text"), answers.get("answer_start")
-        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
-            return [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
-    if not isinstance(answers, list):
-        raise InputError(f"{row}: answers is {shown(answers)}; it must be a list of text and answer_start")
-    return answers
-
-
-def _answer(row: str, context: str, answer: Any) -> tuple[str, int]:
-    text = answer.get("text") if isinstance(answer, dict) else None
-    start = answer.get("answer_start") if isinstance(answer, dict) else None
-    if not isinstance(text, str) or not text or isinstance(start, bool) or not isinstance(start, int):
-        raise InputError(f"{row}: an answer is {shown(answer)}; it must have a text and answer_start, an integer")
-    if start < 0 or context[start : start + len(text)] != text:
-        actual = context[max(start, 0) : max(start, 0) + len(text)]
-        raise InputError(f"{row}: the answer {shown(text)} is not at {start}, {shown(actual)} is; correct answer_start")
-    return text, start
+def _sentence(part: RowPart, place: Place, words: list[str], tags: list[str], settings: TaskSettings) -> Record:
+    if tags and len(tags) != len(words):
+        problem = f"a sentence of {len(words)} words has {len(tags)} tags; give each word one"
+        raise InputError(f"{part.location(place)}: {problem}")
+    return {settings.tokens: words, settings.tags: tags} if tags else {settings.tokens: words}

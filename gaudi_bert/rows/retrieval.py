@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.rows.records import NumberedRecord, Record, RowPart
+from gaudi_bert.rows.parts import RowPart
+from gaudi_bert.rows.types import Place, PlacedRecord, Record
 
 _NEGATIVE_COLUMNS = ("negative", "negatives")
 
@@ -19,36 +20,36 @@ def reading_settings(task: TaskName | None, settings: TaskSettings) -> TaskSetti
     return TaskSettings.model_construct(_fields_set={*settings.model_fields_set, *named}, **{**dict(settings), **named})
 
 
-def ranked_pairs(part: RowPart, records: Iterable[NumberedRecord], settings: TaskSettings) -> Iterator[NumberedRecord]:
+def ranked_pairs(part: RowPart, records: Iterable[PlacedRecord], settings: TaskSettings) -> Iterator[PlacedRecord]:
     """The records; one with `positive` and `negatives` becomes a record for each of its documents."""
-    for number, record in records:
+    for place, record in records:
         if isinstance(record, InputError) or settings.document in record or settings.positive not in record:
-            yield number, record
+            yield place, record
             continue
         try:
-            documents = [(text, 1.0) for text in texts_of(part, number, record, settings.positive)]
-            documents += [(text, 0.0) for text in negatives_of(part, number, record, settings)]
+            documents = [(text, 1.0) for text in texts_of(part, place, record, settings.positive)]
+            documents += [(text, 0.0) for text in negatives_of(part, place, record, settings)]
         except InputError as error:
-            yield number, error
+            yield place, error
             continue
         query = {settings.query: record[settings.query]} if settings.query in record else {}
         for text, label in documents:
-            yield number, {**query, settings.document: text, settings.label: label}
+            yield place, {**query, settings.document: text, settings.label: label}
 
 
-def negatives_of(part: RowPart, number: int, record: Record, settings: TaskSettings) -> list[str]:
+def negatives_of(part: RowPart, place: Place, record: Record, settings: TaskSettings) -> list[str]:
     """The texts that do not answer; none where there is no such column."""
     columns = _NEGATIVE_COLUMNS if settings.negative is None else (settings.negative,)
-    return [text for column in columns if record.get(column) is not None for text in texts_of(part, number, record, column)]
+    return [text for column in columns if record.get(column) is not None for text in texts_of(part, place, record, column)]
 
 
-def texts_of(part: RowPart, number: int, record: Record, column: str) -> list[str]:
+def texts_of(part: RowPart, place: Place, record: Record, column: str) -> list[str]:
     """The texts of a column that holds one, or a list of them."""
     value = record[column]
     texts = list(value) if isinstance(value, list | tuple) else [value]
     for text in texts:
         if not isinstance(text, str):
-            raise InputError(f"{part.location(number)}: {column} is {shown(text)}; it must be a text, or a list of texts")
+            raise InputError(f"{part.location(place)}: {column} is {shown(text)}; it must be a text, or a list of texts")
         if not text.strip():
-            raise InputError(f"{part.location(number)}: {column} is empty; give it a text, or leave it out")
+            raise InputError(f"{part.location(place)}: {column} is empty; give it a text, or leave it out")
     return texts

@@ -11,7 +11,7 @@ scripts for question answering.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError, shown
-from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings, TooLong
 from gaudi_bert.rows.reading import sized_batches
 from gaudi_bert.rows.tokenizer import PairFrame, RowTokenizer
 from gaudi_bert.rows.types import (
     IGNORED,
     LABELLED_TEXTS,
     NO_WORD,
+    BadRow,
     IdsRow,
+    Place,
     QuestionRow,
     Row,
     Sequences,
@@ -68,6 +70,11 @@ class _Piece(NamedTuple):
     target: Int32Array
 
 
+def policy_of(task: TaskName | None, settings: TaskSettings) -> TooLong:
+    """What becomes of rows that are too long: windows lose nothing, where a task allows them."""
+    return settings.too_long or ("window" if task in _WITH_WINDOWS else "truncate")
+
+
 def check_policy(task: TaskName | None, settings: TaskSettings) -> None:
     """Refuse a `task.too_long` that is not possible for a task."""
     if settings.too_long == "window" and task not in _WITH_WINDOWS:
@@ -96,7 +103,7 @@ def tokenize_rows(
     check_policy(task, settings)
     numbers = {name: number for number, name in enumerate(labels)}
     job = _Job(tokenizer, task, settings, max_sequence_length, source_name(file), length_key)
-    if isinstance(rows[0], TextRow) and settings.too_long != "window":
+    if isinstance(rows[0], TextRow) and job.policy != "window":
         sequences = job.texts([row for row in rows if isinstance(row, TextRow)])
         target = _row_targets(rows, task, numbers, job.source) if task in LABELLED_TEXTS else None
         return Sequences(*sequences, target=target, cut_rows=job.cut_rows)
@@ -106,6 +113,29 @@ def tokenize_rows(
     return _joined(pieces, task, labelled, job.cut_rows)
 
 
+def tokenize_readable(
+    window: Sequence[Row | BadRow], on_bad_row: OnBadRow, tokenize: Callable[[list[Row]], Sequences | None]
+) -> tuple[list[Row], Sequences | None, dict[int, str]]:
+    """The rows that `tokenize` takes, their sequences (None of no row), and the others' problems by their index.
+
+    `tokenize` refuses a window for one of its rows: with `skip`, each is then tried by itself.
+    """
+    problems = {index: row.problem for index, row in enumerate(window) if isinstance(row, BadRow)}
+    good = {index: row for index, row in enumerate(window) if not isinstance(row, BadRow)}
+    try:
+        return list(good.values()), tokenize(list(good.values())), problems
+    except InputError:
+        if on_bad_row == "stop":
+            raise
+    for index, row in list(good.items()):
+        try:
+            tokenize([row])
+        except InputError as error:
+            problems[index] = str(error)
+            del good[index]
+    return list(good.values()), tokenize(list(good.values())), problems
+
+
 class _Job:
     """One call of `tokenize_rows`; counts the rows that are too long."""
 
@@ -113,7 +143,7 @@ class _Job:
         self, tokenizer: RowTokenizer, task: TaskName | None, settings: TaskSettings, most: int, source: str, length_key: str
     ) -> None:
         self.tokenizer, self.task, self.settings, self.most, self.source = tokenizer, task, settings, most, source
-        self.length_key = length_key
+        self.length_key, self.policy = length_key, policy_of(task, settings)
         self.cut_rows = 0
 
     @cached_property
@@ -127,7 +157,7 @@ class _Job:
     def texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
         """Row numbers, offsets, token numbers and segments of texts, by the tokenizer's own template."""
         tokenizer = self.tokenizer.tokenizer
-        if self.settings.too_long == "truncate":
+        if self.policy == "truncate":
             tokenizer.enable_truncation(self.most)
         try:
             # As far as texts are read first: an encoding is 100 times as large.
@@ -143,7 +173,7 @@ class _Job:
         if lengths.max() > self.most:
             index = int(np.argmax(lengths > self.most))
             more_than = "more than " if encoded[index].is_partial else ""
-            raise self._too_long(rows[index].number, int(lengths[index]), more_than)
+            raise self._too_long(rows[index].place, int(lengths[index]), more_than)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         flat = np.concatenate([text.input_ids for text in encoded])
         segments = np.concatenate([text.segment_ids for text in encoded])
@@ -197,21 +227,21 @@ class _Job:
         encoded = self.tokenizer.tokenizer.encode_batch(listed, add_special_tokens=False)
         return dict(zip(listed, encoded, strict=True))
 
-    def _bounds(self, number: int, tokens: int, room: int, stride: int | None, always: bool = False) -> IntArray:
+    def _bounds(self, place: Place, tokens: int, room: int, stride: int | None, always: bool = False) -> IntArray:
         """The windows of a row, or its one window where rows are cut."""
         if tokens > room:
-            if self.settings.too_long == "error" and not always:
-                raise self._too_long(number, tokens + self.most - room)
+            if self.policy == "error" and not always:
+                raise self._too_long(place, tokens + self.most - room)
             self.cut_rows += 1
-            if self.settings.too_long == "truncate":
+            if self.policy == "truncate":
                 return np.array([[0, max(room, 0)]], np.int64)
-        return window_bounds(tokens, room, stride, f"{self.source}: row {number}", self.length_key)
+        return window_bounds(tokens, room, stride, f"{self.source}: {place}", self.length_key)
 
-    def _too_long(self, number: int, tokens: int, more_than: str = "") -> InputError:
+    def _too_long(self, place: Place, tokens: int, more_than: str = "") -> InputError:
         also = ", or window" if self.task in _WITH_WINDOWS else ""
         return InputError(
-            f"{self.source}: row {number}: has {more_than}{tokens:,} tokens, a sequence has at most {self.most:,}; shorten "
-            f"it, raise {self.length_key}, or say what becomes of it: --set task.too_long=truncate{also}"
+            f"{self.source}: {place}: has {more_than}{tokens:,} tokens, a sequence has at most {self.most:,}; shorten "
+            f"it, raise {self.length_key}, or say what becomes of it: --too-long truncate{also}"
         )
 
     def _framed(self, ids: Int32Array) -> Int32Array:
@@ -224,7 +254,7 @@ class _Job:
         first = np.flatnonzero(np.diff(word_of, prepend=NO_WORD))
         characters = np.array(encoding.offsets, np.int64).reshape(-1, 2) + row.word_starts()[word_of][:, np.newaxis]
         before, after = self._frame
-        bounds = self._bounds(row.number, len(ids), self.most - len(before) - len(after), self.settings.stride)
+        bounds = self._bounds(row.place, len(ids), self.most - len(before) - len(after), self.settings.stride)
         chosen = best_windows(first, bounds)
         tags = self._tags(row, numbers)
         for window, (start, end) in enumerate(bounds.tolist()):
@@ -240,7 +270,7 @@ class _Job:
     def _tags(self, row: TaggedRow, numbers: Mapping[str, int]) -> Int32Array:
         if row.tags is None:
             return np.full(len(row.tokens), IGNORED, np.int32)
-        return np.array([_label_number(numbers, tag, row.number, self.source) for tag in row.tags], np.int32)
+        return np.array([_label_number(numbers, tag, row.place, self.source) for tag in row.tags], np.int32)
 
     def _question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[_Piece]:
         before, between, after, *segments = self._pair_frame
@@ -248,11 +278,11 @@ class _Job:
         room = self.most - len(framed) - len(after)
         if room < 1:
             raise InputError(
-                f"{self.source}: row {row.number}: the question has {len(question.ids):,} tokens, which leaves no room for "
+                f"{self.source}: {row.place}: the question has {len(question.ids):,} tokens, which leaves no room for "
                 f"its context in {self.most:,}; shorten it, or raise {self.length_key}"
             )
         ids, characters = np.array(context.ids, np.int32), np.array(context.offsets, np.int64).reshape(-1, 2)
-        for start, end in self._bounds(row.number, len(ids), room, self.settings.stride, always=True).tolist():
+        for start, end in self._bounds(row.place, len(ids), room, self.settings.stride, always=True).tolist():
             input_ids = np.concatenate([framed, ids[start:end], after]).astype(np.int32)
             segment_ids = np.repeat(np.array(segments, np.int8), [len(framed), len(input_ids) - len(framed)])
             spans = np.full((len(input_ids), 2), NO_WORD, np.int32)
@@ -266,14 +296,14 @@ class _Job:
             ids, room = np.array(row.input_ids, np.int32), self.most
             if ids.max() >= self.tokenizer.vocabulary_size:
                 raise InputError(
-                    f"{self.source}: row {row.number}: the token {ids.max()} is not of this vocabulary of "
+                    f"{self.source}: {row.place}: the token {ids.max()} is not of this vocabulary of "
                     f"{self.tokenizer.vocabulary_size:,}; tokenize it with the model's own tokenizer"
                 )
         else:
             text = row.text if isinstance(row, TextRow) else ""
             added = sum(map(len, self._frame))
             ids, room = np.array(self._encoded([text])[text].ids, np.int32), self.most - added
-        for start, end in self._bounds(row.number, len(ids), room, 0).tolist():
+        for start, end in self._bounds(row.place, len(ids), room, 0).tolist():
             part = ids[start:end] if isinstance(row, IdsRow) else self._framed(ids[start:end])
             nothing = np.full((len(part), 2), NO_WORD, np.int32)
             yield _Piece(index, part, np.zeros(len(part), np.int8), nothing, nothing[:, 0], nothing[0])
@@ -335,19 +365,19 @@ def _row_targets(
         targets = np.zeros((len(rows), len(numbers)), np.float32)
         for index, (row, names) in enumerate(zip(rows, labels, strict=True)):
             for name in names if isinstance(names, tuple) else ():
-                targets[index, _label_number(numbers, name, row.number, source)] = 1
+                targets[index, _label_number(numbers, name, row.place, source)] = 1
         return targets
     return np.array(
-        [_label_number(numbers, str(label), row.number, source) for row, label in zip(rows, labels, strict=True)], np.int32
+        [_label_number(numbers, str(label), row.place, source) for row, label in zip(rows, labels, strict=True)], np.int32
     )
 
 
-def _label_number(numbers: Mapping[str, int], name: str, number: int, source: str) -> int:
+def _label_number(numbers: Mapping[str, int], name: str, place: Place, source: str) -> int:
     """The number of the label `name` of a row."""
     if name not in numbers:
         known = ", ".join(list(numbers)[:8]) + (", ..." if len(numbers) > 8 else "")
         raise InputError(
-            f"{source}: row {number}: the label {shown(name)} is unknown, known are {known}; "
+            f"{source}: {place}: the label {shown(name)} is unknown, known are {known}; "
             "fix it, or train with data that has it"
         )
     return numbers[name]

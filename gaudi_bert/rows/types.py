@@ -8,14 +8,16 @@ Letters: N sequences, T tokens of all of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray
+from gaudi_bert.common.errors import InputError
 
 STANDARD_INPUT = "-"
 TASKS_WITH_LABELS = ("classification", "multi-label", "token-classification")
@@ -27,13 +29,25 @@ IGNORED = -100
 """In the targets of token classification, a token without a tag."""
 
 
-class TextRow(NamedTuple):
-    """One text or a pair, and its label: a name, several names, or a number; None where there is none.
-
-    Here and below `number` is the line of a file with lines, else the row, the sentence or the question, from 1.
-    """
+class Place(NamedTuple):
+    """Where a row is in its file, from 1: its number among the rows, and of a file with lines the line it begins in."""
 
     number: int
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"row {self.number:,}" if self.line is None else f"line {self.line:,} (row {self.number:,})"
+
+
+Record: TypeAlias = Mapping[str, Any]
+"""What a row is in its file: values by the names of their columns, or keys."""
+PlacedRecord: TypeAlias = tuple[Place, Record | InputError]
+
+
+class TextRow(NamedTuple):
+    """One text or a pair, and its label: a name, several names, or a number; None where there is none."""
+
+    place: Place
     text: str
     text_pair: str | None = None
     label: str | tuple[str, ...] | float | None = None
@@ -47,7 +61,7 @@ class TextRow(NamedTuple):
 class TaggedRow(NamedTuple):
     """Words with their tags; `starts` are their positions in the text, None for words with one space between."""
 
-    number: int
+    place: Place
     tokens: tuple[str, ...]
     tags: tuple[str, ...] | None = None
     starts: tuple[int, ...] | None = None
@@ -64,7 +78,7 @@ class TaggedRow(NamedTuple):
 class QuestionRow(NamedTuple):
     """A question about a context; `answers` are pairs (text, first character), () if it has none, None if not known."""
 
-    number: int
+    place: Place
     id: str
     question: str
     context: str
@@ -74,14 +88,14 @@ class QuestionRow(NamedTuple):
 class IdsRow(NamedTuple):
     """A sequence that is tokenized already."""
 
-    number: int
+    place: Place
     input_ids: tuple[int, ...]
 
 
 class BadRow(NamedTuple):
     """A row that cannot be read, and why; only where such rows are to be named instead of refused."""
 
-    number: int
+    place: Place
     problem: str
 
 

@@ -31,7 +31,6 @@ from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.reading.global_order import GlobalOrder
 from gaudi_bert.reading.streams import StreamReader
-from gaudi_bert.tables.import_tables import import_tables
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.histogram import histogram
@@ -90,13 +89,12 @@ def _compile_in_two_processes(part: str, folder: Path) -> None:
 
 
 def _pack_table(folder: Path) -> None:
-    """Pack, prove and import a small table; the kernels take values of any type."""
+    """Pack and prove a small table; the kernels take values of any type."""
     table = folder / "rows.jsonl"
     rows = [{"input_ids": [1] * size, "labels": [-100, *[2] * (size - 1)]} for size in range(2, LENGTH)]
     table.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     settings = TableSettings(max_sequence_length=LENGTH, shard_multiple=1)
     pack_table(table, folder / "packed-table", settings, reporter=SILENT, verified=True)
-    import_tables(table, folder / "imported", reporter=SILENT)
 
 
 def _count_hdf5(folder: Path) -> None:

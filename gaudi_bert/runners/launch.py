@@ -1,10 +1,10 @@
 """Starts the training processes of a pipeline, which find each other by Horovod or PyTorch; passes on the request to stop.
 
-One process without cards needs no launcher. With cards or on several hosts, `mpirun` starts the processes
-(`training_command`). On the CPUs of one machine this process starts them, and they meet through Gloo: each gets its number
-in the environment, and the address where a small HTTP server keeps all addresses, as `horovodrun --gloo` does it, or where
-the first process of PyTorch listens, as torchrun does it. `horovodrun` itself is not used: it kills all processes five
-seconds after a signal, before a checkpoint may be complete, and turns every exit code into 1 and a traceback.
+One process without cards needs no launcher. Those of PyTorch on one machine, or in one of several pods, are started by this
+process: each gets its number in the environment, and the address where the first one listens. Those of TensorFlow on CPUs
+likewise, with the address where a small HTTP server keeps all addresses; on cards or on several hosts `mpirun` starts them
+(`training_command`). Neither `horovodrun` nor `torchrun` is used: they kill all processes before a checkpoint may be
+complete, and turn every exit code into 1 and a traceback.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -30,11 +31,15 @@ from gaudi_bert.common.launch import (
     MASTER_ADDRESS,
     MASTER_PORT,
     ON_THIS_MACHINE,
+    Node,
+    find_node,
     free_port,
     handled_signals,
     torch_environment,
 )
 from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.places import ResourceSettings
+from gaudi_bert.config.sections import LoopSettings
 
 # --- mpirun: one process per card, inside the one worker, or by ssh on several
 #
@@ -246,19 +251,61 @@ def run_training_processes(settings: PipelineSettings, stage: str, command: Sequ
     `stage` is for messages: `train` or `finetune`. The standard output of `command` is dropped.
     """
     processes = settings.resources.workers * settings.resources.processes_per_worker
-    if settings.resources.cards:
+    node = find_node()
+    if node is None and settings.resources.cards and _is_tensorflows(_section(settings, stage)):
         command = training_command(settings, list(command), over_ssh=False, python=sys.executable)
         _check_ends(stage, _run_all([command], [dict(os.environ)]), ["mpirun"])
         return
-    with _local_environments(settings, stage, processes) as own:
-        ends = _run_all([command] * processes, [os.environ | variables for variables in own])
-    _check_ends(stage, ends, [f"rank {rank} of {processes}" for rank in range(processes)])
+    cores = _cores(settings.resources, node.processes if node is not None else processes)
+    with _environments(node, settings, stage, processes) as own:
+        ends = _run_all([command] * len(own), [os.environ | variables for variables in own], cores)
+    first, size = (node.rank * node.processes, node.count * node.processes) if node is not None else (0, processes)
+    _check_ends(stage, ends, [f"rank {first + number} of {size}" for number in range(len(own))])
+
+
+def _section(settings: PipelineSettings, stage: str) -> LoopSettings:
+    return settings.finetune if stage == "finetune" else settings.training
+
+
+def _is_tensorflows(section: LoopSettings) -> bool:
+    return section.engine == "tensorflow" or (section.engine == "auto" and find_spec("horovod") is not None)
+
+
+def _cores(resources: ResourceSettings, processes: int) -> list[set[int]] | None:
+    """The cores of each process, with all threads of each; None where the pipeline binds none."""
+    count = resources.cores_per_process
+    if count is None:
+        return None
+    allowed = os.sched_getaffinity(0)
+    threads = sorted({tuple(sorted(_threads_of_core(number) & allowed)) for number in allowed})
+    if processes * count > len(threads):
+        raise InputError(
+            f"resources.cores_per_process = {count}: {processes} processes need {processes * count} cores, and there are "
+            f"{len(threads)}; lower it, or leave it out"
+        )
+    return [
+        {each for core in threads[start : start + count] for each in core} for start in range(0, processes * count, count)
+    ]
+
+
+def _threads_of_core(number: int) -> set[int]:
+    try:
+        text = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list").read_text(encoding="ascii")
+    except OSError:
+        return {number}
+    ranges = [part.partition("-") for part in text.strip().split(",")]
+    return {each for first, _, last in ranges for each in range(int(first), int(last or first) + 1)}
 
 
 @contextmanager
-def _local_environments(settings: PipelineSettings, stage: str, processes: int) -> Iterator[list[dict[str, str]]]:
-    """The variables of each process on this machine: those of the engine, and of both where a process chooses it."""
-    section = settings.finetune if stage == "finetune" else settings.training
+def _environments(
+    node: Node | None, settings: PipelineSettings, stage: str, processes: int
+) -> Iterator[list[dict[str, str]]]:
+    """The variables of each process here: those of a node; of the engine, or of both where a process chooses it."""
+    if node is not None:
+        yield [node.variables(local_rank) for local_rank in range(node.processes)]
+        return
+    section = _section(settings, stage)
     has_horovod, ranks = find_spec("horovod") is not None, range(processes)
     if not has_horovod and (section.engine == "tensorflow" or (section.engine == "auto" and find_spec("torch") is None)):
         raise InputError(
@@ -311,12 +358,18 @@ def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
         raise FailedError(f"{stage}: a process did not end after the others had, and was killed; run it again to resume")
 
 
-def _run_all(commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> list[_End]:
-    """Run all until they end. After a failure, the others have `GRACE_SECONDS` to say what they know."""
+def _run_all(
+    commands: Sequence[Sequence[str]],
+    environments: Sequence[Mapping[str, str]],
+    cores: Sequence[set[int]] | None = None,
+) -> list[_End]:
+    """Run all, each on its `cores`, until they end; after a failure, the others have `GRACE_SECONDS` to say why."""
     running: list[subprocess.Popen[bytes]] = []
     with _forwarded_signals(running):
         for command, environment in zip(commands, environments, strict=True):
             running.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True))
+        for process, own in zip(running, cores or (), strict=cores is not None):
+            os.sched_setaffinity(process.pid, own)
         deadline, killed = float("inf"), set()
         while None in (codes := [process.poll() for process in running]):
             if deadline == float("inf") and any(codes):

@@ -249,7 +249,7 @@ class RunRequest:
             str(self._rows("predict.data", str(settings.data), "evaluation")),
             str(self.folder.predictions),
             PredictOptions(settings.max_sequence_length, settings.precision),
-            {},
+            self.settings.task.model_dump(include={"format", "delimiter", "encoding", "on_bad_row"}, exclude_unset=True),
             **self._common(),
         )
 

@@ -23,7 +23,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import ImageSettings, StoreSettings
-from gaudi_bert.config.values import Engine
+from gaudi_bert.config.values import EngineName
 from gaudi_bert.runners.stage_calls import RunRequest, StageResult
 
 Kustomization = Literal["data", "training", "finetuning", "results"]
@@ -287,15 +287,15 @@ def stage_image(settings: PipelineSettings, stage: Stage) -> str:
 
 
 def _training_image(settings: PipelineSettings, stage: Stage) -> str:
-    """The image by cards and engine: an image has one engine, and TensorFlow is it unless the pipeline names another."""
+    """The image by cards and engine: an image has one engine."""
     device = "gaudi" if settings.resources.cards else "cpu"
     return f"gaudi-bert-train-{device}{'-pytorch' if stage_engine(settings, stage) == 'pytorch' else ''}"
 
 
-def stage_engine(settings: PipelineSettings, stage: Stage) -> Engine:
-    """The engine of a stage that trains; one of a task has that of pretraining, unless `finetune.engine` names another."""
-    is_task = stage.kustomization == "finetuning" and settings.finetune.engine != "auto"
-    return settings.finetune.engine if is_task else settings.training.engine
+def stage_engine(settings: PipelineSettings, stage: Stage) -> EngineName:
+    """The engine of a stage in its image; one of a task has that of pretraining, unless `finetune.engine` names another."""
+    own = settings.finetune.engine if stage.kustomization == "finetuning" else "auto"
+    return settings.container_engine if own == "auto" else own
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.arrow import require_pyarrow, validated
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError, shortened, shown
-from gaudi_bert.common.files import explained_os_errors, open_file, regular
+from gaudi_bert.common.files import LONGEST_ROW_BYTES, explained_os_errors, open_file, regular
 from gaudi_bert.common.memory import as_word
-from gaudi_bert.corpus.documents import LONGEST_LINE_BYTES
 
 _BLOCK_BYTES = 16 << 20
 _MEMORY_OF_TEXT = 2
@@ -96,9 +95,9 @@ def _blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
                         rest = piece[cut:]
                     else:
                         rest += piece
-                    if len(rest) > LONGEST_LINE_BYTES:
+                    if len(rest) > LONGEST_ROW_BYTES:
                         raise InputError(
-                            f"{path}: a line is longer than {LONGEST_LINE_BYTES >> 20} MiB; write one JSON object on each"
+                            f"{path}: a line is longer than {LONGEST_ROW_BYTES >> 20} MiB; write one JSON object on each"
                         )
                 if rest:
                     yield rest

@@ -30,8 +30,9 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, copy_tokenizer, open_tokenizer
 from gaudi_bert.tables.groups import GroupedTable, TableSums, open_table, table_metadata, write_table_group
-from gaudi_bert.tables.sources import input_file, table_files
+from gaudi_bert.tables.sources import table_files
 from gaudi_bert.tables.verify import verify_table
+from gaudi_bert.tfrecords.files import input_file
 
 
 def pack_table(

@@ -25,6 +25,8 @@ from gaudi_bert.common.arrow import named, opened_parquet, require_pyarrow, vali
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.reading.global_order import streams_of
+from gaudi_bert.reading.stored_packs import StoredPacks
 from gaudi_bert.reading.streams import ShardFiles
 from gaudi_bert.tables.rows import ListValues
 from gaudi_bert.tables.sources import is_list
@@ -122,18 +124,20 @@ class _Footer(NamedTuple):
     ends: IntArray
 
 
-def open_tables(folder: Path, paths: Sequence[Path]) -> tuple[TableFiles, int]:
-    """The packed tables of a folder, and how many shards its groups have a multiple of (1 if unknown).
+def open_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
+    """The packed tables of a folder; packs that move within a row group need no other one.
 
     Where metadata.json describes these files, their sizes are from there, otherwise from their footers.
     """
+    sizes, shard_multiple = None, 1
     if TableMetadata.path_in(folder).exists():
         metadata = TableMetadata.read(folder)
         table = metadata.shard_table
         if [path.name for path in paths] == [path.name for path in ShardPaths(folder, table)]:
             check_shards(folder, table)
-            return TableFiles(paths, table.packs), metadata.shard_multiple
-    return TableFiles(paths), 1
+            sizes, shard_multiple = table.packs, metadata.shard_multiple
+    files = TableFiles(paths, sizes)
+    return StoredPacks(files, streams_of(shard_multiple), window_rows=files.window_rows)
 
 
 class TableFiles(ShardFiles["_Footer"]):

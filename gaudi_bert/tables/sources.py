@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_bert.artefacts.examples import TokenisedTexts
-from gaudi_bert.artefacts.references import InputFile
 from gaudi_bert.artefacts.store.objects import Objects, in_store
 from gaudi_bert.common.arrow import require_pyarrow
-from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import explained_os_errors, open_file, read_json
+from gaudi_bert.common.files import explained_os_errors, read_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tables.parts import table_schema
 
@@ -125,15 +123,6 @@ def _files_of_saved_dataset(folder: Path) -> list[Path] | None:
         if not file.is_file():
             raise InputError(f"{file}: missing, {_DATASET_STATE} names it; copy it, or save the dataset again")
     return files
-
-
-def input_file(path: Path) -> InputFile:
-    """A file by its name, bytes and CRC-32C."""
-    checksum = size = 0
-    with explained_os_errors(path, "read"), open_file(path) as handle:
-        while piece := handle.read(_PIECE_BYTES):
-            checksum, size = crc32c(piece, checksum), size + len(piece)
-    return InputFile(name=path.name, bytes=size, crc32c=checksum)
 
 
 # --- the columns of a table that is packed

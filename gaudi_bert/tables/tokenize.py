@@ -37,8 +37,8 @@ from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TokenizeSettings
 from gaudi_bert.corpus.documents import Source, find_sources, source_identity
-from gaudi_bert.rows.reading import good_rows, rows_of_part, sized_batches
-from gaudi_bert.rows.records import RowPart, row_parts
+from gaudi_bert.rows.parts import RowPart, row_parts
+from gaudi_bert.rows.reading import LeftOut, good_rows, rows_of_part, sized_batches
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer, read_tokenizer
 from gaudi_bert.rows.types import STANDARD_INPUT, TextRow, source_name
 from gaudi_bert.tables.sources import TOKENS_COLUMN
@@ -124,13 +124,13 @@ def _tokenize(
     identities = [source_identity(source) for source in sources]
     inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
     signature = Signature("tokenize", settings.model_dump(mode="json", exclude_none=True), inputs)
-    parts = [part for source in sources for part in row_parts(source, settings.format, settings.part_bytes)]
+    parts = [part for source in sources for part in row_parts(source, settings.reading, settings.part_bytes)]
     if not parts:
         raise InputError(f"{', '.join(source.shown for source in sources)}: holds no text; check the path")
     for part in parts:  # a file that the options do not fit is refused before the first one is tokenized
         if not part.start:
             say = reporter.say if part is parts[0] else None
-            next(good_rows(rows_of_part(part, None, settings.reading, say=say)), None)
+            next(good_rows(rows_of_part(part, None, settings.reading, say=say), settings.reading.on_bad_row), None)
 
     def summary_path(number: int) -> Path:
         return tokens_path(out / NOTES_NAME, number, len(parts)).with_suffix(".json")
@@ -186,7 +186,7 @@ def _make_part(number: int, part: RowPart, target: Path, encoder: _Encoder, outp
     with output.writing(number, f"{output.folder}: part {number}") as needed:
         if needed:
             counts: Counter[str] = Counter()
-            size = _write_tables(target, encoder.columns, _tables(part, encoder, task, counts))
+            size = _write_tables(target, encoder.columns, _tables(part, encoder, task, counts, output.reporter.say))
             release(target)
             lost = {name: counts[name] for name in _LOST}
             too_long = TooLongRows(policy=encoder.settings.too_long, rows=counts["too_long"], **lost)
@@ -195,7 +195,7 @@ def _make_part(number: int, part: RowPart, target: Path, encoder: _Encoder, outp
             summary.write(output.summary_path(number))
 
 
-def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str]) -> Iterator[Any]:
+def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], say: Callable[[str], None]) -> Iterator[Any]:
     """The rows of each batch of texts, counted."""
 
     def encode(batch: list[TextRow]) -> tuple[Any, Counter[str], int]:
@@ -203,7 +203,9 @@ def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str]) 
         return _token_table(encoder.columns, values), counted, sum(map(_characters, batch))
 
     characters = 0
-    texts = (row for row in good_rows(rows_of_part(part, None, encoder.settings.reading)) if isinstance(row, TextRow))
+    reading, left_out = encoder.settings.reading, LeftOut()
+    rows = good_rows(rows_of_part(part, None, reading), reading.on_bad_row, left_out)
+    texts = (row for row in rows if isinstance(row, TextRow))
     for table, counted, size in _ahead(encode, sized_batches(texts, _characters, _BATCH_CHARACTERS, _BATCH_TEXTS)):
         counts.update(counted)
         # How far a compressed file is read is not known: its text is taken to be as long as the file.
@@ -211,6 +213,8 @@ def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str]) 
         task.advance(min(characters, part.size_bytes) - min(before, part.size_bytes))
         yield table
     task.advance(max(part.size_bytes - characters, 0))
+    if left_out.rows:
+        say(str(left_out))
 
 
 def _characters(row: TextRow) -> int:
@@ -307,7 +311,7 @@ class _Encoder:
         if policy == "error" or (is_pair and policy == "split"):
             choices = "truncate or drop (a pair is not split)" if is_pair else "split, truncate or drop"
             raise InputError(
-                f"{part.location(text.number)}: gives {tokens:,} tokens, allowed are 1 to "
+                f"{part.location(text.place)}: gives {tokens:,} tokens, allowed are 1 to "
                 f"{self.settings.max_sequence_length:,}; raise that, or pass --too-long {choices}"
             )
         counts["too_long"] += 1

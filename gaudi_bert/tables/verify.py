@@ -42,9 +42,10 @@ from gaudi_bert.tables.groups import (
     table_metadata,
 )
 from gaudi_bert.tables.rows import GroupRows, RowSequences, list_values, read_rows
-from gaudi_bert.tables.sources import input_file, is_list, same_type, table_files
+from gaudi_bert.tables.sources import is_list, same_type, table_files
 from gaudi_bert.tables.write_packs import PackLayout, pad_value
 from gaudi_bert.tfrecords import packed_proof as proof
+from gaudi_bert.tfrecords.files import input_file
 
 
 def verify_table(

@@ -25,7 +25,8 @@ from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.memory import address_of, as_word, copy_bytes
 from gaudi_bert.tables.rows import GroupRows
-from gaudi_bert.tables.sources import LABELS_COLUMN, TableColumns, input_file, is_list
+from gaudi_bert.tables.sources import LABELS_COLUMN, TableColumns, is_list
+from gaudi_bert.tfrecords.files import input_file
 from gaudi_bert.tfrecords.wire.schema import NOT_PREDICTED
 
 _SLOTS_PER_ROW_GROUP = 2**21

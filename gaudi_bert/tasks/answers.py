@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, BinaryIO, get_args
 
 from gaudi_bert.artefacts.base import Artefact, Count, Sha256
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
@@ -30,17 +30,15 @@ from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.values import Precision
+from gaudi_bert.rows.parts import complete_file
 from gaudi_bert.rows.reading import good_rows, rows_of_part, windows
-from gaudi_bert.rows.records import complete_file
 from gaudi_bert.rows.tokenizer import RowTokenizer
-from gaudi_bert.rows.tokenizing import tokenize_rows
+from gaudi_bert.rows.tokenizing import policy_of, tokenize_readable, tokenize_rows
 from gaudi_bert.rows.types import STANDARD_INPUT, BadRow, Row, Sequences, TextRow, source_name
 from gaudi_bert.rows.window_plan import WindowPlan
 from gaudi_bert.tasks.task_data import file_identity
 
 STANDARD_OUTPUT = "-"
-OnBadRow = Literal["stop", "skip"]
-"""What a row that cannot be read does: it stops all, before anything is computed; or its answer names the problem."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +55,11 @@ class PredictOptions:
     max_sequence_length: int | None = None
     precision: Precision = "float32"
     packed: bool = True
-    on_bad_row: OnBadRow = "stop"
     group_by: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, get_args(Precision))
-        check_choice("on-bad-row", self.on_bad_row, get_args(OnBadRow))
         check_choice("group-by", self.group_by, ("query",))
-        if self.group_by is not None and self.on_bad_row == "skip":
-            raise InputError("--group-by and --on-bad-row skip exclude each other; leave one out")
 
     def sequence_length(self, positions: int, default: int) -> int:
         """The most tokens of a sequence: as requested, if the model has the positions."""
@@ -113,7 +107,6 @@ class ModelRows:
     settings: TaskSettings
     tokenizer: RowTokenizer
     max_sequence_length: int
-    on_bad_row: OnBadRow
     task: TaskName | None = None
     labels: tuple[str, ...] = ()
     lower_case: bool = False
@@ -128,38 +121,25 @@ class ModelRows:
         """All that the answers are a function of."""
         data = "standard input" if self.from_pipe else file_identity(Path(self.file))
         inputs = {"model": model_identity, "tokenizer": self.tokenizer.sha256, "data": data}
-        on_bad_row = {} if self.on_bad_row == "stop" else {"on_bad_row": self.on_bad_row}
         task = self.settings.model_dump(mode="json", exclude_defaults=True)
-        return Signature(stage, {**options, **on_bad_row, "task": task}, inputs)
+        return Signature(stage, {**options, "task": task}, inputs)
 
     def read(self, say: Callable[[str], None] | None = None) -> Iterator[Row | BadRow]:
         """The rows from the first one; `say` gets a line on what is read."""
-        rows = rows_of_part(complete_file(self.file, self.settings.format), self.task, self.settings, say=say)
-        return rows if self.on_bad_row == "skip" else good_rows(rows)
+        rows = rows_of_part(complete_file(self.file, self.settings), self.task, self.settings, say=say)
+        return rows if self.settings.on_bad_row == "skip" else good_rows(rows)
 
     def check(self, window: Sequence[Row | BadRow]) -> None:
         """Refuse rows that `tokenized` would refuse; where a text of any length is cut, it was read and that is all."""
-        takes_any = self.settings.too_long == "truncate" and self.task != "question-answering"
-        if not takes_any and self.on_bad_row == "stop":
+        takes_any = policy_of(self.task, self.settings) == "truncate" and self.task != "question-answering"
+        if not takes_any and self.settings.on_bad_row == "stop":
             self._tokenize([row for row in window if not isinstance(row, BadRow)])
 
     def tokenized(self, window: Sequence[Row | BadRow]) -> tuple[list[Row], Sequences | None, dict[int, str]]:
         """The rows that can be answered, their sequences (None of no row), and the others' problems by their index."""
+        rows, sequences, problems = tokenize_readable(window, self.settings.on_bad_row, self._tokenize)
         source = f"{source_name(self.file)}: "
-        problems = {index: row.problem.removeprefix(source) for index, row in enumerate(window) if isinstance(row, BadRow)}
-        good = {index: row for index, row in enumerate(window) if not isinstance(row, BadRow)}
-        try:
-            return list(good.values()), self._tokenize(list(good.values())), problems
-        except InputError:
-            if self.on_bad_row == "stop":
-                raise
-        for index, row in list(good.items()):  # one or another is too long: which?
-            try:
-                self._tokenize([row])
-            except InputError as error:
-                problems[index] = str(error).removeprefix(source)
-                del good[index]
-        return list(good.values()), self._tokenize(list(good.values())), problems
+        return rows, sequences, {index: problem.removeprefix(source) for index, problem in problems.items()}
 
     def _tokenize(self, rows: list[Row]) -> Sequences | None:
         """Sequences of the rows as the model was trained to read them."""
@@ -338,7 +318,8 @@ class AnswerStream:
             return StreamResult(0, 0, 0, 0.0, False, skipped=True, max_sequence_length=length)
         done = self.progress
         if done.cut_rows:
-            were = "cut to" if self._rows.settings.too_long == "truncate" else "read in windows of"
+            is_cut = policy_of(self._rows.task, self._rows.settings) == "truncate"
+            were = "cut to" if is_cut else "read in windows of"
             self._reporter.say(f"{done.cut_rows:,} of {done.rows:,} rows were too long and were {were} {length} tokens")
         if done.bad_rows:
             self._reporter.say(f"{done.bad_rows:,} of {done.rows:,} rows cannot be read: their answers name the problem")

@@ -1,6 +1,6 @@
 """Stage finetune: labelled rows and a pretrained model to a model of a task, as a folder that `transformers` opens.
 
-The loop is that of pretraining, and `training/run.py` describes the folder. In addition there are `best/` (the
+`training/run.py` names the steps, and `training/run_folder.py` describes the folder. In addition there are `best/` (the
 checkpoint with the best evaluation) and in the end that model (`config.json`, `model.safetensors`, the tokenizer), its
 answers on the evaluation data (`predictions.jsonl`), and, written last, `metrics.json`.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -24,31 +24,25 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.sections import FineTuneSettings, LoopSettings, TaskName, TrainingSettings
+from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, TaskName, TrainingSettings
 from gaudi_bert.config.values import free_settings
-from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.masking import NO_VOCABULARY
+from gaudi_bert.rows.reading import LeftOut
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizing import policy_of
 from gaudi_bert.rows.types import QuestionRow
 from gaudi_bert.tasks.kinds.task import Task, task_named
-from gaudi_bert.tasks.models.task_models import StartWeights, is_bert, start_weights, vocabulary_of, write_task_folder
-from gaudi_bert.tasks.objective import TaskEvaluator, TaskObjective
+from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
+from gaudi_bert.tasks.objective import TaskEvaluation, TaskObjective, TaskResult
 from gaudi_bert.tasks.task_data import TaskData, file_identity, labels_of, task_batches, tokenized_file
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
-from gaudi_bert.training.input.batches import TrainingOrder
-from gaudi_bert.training.loop import Evaluation, TrainingLoop
+from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.loop import TrainingLoop
+from gaudi_bert.training.objective import Evaluation
 from gaudi_bert.training.results import DryRun, FineTuneInput
-from gaudi_bert.training.run import (
-    COMPILED_KEY,
-    OF_THE_MACHINE,
-    RunContext,
-    build_step,
-    processes_of,
-    restore,
-    run_engine,
-    run_folder,
-)
+from gaudi_bert.training.run import Job, run_job
+from gaudi_bert.training.run_folder import RunContext
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
@@ -85,81 +79,164 @@ def finetune(
             )
     paths = (files.data, files.evaluation_data, files.model, files.vocabulary)
     with local_copies(paths, settings.store) as copies:
-        local = FineTuneInput(*copies)  # type: ignore[arg-type]
-        chosen = run_engine(settings.finetune, Path(out), is_bert=is_bert(local.model), overwrite=overwrite)
-        engine = load_engine(chosen.name)
-        communicator = engine.connect(settings.finetune)
-        reporter = reporter if communicator.is_first else Reporter(quiet=True)
-        job = _plan_job(settings, local, Path(out), communicator, dry_run, reporter)
-        for line in [chosen.line(), *_describe_job(job, dry_run)]:
-            reporter.say(f"finetune: {line}")
-        if dry_run:
-            return DryRun(job.plan)
-        with run_folder(
-            job.out / FINETUNING_NAME,
-            FineTuning,
-            _signature(job),
-            settings,
-            settings.finetune,
-            engine,
-            communicator,
-            reporter,
-            overwrite=overwrite,
-        ) as context:
-            if context.stored is not None:
-                return StageOutput(context.stored, skipped=True)
-            return StageOutput(context.finish(_train(job, context)))
+        job = _FineTuneJob(settings, FineTuneInput(*copies), Path(out))  # type: ignore[arg-type]
+        return run_job(job, settings, out, reporter=reporter, overwrite=overwrite, dry_run=dry_run)
 
 
-@dataclass(frozen=True)
-class _FineTuneJob:
-    """What is known of a run before anything is built."""
+class _FineTuneJob(Job[FineTuning]):
+    """A model of a task on labelled rows."""
 
-    section: FineTuneSettings
-    task: Task
-    start: StartWeights
-    tokenizer: RowTokenizer
-    data: TaskData
-    evaluation: TaskData | None
-    plan: RunPlan
-    best_metric: str
-    out: Path
+    result_name, result_type = FINETUNING_NAME, FineTuning
 
+    def __init__(self, settings: PipelineSettings, files: FineTuneInput, out: Path) -> None:
+        self.section = self._section = settings.finetune
+        self._settings, self._files, self._out = settings, files, out
+        self.is_bert = is_bert(files.model)
 
-def _plan_job(
-    settings: PipelineSettings,
-    files: FineTuneInput,
-    out: Path,
-    communicator: Communicator,
-    dry_run: bool,
-    reporter: Reporter,
-) -> _FineTuneJob:
-    """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
-    task_settings, section = settings.task, settings.finetune
-    if task_settings.name is None:
-        raise InputError("task.name: is not set; say which task, for example --task classification")
-    name = task_settings.name
-    tokenizer = open_tokenizer(files.vocabulary or files.model)
-    labels = labels_of(files.data, name, task_settings)
-    kind = task_named(name)
-    start = start_weights(files.model, kind(task_settings, labels))
-    length, positions = section.max_sequence_length, start.sizes.positions
-    if length > positions:
-        raise InputError(f"finetune.max_sequence_length = {length}: the model has {positions} positions; set it to no more")
-    tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
-    data = _data(files.data, settings, tokenizer, labels, section.depth, reporter, is_first=True)
-    # Questions without an answer need a threshold for giving none.
-    has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
-    if has_unanswerable and task_settings.null_score_threshold is None:
-        task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
-    task = kind(task_settings, labels, vocabulary_of(tokenizer) if name == "masked-language-modelling" else NO_VOCABULARY)
-    evaluation = None
-    if files.evaluation_data is not None:
-        evaluation = _data(files.evaluation_data, settings, tokenizer, labels, section.evaluation_depth, reporter)
-    processes = processes_of(settings, communicator, dry_run)
-    plan = _plan(section, data, processes, settings.resources.processes_per_worker)
-    best_metric = _best_metric(task, section, evaluation is not None)
-    return _FineTuneJob(section, task, start, tokenizer, data, evaluation, plan, best_metric, out)
+    def prepare(self, reporter: Reporter) -> None:
+        """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
+        task_settings, section, files = self._settings.task, self._section, self._files
+        if task_settings.name is None:
+            raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
+        name = task_settings.name
+        tokenizer = open_tokenizer(files.vocabulary or files.model)
+        labels = labels_of(files.data, name, task_settings)
+        kind = task_named(name)
+        start = start_weights(files.model, kind(task_settings, labels))
+        length, positions = section.max_sequence_length, start.sizes.positions
+        if length > positions:
+            raise InputError(
+                f"finetune.max_sequence_length = {length}: the model has {positions} positions; set it to no more"
+            )
+        tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
+        data = _data(files.data, self._settings, tokenizer, labels, section.depth, reporter, is_first=True)
+        # Questions without an answer need a threshold for giving none.
+        has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
+        if has_unanswerable and task_settings.null_score_threshold is None:
+            task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
+        needs_words = name == "masked-language-modelling"
+        self._task = kind(task_settings, labels, vocabulary_of(tokenizer) if needs_words else NO_VOCABULARY)
+        self._tokenizer, self._start, self._data, self._held_out = tokenizer, start, data, None
+        if files.evaluation_data is not None:
+            depth = section.evaluation_depth
+            self._held_out = _data(files.evaluation_data, self._settings, tokenizer, labels, depth, reporter)
+        self._best_metric = _best_metric(self._task, section, self._held_out is not None)
+        self.spec = ModelSpec(start.config, self._task.head)
+        self.objective = TaskObjective(self._task)
+
+    def plan(self, processes: int) -> RunPlan:
+        """Updates and batches, from epochs and sequences."""
+        return _plan(self._section, self._data, processes, self._settings.resources.processes_per_worker)
+
+    def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
+        """The rows and their packs, the model, the batches."""
+        task, data, section, start = self._task, self._data, self._section, self._start
+        packing, labels = data.packing, f", {len(task.labels)} labels" if task.labels else ""
+        return [
+            f"{task.name}{labels}: {len(data.rows):,} rows of {data.path}, {packing.sequences:,} sequences, "
+            f"{packing.tokens / packing.sequences:.1f} tokens on average, rows of {data.length}",
+            f"{packing.packs:,} packs of depth {packing.depth_used}, "
+            f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
+            f"no packing of this depth has fewer than {packing.lower_bound:,}",
+            f"{start.path} ({start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
+            f"{start.sizes.hidden_size}; {len(start.fresh)} variables start from random numbers",
+            f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
+            f"{section.optimizer}, learning rate {section.learning_rate:g}",
+            *filter(None, [task.note()]),
+            *plan.short_lines(),
+            *(plan.table() if dry_run else []),
+        ]
+
+    def signature(self) -> Signature:
+        """What the model depends on."""
+        section = self._section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES)
+        task = self._task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
+        inputs = {
+            "data": self._data.identity,
+            "evaluation_data": self._held_out.identity if self._held_out is not None else None,
+            "model": f"{self._start.path.name}:{self._start.identity}",
+            "tokenizer": file_identity(self._tokenizer.file),
+            "labels": list(self._task.labels),
+        }
+        return Signature("finetune", {"task": task, "finetune": section}, inputs)
+
+    def evaluation(self, plan: RunPlan) -> TaskEvaluation | None:
+        """The held-out rows."""
+        if self._held_out is None:
+            return None
+        return TaskEvaluation(
+            self._task, self._held_out, self._section.micro_batch_packs, plan.settings.seed, self._best_metric
+        )
+
+    def load_start(self, model: Model, reporter: Reporter) -> None:
+        """The encoder of `--model`, and its head where it fits."""
+        model.load_values(self._start.variables)
+
+    def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
+        """Packs of all epochs, and then empty ones."""
+        return task_batches(self._data, self._task, plan.settings.micro_batch_packs, self._section.epochs, order)
+
+    def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
+        """Keep the weights where no evaluation before was better. The weights come first, so best.json never lies."""
+        if not run.communicator.is_first:
+            return
+        path, figures = self._out / BEST_NAME, evaluation.as_json()
+        before = BestCheckpoint.read_if_present(path)
+        rank = partial(self._task.rank, best_metric=self._best_metric)
+        is_best = before is None or rank(figures) >= rank(before.metrics)  # of equal ones the later one
+        if is_best and not math.isnan(figures[self._best_metric]):
+            settings = {"model": self._start.config.to_json()}
+            written = write_checkpoint(path.parent, Checkpoint(update, model.values(), settings=settings))
+            BestCheckpoint(update=update, metric=self._best_metric, metrics=figures).write(path)
+            for other in path.parent.glob("update-*.safetensors"):
+                if other != written:
+                    other.unlink()
+
+    def finish(self, loop: TrainingLoop) -> FineTuning:
+        """Take the best weights, evaluate them once more, and write the model and its answers."""
+        model, communicator = loop.model, loop.context.communicator
+        best_update = self._take_best(model, communicator)
+        result = None if loop.evaluator is None else cast(TaskResult, loop.evaluator.run())
+        if communicator.is_first:
+            write_task_folder(self._out, self._start, self._task, model.values(), self._tokenizer, self._data.length)
+            self._write_answers(result)
+        packing = self._data.packing
+        return FineTuning(
+            task=self._task.name,
+            model=self._start.path.name,
+            labels=self._task.labels,
+            max_sequence_length=self._data.length,
+            sequences=packing.sequences,
+            packs=packing.packs,
+            lower_bound=packing.lower_bound,
+            packing_factor=packing.packing_factor,
+            depth=packing.depth_used,
+            algorithm=packing.algorithm_used,
+            epochs=self._section.epochs,
+            updates=loop.plan.settings.updates,
+            best_metric=self._best_metric if result is not None else None,
+            best_update=loop.progress.update if best_update is None else best_update,
+            evaluated_rows=result.rows if result is not None else 0,
+            metrics=dict(result.figures) if result is not None else {},
+            baseline=self._task.baseline(self._data.sequences, self._held_out.sequences) if self._held_out else {},
+        )
+
+    def _take_best(self, model: Model, communicator: Communicator) -> int | None:
+        """Load the weights of the best evaluation in every process; its update, None where nothing was evaluated."""
+        best = communicator.from_first(lambda: BestCheckpoint.read_if_present(self._out / BEST_NAME))
+        if best is not None and communicator.is_first:
+            model.load_values(read_checkpoint(find_checkpoint(self._out / "best")).variables)
+        if communicator.size > 1:
+            model.load_values(communicator.broadcast(model.values()))
+        return None if best is None else best.update
+
+    def _write_answers(self, result: TaskResult | None) -> None:
+        """What the model answers to the held-out rows."""
+        if result is None or result.logits is None or self._held_out is None:
+            return
+        with atomic_file(self._out / PREDICTIONS_NAME) as handle:
+            for answer in self._task.answers(result.logits, self._held_out.sequences, self._held_out.rows):
+                handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
 
 def _data(
@@ -176,9 +253,12 @@ def _data(
     section, name = settings.finetune, cast(TaskName, settings.task.name)
     length = section.max_sequence_length
     say = (lambda line: reporter.say(f"finetune: {line}")) if is_first else None
-    sequences, rows = tokenized_file(path, name, settings.task, tokenizer, labels, length, say)
+    left_out = LeftOut()
+    sequences, rows = tokenized_file(path, name, settings.task, tokenizer, labels, length, say, left_out)
+    if left_out.rows:
+        reporter.say(f"finetune: {left_out}")
     if sequences.cut_rows:
-        what = "cut" if settings.task.too_long == "truncate" else "taken in windows"
+        what = f"cut to {length} tokens" if policy_of(name, settings.task) == "truncate" else "taken in windows"
         reporter.say(f"finetune: {path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
     return TaskData.planned(
         path,
@@ -246,132 +326,3 @@ def _best_metric(task: Task, section: FineTuneSettings, is_evaluated: bool) -> s
             f"{', '.join(task.metric_names)}"
         )
     return best_metric
-
-
-def _describe_job(job: _FineTuneJob, dry_run: bool) -> list[str]:
-    """The run as lines for people; all of its figures before a dry run."""
-    packing, section, start = job.data.packing, job.section, job.start
-    labels = f", {len(job.task.labels)} labels" if job.task.labels else ""
-    return [
-        f"{job.task.name}{labels}: {len(job.data.rows):,} rows of {job.data.path}, {packing.sequences:,} sequences, "
-        f"{packing.tokens / packing.sequences:.1f} tokens on average, rows of {job.data.length}",
-        f"{packing.packs:,} packs of depth {packing.depth_used}, "
-        f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
-        f"no packing of this depth has fewer than {packing.lower_bound:,}",
-        f"{start.path} ({start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
-        f"{start.sizes.hidden_size}; {len(start.fresh)} variables start from random numbers",
-        f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
-        f"{section.optimizer}, learning rate {section.learning_rate:g}",
-        *filter(None, [job.task.note()]),
-        *job.plan.short_lines(),
-        *(job.plan.table() if dry_run else []),
-    ]
-
-
-def _signature(job: _FineTuneJob) -> Signature:
-    """What the model depends on."""
-    section = job.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES)
-    task = job.task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
-    inputs = {
-        "data": job.data.identity,
-        "evaluation_data": job.evaluation.identity if job.evaluation is not None else None,
-        "model": f"{job.start.path.name}:{job.start.identity}",
-        "tokenizer": file_identity(job.tokenizer.file),
-        "labels": list(job.task.labels),
-    }
-    return Signature("finetune", {"task": task, "finetune": section}, inputs)
-
-
-def _train(job: _FineTuneJob, context: RunContext[FineTuning]) -> FineTuning:
-    """Train to the end, and leave the best model."""
-    settings, communicator, compiled = job.plan.settings, context.communicator, context.compiled
-    spec = ModelSpec(job.start.config, job.task.head)
-    model = context.engine.build(spec, context.device, seed=settings.seed, compiled=compiled)
-    evaluator = None
-    if job.evaluation is not None:
-        evaluator = TaskEvaluator(
-            model,
-            job.task,
-            job.evaluation,
-            communicator,
-            batch_packs=job.section.micro_batch_packs,
-            seed=settings.seed,
-            best_metric=job.best_metric,
-        )
-    step = build_step(context, job.plan, model, TaskObjective(job.task))
-    progress = restore(context, step, model, lambda: model.load_values(job.start.variables))
-    order = TrainingOrder(
-        settings.seed, settings.shuffle_packs, communicator.rank, communicator.size, packs_done=progress.packs
-    )
-    batches = task_batches(job.data, job.task, settings.micro_batch_packs, job.section.epochs, order)
-    stored_settings = {
-        "model": job.start.config.to_json(),
-        "training": {name: value for name, value in _loop_settings(job.section).items() if name not in OF_THE_MACHINE},
-        COMPILED_KEY: compiled,
-    }
-
-    def evaluated(update: int, evaluation: Evaluation) -> None:
-        if communicator.is_first:
-            _keep_best(job, model, update, evaluation.as_json())
-
-    loop = TrainingLoop(
-        context, job.plan, step, model, batches, progress, stored_settings, evaluator=evaluator, evaluated=evaluated
-    )
-    loop.run()
-    return _finish(job, communicator, model, evaluator, loop.progress.update)
-
-
-def _keep_best(job: _FineTuneJob, model: Model, update: int, figures: dict[str, float]) -> None:
-    """Keep the weights where no evaluation before was better. The weights come first, so best.json never lies."""
-    path = job.out / BEST_NAME
-    before = BestCheckpoint.read_if_present(path)
-    rank = partial(job.task.rank, best_metric=job.best_metric)
-    is_best = before is None or rank(figures) >= rank(before.metrics)  # of equal ones the later one
-    if is_best and not math.isnan(figures[job.best_metric]):
-        settings = {"model": job.start.config.to_json()}
-        written = write_checkpoint(path.parent, Checkpoint(update, model.values(), settings=settings))
-        BestCheckpoint(update=update, metric=job.best_metric, metrics=figures).write(path)
-        for other in path.parent.glob("update-*.safetensors"):
-            if other != written:
-                other.unlink()
-
-
-def _finish(
-    job: _FineTuneJob, communicator: Communicator, model: Model, evaluator: TaskEvaluator | None, update: int
-) -> FineTuning:
-    """Take the best weights, evaluate them once more, and write the model and its answers."""
-    best = communicator.from_first(lambda: BestCheckpoint.read_if_present(job.out / BEST_NAME))
-    update = update if best is None else best.update
-    if best is not None and communicator.is_first:
-        model.load_values(read_checkpoint(find_checkpoint(job.out / "best")).variables)
-    if communicator.size > 1:
-        model.load_values(communicator.broadcast(model.values()))
-    evaluation = evaluator.run() if evaluator is not None else None
-    packing = job.data.packing
-    result = FineTuning(
-        task=job.task.name,
-        model=job.start.path.name,
-        labels=job.task.labels,
-        max_sequence_length=job.data.length,
-        sequences=packing.sequences,
-        packs=packing.packs,
-        lower_bound=packing.lower_bound,
-        packing_factor=packing.packing_factor,
-        depth=packing.depth_used,
-        algorithm=packing.algorithm_used,
-        epochs=job.section.epochs,
-        updates=job.plan.settings.updates,
-        best_metric=job.best_metric if evaluation is not None else None,
-        best_update=update,
-        evaluated_rows=evaluation.rows if evaluation is not None else 0,
-        metrics=dict(evaluation.figures) if evaluation is not None else {},
-        baseline=job.task.baseline(job.data.sequences, job.evaluation.sequences) if job.evaluation is not None else {},
-    )
-    if communicator.is_first:
-        write_task_folder(job.out, job.start, job.task, model.values(), job.tokenizer, job.data.length)
-        if job.evaluation is not None and evaluation is not None and evaluation.logits is not None:
-            answers = job.task.answers(evaluation.logits, job.evaluation.sequences, job.evaluation.rows)
-            with atomic_file(job.out / PREDICTIONS_NAME) as handle:
-                for answer in answers:
-                    handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
-    return result

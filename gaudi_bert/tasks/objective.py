@@ -6,16 +6,19 @@ The loss of a task, like those of pretraining, is a sum and what the sum is divi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray
-from gaudi_bert.engines.protocol import Communicator, Model
+from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.rows.packs import lay_out_packs
 from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.tasks.task_data import EVALUATION_EPOCH, TaskData
+from gaudi_bert.training.evaluate import EvaluationBatch
+from gaudi_bert.training.input.batches import Batch
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,10 @@ class TaskObjective:
 
 
 # --- Evaluation: every sequence once, the same figures packed or not, on any number of processes
-#
-# The processes share the batches. The model's outputs for each sequence (or token) are put back into the order of the data,
-# added up over the processes, where all but one hold zeros, and only then measured. So no figure is a mean of means.
 
 
 @dataclass(frozen=True)
-class _TaskEvaluation:
+class TaskResult:
     """The result.
 
     `sequences` counts windows of long rows each; `logits`, [N, C] or [T, C], are in the order of the data, and None for a
@@ -90,53 +90,51 @@ class _TaskEvaluation:
         return f"{figures}; over {self.rows:,} rows"
 
 
-class TaskEvaluator:
-    """Evaluates one model on one set.
+@dataclass(frozen=True)
+class TaskEvaluation:
+    """Labelled rows that a model is evaluated on; `seed` is that of masks, where the task draws some."""
 
-    `seed` is that of masks, where the task draws some.
-    """
+    task: Task
+    data: TaskData
+    batch_packs: int
+    seed: int
+    best_metric: str
 
-    def __init__(
-        self,
-        model: Model,
-        task: Task,
-        data: TaskData,
-        communicator: Communicator,
-        *,
-        batch_packs: int,
-        seed: int,
-        best_metric: str,
-    ) -> None:
-        self._model, self._task, self._data, self._communicator = model, task, data, communicator
-        self._shape = data.shape(min(batch_packs, max(1, data.packing.packs)))
-        self._draw, self._best_metric = Draw(seed, EVALUATION_EPOCH), best_metric
+    @property
+    def sums(self) -> int:
+        """Those of the head."""
+        return 3
 
-    def run(self) -> _TaskEvaluation:
-        """Evaluate; every process calls it at the same time."""
-        data, task, head, communicator = self._data, self._task, self._task.head, self._communicator
-        sequences = data.sequences
-        packs = data.packs_of(self._draw.seed, self._draw.epoch)
+    def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
+        """Every pack once; the last batch is filled up."""
+        data, sequences, draw = self.data, self.data.sequences, Draw(self.seed, EVALUATION_EPOCH)
+        shape = data.shape(min(self.batch_packs, max(1, data.packing.packs)))
+        packs = data.packs_of(draw.seed, draw.epoch)
+        for first in range(rank * shape.packs, len(packs), size * shape.packs):
+            chosen = np.arange(first, min(first + shape.packs, len(packs)))
+            placed = lay_out_packs(sequences, packs, chosen, shape)
+            targets = self.task.target_features(sequences, placed, draw)
+            place = placed.scatter_tokens if self.task.head.per_token else placed.scatter_sequences
+            yield EvaluationBatch({**placed.features(sequences), **cast(Batch, targets)}, place)
+
+    def counted(self, batch: Batch) -> FloatArray:
+        """Nothing else."""
+        return np.zeros(0)
+
+    def outputs(self) -> Float32Array | None:
+        """Logits [N, C] or [T, C], of heads that keep them."""
+        head, sequences = self.task.head, self.data.sequences
         count = len(sequences.input_ids) if head.per_token else len(sequences)
-        logits = np.zeros((count, head.width), np.float32) if head.keeps_outputs else None
-        sums = np.zeros(3, np.float64)
-        batch_packs = self._shape.packs
-        for first in range(communicator.rank * batch_packs, len(packs), communicator.size * batch_packs):
-            communicator.note("an evaluation", slow=first < communicator.size * batch_packs)
-            chosen = np.arange(first, min(first + batch_packs, len(packs)))
-            placed = lay_out_packs(sequences, packs, chosen, self._shape)
-            batch = {**placed.features(sequences), **task.target_features(sequences, placed, self._draw)}
-            values, batch_sums = self._model.evaluate(batch)
-            sums += batch_sums.astype(np.float64)
-            if logits is not None and values is not None:
-                scatter = placed.scatter_tokens if head.per_token else placed.scatter_sequences
-                scatter(values, logits)
-        loss, weight, right = communicator.sum_array(sums)
+        return np.zeros((count, head.width), np.float32) if head.keeps_outputs else None
+
+    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
+        """The loss, and the metrics of the task."""
+        loss, weight, right = totals
+        sequences, rows = self.data.sequences, self.data.rows
         figures = {"loss": loss / max(weight, 1.0)}
-        if logits is not None:
-            if communicator.size > 1:
-                logits = communicator.sum_array(logits).astype(np.float32)
-            figures.update(task.metrics(logits, sequences, data.rows))
+        if outputs is not None:
+            figures.update(self.task.metrics(outputs, sequences, rows))
         else:
             figures.update(accuracy=right / max(weight, 1.0), perplexity=math.exp(min(figures["loss"], 700.0)))
-        rows = len(data.rows)
-        return _TaskEvaluation({n: float(v) for n, v in figures.items()}, self._best_metric, len(sequences), rows, logits)
+        named = {name: float(value) for name, value in figures.items()}
+        return TaskResult(named, self.best_metric, len(sequences), len(rows), outputs)

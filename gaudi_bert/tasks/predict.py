@@ -80,8 +80,8 @@ def predict(
         # The columns that the model was trained on are defaults: those that are named here must apply.
         settings = TaskSettings.model_construct(_fields_set=set(changes), **{**dict(folder.settings), **changes})
         length = options.sequence_length(folder.positions, folder.usual_length)
-        rows = ModelRows(rows_file, settings, folder.tokenizer, length, options.on_bad_row, folder.task, folder.labels)
-        _check_groups(options, folder.task, out)
+        rows = ModelRows(rows_file, settings, folder.tokenizer, length, folder.task, folder.labels)
+        _check_groups(options, settings, folder.task, out)
         chosen: dict[str, Any] = {
             "max_sequence_length": length,
             "precision": options.precision,
@@ -139,7 +139,9 @@ def _json_line(content: Mapping[str, Any]) -> bytes:
 # --- documents ranked by query
 
 
-def _check_groups(options: PredictOptions, task: str, out: str) -> None:
+def _check_groups(options: PredictOptions, settings: TaskSettings, task: str, out: str) -> None:
+    if options.group_by is not None and settings.on_bad_row == "skip":
+        raise InputError("--group-by and --on-bad-row skip exclude each other; leave one out")
     if options.group_by is not None and task != "reranking":
         raise InputError(f"--group-by {options.group_by}: is for a model of reranking, this one is of {task}; leave it out")
     if options.group_by is not None and out == STANDARD_OUTPUT:
@@ -225,9 +227,7 @@ def embed(
         folder = Encoder(path)
         usual = min(own.max_sequence_length or folder.usual_length, folder.positions)
         length = options.sequence_length(folder.positions, usual)
-        rows = ModelRows(
-            rows_file, settings, folder.tokenizer, length, options.on_bad_row, lower_case=own.lower_case, prompt=prompt
-        )
+        rows = ModelRows(rows_file, settings, folder.tokenizer, length, lower_case=own.lower_case, prompt=prompt)
         normalize = own.normalize if options.normalize is None else options.normalize
         chosen = {
             "pooling": own.pooling,

@@ -1,7 +1,7 @@
 """Stage train on a packed table: any model of words, masked or next ones, from fresh weights or from given ones.
 
-The folder is that of any run (`training/run.py`). At its end it also holds the model as `transformers` opens it
-(`config.json`, `model.safetensors`, the tokenizer), so it is what `finetune --model` takes.
+`training/run.py` names the steps of the run, and its folder is that of any. At its end it also holds the model as
+`transformers` opens it (`config.json`, `model.safetensors`, the tokenizer), so it is what `finetune --model` takes.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import difflib
 import glob
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.examples import TokenisedTexts
-from gaudi_bert.artefacts.references import METADATA_NAME, NOTES_NAME
+from gaudi_bert.artefacts.packed import TableMetadata, pack_kind
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored
 from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordFigures
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
-from gaudi_bert.common.arrays import FloatArray
+from gaudi_bert.common.arrays import Float32Array, FloatArray
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.models import MODELS, name_of_sizes
@@ -35,8 +35,7 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import free_settings
-from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
+from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, EncoderConfig
 from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.model.masking import NO_VOCABULARY
@@ -61,22 +60,13 @@ from gaudi_bert.tasks.table_data import (
     open_packed_table,
     table_batches,
 )
-from gaudi_bert.training.evaluate import count_values, majority_share, sums_over
+from gaudi_bert.training.evaluate import EvaluationBatch, count_values, majority_share
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.model_files import read_config
 from gaudi_bert.training.objective import LossDenominators
 from gaudi_bert.training.results import DryRun
-from gaudi_bert.training.run import (
-    COMPILED_KEY,
-    OF_THE_MACHINE,
-    RunContext,
-    build_step,
-    processes_of,
-    restore,
-    run_engine,
-    run_folder,
-)
+from gaudi_bert.training.run import Job, run_job
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.train import model_config
 
@@ -89,10 +79,10 @@ def is_table_of_tokens(data: Path, store: StoreSettings | None = None) -> bool:
     if not in_store(data) and not os.path.lexists(data) and not glob.glob(os.fspath(data)):
         raise InputError(f"{data}: no such folder or file, and no file matches it as a pattern; check the path")
     with mirrored(data, store) if in_store(data) else nullcontext(data) as folder:
-        notes = [folder / NOTES_NAME / METADATA_NAME, folder / TokenisedTexts.file_name]
+        tokenised = folder / TokenisedTexts.file_name
         if in_store(data):
-            fetch(*notes)
-        is_packed, is_tokenised = (note.is_file() for note in notes)
+            fetch(TableMetadata.path_in(folder), tokenised)
+        is_packed, is_tokenised = pack_kind(folder) == "table", tokenised.is_file()
     if not is_packed and (is_tokenised or (not in_store(data) and is_table(data))):
         name = shown_location(data)
         raise InputError(f"{name}: is a table that is not packed; run `gaudi-bert pack {name} --out packed/` first")
@@ -111,7 +101,7 @@ def train_on_table(
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> StageOutput[TableTraining] | DryRun:
-    """Train a model of words; `resume`, `overwrite` and `dry_run` are as of `training.train.train`.
+    """Train a model of words; `resume`, `overwrite` and `dry_run` are as of `run_job`.
 
     Args:
         settings: `model`, `training` and `task.masked_lm_probability` are used.
@@ -119,74 +109,162 @@ def train_on_table(
         model: a folder with weights; a config.json or a type of `transformers`: fresh weights; None: a BERT of `model`.
         evaluation_data: another packed table of the same tokenizer; None for none.
     """
-    if resume and overwrite:
-        raise InputError("--resume and --overwrite exclude each other; give the one you mean")
     _check_settings(settings.training, evaluation_data)
     with ExitStack() as stack:
-        folder = stack.enter_context(mirrored(Path(out), settings.store))
         source, held_out = (
             None if each is None else open_packed_table(stack.enter_context(local_copy(each, settings.store)))
             for each in (data, evaluation_data)
         )
-        source = cast(TableSource, source)
         given = None if model is None else stack.enter_context(local_copy(model, settings.store))
-        task, start = _start(given, settings, source)
-        is_bert_model = isinstance(start.config, BertConfig)
-        chosen = run_engine(settings.training, folder, is_bert=is_bert_model, overwrite=overwrite)
-        engine = load_engine(chosen.name)
-        communicator = engine.connect(settings.training)
-        reporter = reporter if communicator.is_first else Reporter(quiet=True)
-        check_table_fits(source, start.sizes)
+        job = _TableJob(settings, cast(TableSource, source), held_out, given)
+        return run_job(job, settings, out, reporter=reporter, resume=resume, overwrite=overwrite, dry_run=dry_run)
+
+
+class _TableJob(Job[TableTraining]):
+    """A model of words on a packed table; `given` is what the user calls the model."""
+
+    result_name, result_type = TRAINING_NAME, TableTraining
+
+    def __init__(
+        self, settings: PipelineSettings, source: TableSource, held_out: TableSource | None, given: Path | None
+    ) -> None:
+        self.section = settings.training
+        self._settings, self._source, self._held_out = settings, source, held_out
+        self._task, self._start = _start(given, settings, source)
+        self.is_bert = isinstance(self._start.config, BertConfig)
+        self.spec = ModelSpec(self._start.config, self._task.head)
+        self.objective = TaskObjective(self._task)
+        share = self._task.settings.masked_lm_probability
+        self._targets = WordTargets(self._task.head.kind, settings.training.seed, share, self._task.vocabulary)
+
+    def plan(self, processes: int) -> RunPlan:
+        """Decide on the batches; refuse tables that the model cannot take."""
+        source, held_out, sizes = self._source, self._held_out, self._start.sizes
+        check_table_fits(source, sizes)
         if held_out is not None:
             check_same_tokens(source, held_out.tokenizer)
-            check_table_fits(held_out, start.sizes)
-        plan = RunPlan(
-            settings.training,
+            check_table_fits(held_out, sizes)
+        return RunPlan(
+            self._settings.training,
             source.metadata.packing_factor,
-            processes=processes_of(settings, communicator, dry_run),
-            processes_per_worker=settings.resources.processes_per_worker,
+            processes=processes,
+            processes_per_worker=self._settings.resources.processes_per_worker,
             slots_per_pack=source.length,
             packs=source.metadata.packs,
             mean_tokens=source.metadata.tokens / source.metadata.sequences,
         )
-        job = _TableJob(settings, task, start, source, held_out, plan)
-        for line in [chosen.line(), *_describe(job, dry_run)]:
-            reporter.say(f"train: {line}")
-        if dry_run:
-            return DryRun(plan)
-        with run_folder(
-            folder / TRAINING_NAME,
-            TableTraining,
-            _signature(job),
-            settings,
-            settings.training,
-            engine,
-            communicator,
-            reporter,
-            resume=resume,
-            overwrite=overwrite,
-        ) as context:
-            if context.stored is not None:
-                return StageOutput(context.stored, skipped=True)
-            return StageOutput(context.finish(_train(job, context)))
+
+    def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
+        """The model, the table, the batches."""
+        start, source, training = self._start, self._source, plan.settings
+        metadata = source.metadata
+        return [
+            f"{start.architecture} ({start.path.name}, {start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
+            f"{start.sizes.hidden_size}, vocabulary {start.sizes.vocab_size:,}; {self._task.name}",
+            f"{source.path}: {metadata.packs:,} packs of {source.length}, {metadata.packing_factor:.3f} sequences per pack, "
+            f"{metadata.efficiency:.2%} real tokens",
+            f"{training.optimizer}, learning rate {training.learning_rate:g}",
+            *plan.short_lines(),
+            *(plan.table() if dry_run else []),
+        ]
+
+    def signature(self) -> Signature:
+        """What the weights depend on."""
+        section = self._settings.training.model_dump(exclude=free_settings(TrainingSettings) | {"init_checkpoint"})
+        inputs = {
+            "data": self._source.identity,
+            "evaluation_data": self._held_out.identity if self._held_out is not None else None,
+            "weights": self._start.identity,
+        }
+        task = {"name": self._task.name, "masked_lm_probability": self._task.settings.masked_lm_probability}
+        model = self._start.config.to_json()
+        return Signature("train", {"model": model, "training": section, "task": task}, inputs)
+
+    def denominators(self) -> LossDenominators:
+        """`balanced` by the words that a pack predicts on average."""
+        metadata, targets = self._source.metadata, self._targets
+        words = targets.share * metadata.tokens if targets.kind == _MASKED else metadata.tokens - metadata.sequences
+        return LossDenominators(self._settings.training.loss_normalization, (words / metadata.packs, 1.0))
+
+    def evaluation(self, plan: RunPlan) -> _TableEvaluation | None:
+        """The held-out table."""
+        if self._held_out is None:
+            return None
+        packs, most = plan.settings.micro_batch_packs, self._settings.training.evaluate_packs
+        return _TableEvaluation(self._held_out, self._targets, self._start.sizes.vocab_size, packs, most)
+
+    def load_start(self, model: Model, reporter: Reporter) -> None:
+        """Those of `--model`."""
+        model.load_values(self._start.variables)
+
+    def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
+        """Packs of the table, without end."""
+        return table_batches(self._source, self._targets, plan.settings.micro_batch_packs, order)
+
+    def stored(self) -> dict[str, Any]:
+        """What is learnt."""
+        return {"task": self._task.name}
+
+    def finish(self, loop: TrainingLoop) -> TableTraining:
+        """The model as `transformers` opens it, and the last figures."""
+        context, start, source = loop.context, self._start, self._source
+        if context.communicator.is_first:
+            values = loop.model.values()
+            write_task_folder(context.folder, start, self._task, values, source.tokenizer, source.length)
+        figures = loop.report.figures.as_json() if loop.report is not None else None
+        return TableTraining(
+            **loop.outcome(),
+            task=self._task.name,
+            model=start.architecture,
+            training=WordFigures(**_figures(figures["loss"], figures["accuracy"])) if figures is not None else None,
+            evaluation=cast(WordEvaluation | None, loop.evaluation),
+        )
+
+
+def _figures(loss: float, accuracy: float) -> dict[str, float]:
+    loss, accuracy = float(loss), min(float(accuracy), 1.0)
+    return {"loss": loss, "accuracy": accuracy, "perplexity": math.exp(min(loss, 700.0))}
 
 
 @dataclass(frozen=True)
-class _TableJob:
-    """What is known of a run before anything is built."""
+class _TableEvaluation:
+    """A packed table: every sequence once, each with the same masks whatever its pack; `take_packs` limits it."""
 
-    settings: PipelineSettings
-    task: Task
-    start: StartWeights
     source: TableSource
-    held_out: TableSource | None
-    plan: RunPlan
+    targets: WordTargets
+    vocabulary: int
+    batch_packs: int
+    take_packs: int | None
 
     @property
-    def targets(self) -> WordTargets:
-        """What is predicted."""
-        share = self.task.settings.masked_lm_probability
-        return WordTargets(self.task.head.kind, self.settings.training.seed, share, self.task.vocabulary)
+    def sums(self) -> int:
+        """Those of the head, sequences, and every word."""
+        return 3 + 1 + self.vocabulary
+
+    def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
+        """Every pack once; the last batch is filled up."""
+        batches = evaluation_table_batches(self.source, self.targets, self.batch_packs, rank, size, self.take_packs)
+        return map(EvaluationBatch, batches)
+
+    def counted(self, batch: Batch) -> FloatArray:
+        """Sequences, and how often each word is to be predicted."""
+        words = count_values(batch["targets"], batch["target_weights"], self.vocabulary)
+        return np.concatenate([[batch["sequence_weights"].sum()], words])
+
+    def outputs(self) -> None:
+        """None are kept."""
+
+    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> WordEvaluation:
+        """Loss and accuracy, and the baseline of the most frequent word."""
+        (loss, weight, right), sequences, words = totals[:3], totals[3], totals[4:]
+        if not weight:
+            raise InputError(f"{self.source.path}: has no word to predict; give a table with longer texts")
+        return WordEvaluation(
+            **_figures(loss / weight, right / weight),
+            unigram_baseline=majority_share(words),
+            sequences=int(sequences),
+            words=int(weight),
+        )
 
 
 def _check_settings(training: TrainingSettings, evaluation_data: Path | None) -> None:
@@ -254,107 +332,3 @@ def _config_of_type(path: Path, known_types: Sequence[str]) -> EncoderConfig:
         hint = f"did you mean {near[0]}?" if near else "not a folder; give one, a config.json, or a type of transformers"
         raise InputError(f"--model {shortened(name)}: {hint}")
     return EncoderConfig({"model_type": name})
-
-
-# --- the run
-
-
-def _describe(job: _TableJob, dry_run: bool) -> list[str]:
-    start, source, training = job.start, job.source, job.plan.settings
-    metadata = source.metadata
-    return [
-        f"{start.architecture} ({start.path.name}, {start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
-        f"{start.sizes.hidden_size}, vocabulary {start.sizes.vocab_size:,}; {job.task.name}",
-        f"{source.path}: {metadata.packs:,} packs of {source.length}, {metadata.packing_factor:.3f} sequences per pack, "
-        f"{metadata.efficiency:.2%} real tokens",
-        f"{training.optimizer}, learning rate {training.learning_rate:g}",
-        *job.plan.short_lines(),
-        *(job.plan.table() if dry_run else []),
-    ]
-
-
-def _signature(job: _TableJob) -> Signature:
-    """What the weights depend on."""
-    section = job.settings.training.model_dump(exclude=free_settings(TrainingSettings) | {"init_checkpoint"})
-    inputs = {
-        "data": job.source.identity,
-        "evaluation_data": job.held_out.identity if job.held_out is not None else None,
-        "weights": job.start.identity,
-    }
-    task = {"name": job.task.name, "masked_lm_probability": job.task.settings.masked_lm_probability}
-    return Signature("train", {"model": job.start.config.to_json(), "training": section, "task": task}, inputs)
-
-
-def _train(job: _TableJob, context: RunContext[TableTraining]) -> TableTraining:
-    settings, communicator = job.plan.settings, context.communicator
-    spec = ModelSpec(job.start.config, job.task.head)
-    model = context.engine.build(spec, context.device, seed=settings.seed, compiled=context.compiled)
-    evaluator = None if job.held_out is None else _TableEvaluator(job, job.held_out, model, communicator)
-    step = build_step(context, job.plan, model, TaskObjective(job.task), _denominators(job))
-    progress = restore(context, step, model, lambda: model.load_values(job.start.variables))
-    order = TrainingOrder(settings.seed, settings.shuffle_packs, communicator.rank, communicator.size, progress.packs)
-    batches = table_batches(job.source, job.targets, settings.micro_batch_packs, order)
-    stored_settings = {
-        "model": job.start.config.to_json(),
-        "task": job.task.name,
-        "training": settings.model_dump(mode="json", exclude={"init_checkpoint", *OF_THE_MACHINE}),
-        COMPILED_KEY: context.compiled,
-    }
-    loop = TrainingLoop(context, job.plan, step, model, batches, progress, stored_settings, evaluator)
-    loop.run()
-    if communicator.is_first:
-        values = model.values()
-        write_task_folder(context.folder, job.start, job.task, values, job.source.tokenizer, job.source.length)
-    return _result(job, loop)
-
-
-def _denominators(job: _TableJob) -> LossDenominators:
-    """What the losses are divided by; `balanced` with the words that a pack predicts on average."""
-    metadata, targets = job.source.metadata, job.targets
-    words = targets.share * metadata.tokens if targets.kind == _MASKED else metadata.tokens - metadata.sequences
-    return LossDenominators(job.settings.training.loss_normalization, (words / metadata.packs, 1.0))
-
-
-class _TableEvaluator:
-    """Evaluates a model on a packed table: every sequence once, each with the same masks whatever its pack."""
-
-    def __init__(self, job: _TableJob, held_out: TableSource, model: Model, communicator: Communicator) -> None:
-        self._job, self._held_out, self._model, self._communicator = job, held_out, model, communicator
-
-    def run(self) -> WordEvaluation:
-        """Evaluate; every process calls it at the same time."""
-        job, communicator, settings = self._job, self._communicator, self._job.plan.settings
-        vocabulary, held_out = job.start.sizes.vocab_size, self._held_out
-        rank, size, packs = communicator.rank, communicator.size, settings.micro_batch_packs
-        batches = evaluation_table_batches(held_out, job.targets, packs, rank, size, settings.evaluate_packs)
-
-        def counted(batch: Batch) -> FloatArray:
-            words = count_values(batch["targets"], batch["target_weights"], vocabulary)
-            return np.concatenate([[batch["sequence_weights"].sum()], words])
-
-        totals = sums_over(batches, self._model, communicator, counted, 3 + 1 + vocabulary)
-        (loss, weight, right), sequences, words = totals[:3], totals[3], totals[4:]
-        if not weight:
-            raise InputError(f"{held_out.path}: has no word to predict; give a table with longer texts")
-        return WordEvaluation(
-            **_figures(loss / weight, right / weight),
-            unigram_baseline=majority_share(words),
-            sequences=int(sequences),
-            words=int(weight),
-        )
-
-
-def _figures(loss: float, accuracy: float) -> dict[str, float]:
-    loss, accuracy = float(loss), min(float(accuracy), 1.0)
-    return {"loss": loss, "accuracy": accuracy, "perplexity": math.exp(min(loss, 700.0))}
-
-
-def _result(job: _TableJob, loop: TrainingLoop) -> TableTraining:
-    figures = loop.report.figures.as_json() if loop.report is not None else None
-    return TableTraining(
-        **loop.outcome(),
-        task=job.task.name,
-        model=job.start.architecture,
-        training=WordFigures(**_figures(figures["loss"], figures["accuracy"])) if figures is not None else None,
-        evaluation=cast(WordEvaluation | None, loop.evaluation),
-    )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -22,8 +23,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import ModelSizes
 from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary, draw_masks, masked_features, masked_slots
-from gaudi_bert.reading.global_order import GlobalOrder, check_rank, streams_of
-from gaudi_bert.reading.streams import StreamReader
+from gaudi_bert.reading.stored_packs import StoredPacks
 from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, RowTokenizer, open_tokenizer
 from gaudi_bert.tables.packed_parquet import TableFiles, open_tables
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, batches_in_order, each_pack_once
@@ -37,8 +37,13 @@ class TableSource:
 
     path: Path
     metadata: TableMetadata
-    files: TableFiles = field(repr=False)
+    packs: StoredPacks = field(repr=False)
     tokenizer: RowTokenizer
+
+    @property
+    def files(self) -> TableFiles:
+        """The packs by their shards and numbers."""
+        return cast(TableFiles, self.packs.files)
 
     @property
     def length(self) -> int:
@@ -65,8 +70,8 @@ def open_packed_table(path: Path) -> TableSource:
             f"{path}: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, which leaves it with the "
             f"table, or copy the tokenizer.json of its tokens to {path / NOTES_NAME}"
         )
-    files, _ = open_tables(path, sorted(path.glob("packed-*.parquet")))
-    return TableSource(path, metadata, files, open_tokenizer(path / NOTES_NAME))
+    packs = open_tables(path, sorted(path.glob("packed-*.parquet")))
+    return TableSource(path, metadata, packs, open_tokenizer(path / NOTES_NAME))
 
 
 def check_table_fits(source: TableSource, sizes: ModelSizes) -> None:
@@ -146,33 +151,13 @@ class WordTargets:
         return {**masked_features(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}
 
 
-class _TableReader:
-    """Packs of a table in the one global order."""
-
-    def __init__(self, source: TableSource, targets: WordTargets, order: TrainingOrder) -> None:
-        self._source, self._targets = source, targets
-        files, most = source.files, order.shuffle_packs
-
-        def window(file: int) -> int:  # packs that move within a row group need no other one
-            return min(most, files.window_rows(file))
-
-        of_epochs = GlobalOrder(files.sizes, order.seed, window, streams_of(source.metadata.shard_multiple), 1)
-        self._reader = StreamReader(files, of_epochs, order.rank, order.size)
-        self.packs = of_epochs.packs
-
-    def read(self, epoch: int, numbers: IntArray) -> Batch:
-        """Packs of an epoch by their numbers."""
-        return _features(self._source, self._targets, *self._reader.locate(epoch, numbers), epoch)
-
-    def close(self) -> None:
-        """Close all files."""
-        self._reader.close()
-
-
 def table_batches(source: TableSource, targets: WordTargets, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
     """Batches of packs without end, each [batch_packs, ...]."""
-    check_rank(order.rank, order.size)
-    return batches_in_order(_TableReader(source, targets, order), batch_packs, order)
+
+    def features(shards: IntArray, records: IntArray, epoch: int) -> Batch:
+        return _features(source, targets, shards, records, epoch)
+
+    return batches_in_order(source.packs, features, batch_packs, order, source.path)
 
 
 def evaluation_table_batches(

@@ -38,9 +38,9 @@ from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.rows.answers import TagScheme
 from gaudi_bert.rows.fields import find_labels
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
-from gaudi_bert.rows.reading import read_rows, windows
+from gaudi_bert.rows.reading import LeftOut, read_rows, windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
-from gaudi_bert.rows.tokenizing import tokenize_rows
+from gaudi_bert.rows.tokenizing import tokenize_readable, tokenize_rows
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, Sequences, join_sequences
 from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
@@ -81,25 +81,38 @@ def tokenized_file(
     labels: tuple[str, ...],
     max_sequence_length: int,
     say: Callable[[str], None] | None = None,
+    left_out: LeftOut | None = None,
 ) -> tuple[Sequences, tuple[Row, ...]]:
-    """All sequences of a file of labelled rows, and the rows themselves; `say` gets a line on what is read."""
-    labelled = not task.endswith("-language-modelling")
-    parts, counts, all_rows = [], [], []
-    for rows in windows(read_rows(path, task, settings, labelled=labelled, say=say), _WINDOW_ROWS):
-        parts.append(
-            tokenize_rows(
-                rows,
-                tokenizer,
-                task=task,
-                settings=settings,
-                max_sequence_length=max_sequence_length,
-                labels=labels,
-                file=path,
-                length_key="finetune.max_sequence_length",
-            )
+    """All sequences of a file of labelled rows, and the rows themselves; `say` gets a line on what is read.
+
+    Rows that cannot be read, or are too long for `task.too_long: error`, are counted in `left_out` where they do not stop.
+    """
+
+    def tokenize(rows: list[Row]) -> Sequences | None:
+        if not rows:
+            return None
+        return tokenize_rows(
+            rows,
+            tokenizer,
+            task=task,
+            settings=settings,
+            max_sequence_length=max_sequence_length,
+            labels=labels,
+            file=path,
+            length_key="finetune.max_sequence_length",
         )
-        counts.append(len(rows))
-        all_rows += rows
+
+    labelled = not task.endswith("-language-modelling")
+    left_out = left_out or LeftOut()
+    parts, counts, all_rows = [], [], []
+    for window in windows(read_rows(path, task, settings, labelled=labelled, say=say, left_out=left_out), _WINDOW_ROWS):
+        rows, sequences, problems = tokenize_readable(window, settings.on_bad_row, tokenize)
+        for problem in problems.values():
+            left_out.add(problem)
+        if sequences is not None:
+            parts.append(sequences)
+            counts.append(len(rows))
+            all_rows += rows
     if not parts:
         raise InputError(f"{path}: holds no rows; give a file with at least one")
     return join_sequences(parts, counts), tuple(all_rows)

@@ -18,11 +18,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gaudi_bert.artefacts.references import InputFile
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.store.objects import Objects, in_store, shown_location, url_of
+from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors, followed
+from gaudi_bert.common.files import explained_os_errors, followed, open_file
 from gaudi_bert.tfrecords.wire.hdf5 import HDF5_ENDINGS
+
+_PIECE_BYTES = 1 << 20
 
 
 def list_record_files(records: str | Path) -> dict[Path, int]:
@@ -45,12 +49,19 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
     for path, following in itertools.pairwise(sizes):
         if path.name == following.name:
             raise InputError(f"{following}: has the same name as {path}; rename one, files are known by name")
-    for path, size in sizes.items():
+    for path in sizes:
         if not path.name.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in path.name):
             raise InputError(f"{path}: its name is not UTF-8, and files are known by name; rename it")
-        if size == 0:
-            raise InputError(f"{path}: the file is empty; remove it, or make it again")
     return sizes
+
+
+def input_file(path: Path) -> InputFile:
+    """A file by its name, bytes and CRC-32C."""
+    checksum = size = 0
+    with explained_os_errors(path, "read"), open_file(path) as handle:
+        while piece := handle.read(_PIECE_BYTES):
+            checksum, size = crc32c(piece, checksum), size + len(piece)
+    return InputFile(name=path.name, bytes=size, crc32c=checksum)
 
 
 def records_folder(records: str | Path) -> Path:
@@ -150,6 +161,4 @@ def _stored_files(folder: Path, pattern: str) -> Iterator[tuple[Path, int]]:
     """The record objects in a mirrored folder; the same rules as for files."""
     for name, info in files_in(folder).items():
         if fnmatch.fnmatchcase(name, pattern) and not _is_ignored(name):
-            if info.bytes == 0:
-                raise InputError(f"{folder / name}: the object is empty; remove it, or make it again")
             yield folder / name, info.bytes

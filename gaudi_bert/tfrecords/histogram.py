@@ -13,29 +13,40 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, FileCounts, HistogramFile, list_histogram
-from gaudi_bert.artefacts.references import VocabularyInfo
+from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
 from gaudi_bert.artefacts.store.objects import Objects, shown_location
 from gaudi_bert.common.arrays import ByteArray, Int32Array
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.histogram import Histogram, merge_histograms
-from gaudi_bert.tfrecords.files import open_inputs
-from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, map_files, unpacked_schema, worker_count
+from gaudi_bert.tfrecords.files import RecordInputs, input_file, open_inputs
+from gaudi_bert.tfrecords.scanning.scan import (
+    RecordScan,
+    UnpackedFormat,
+    map_files,
+    scan_buffer,
+    unpacked_schema,
+    worker_count,
+)
 from gaudi_bert.tfrecords.wire.framing import NO_RECORD
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 
+OnBadFile = Literal["stop", "skip"]
+
+_NAMED = 20
+_LEAVE_OUT = "`gaudi-bert pack` and `gaudi-bert histogram` take --on-bad-file skip"
 _MERGE_EVERY = 1 << 16  # sequences whose (length, masked) pairs wait before they are merged into counts
 
 
@@ -47,10 +58,16 @@ def histogram(
     reporter: Reporter,
     overwrite: bool = False,
     vocabulary: Path | None = None,
+    on_bad_file: OnBadFile = "stop",
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> StageOutput[HistogramFile]:
-    """Check RECORDS and count their sequences; the vocabulary is by default `vocab.txt` next to the folder of RECORDS."""
+    """Check RECORDS and count their sequences; the vocabulary is by default `vocab.txt` next to the folder of RECORDS.
+
+    A file that cannot be read is refused, or with `on_bad_file` "skip" left out, and named in the result.
+    """
+    if on_bad_file not in get_args(OnBadFile):
+        raise InputError(f"--on-bad-file {on_bad_file}: one of {', '.join(get_args(OnBadFile))} is allowed")
     with open_inputs(records, Objects(store)) as inputs, mirrored(out.parent, store) as folder:
         sizes = inputs.sizes
         if shard is not None:
@@ -59,9 +76,10 @@ def histogram(
                 raise InputError(f"{records}: shard {shard[0]}/{shard[1]} has no files, there are fewer than {shard[1]}")
         vocabulary = vocabulary if vocabulary is not None else inputs.vocabulary
         info = None if vocabulary is None else VocabularyInfo.of(vocabulary)
+        left_out = {} if on_bad_file == "stop" else {"on_bad_file": on_bad_file}
         signature = Signature(
             "histogram",
-            {"shard": None if shard is None else list(shard)},
+            {"shard": None if shard is None else list(shard), **left_out},
             {
                 "files": {path.name: size for path, size in sizes.items()},
                 "vocabulary": None if info is None else info.as_json(),
@@ -71,32 +89,55 @@ def histogram(
         if begin_artefact(path, path, signature, overwrite):
             reporter.say(f"{shown_location(out)}: already there, nothing to do")
             return StageOutput(HistogramFile.read(path), skipped=True)
-        content = _count(sizes, info, reporter, workers)
+        content = _count(inputs, sizes, info, on_bad_file, reporter, workers)
         content.write(path)
         return StageOutput(content)
 
 
+class _Counted(NamedTuple):
+    """A file that was read, the sizes of its records, and its features that packs do not carry."""
+
+    file: CountedFile
+    schema: UnpackedSchema
+    others: list[str]
+
+
+class _BadFile(NamedTuple):
+    """A file that could not be read, and why."""
+
+    file: InputFile
+    reason: str
+
+
 def _count(
-    sizes: Mapping[Path, int], vocabulary: VocabularyInfo | None, reporter: Reporter, workers: int | None
+    inputs: RecordInputs,
+    sizes: Mapping[Path, int],
+    vocabulary: VocabularyInfo | None,
+    on_bad_file: OnBadFile,
+    reporter: Reporter,
+    workers: int | None,
 ) -> HistogramFile:
-    """Read all files; from a store, each is fetched shortly before."""
+    """Read all files, also where some are bad; from a store, each is fetched shortly before."""
     files, ahead = list(sizes), worker_count(workers, len(sizes))
-    with (
-        reporter.task("histogram", sum(sizes.values()), "bytes") as task,
-        read_ahead(files, ahead) as batches,
-        batches.batch(0),  # the first file is there until the end: its first record has the sizes that all are held to
-    ):
-        # The sizes of the first record; every other record is held to them.
-        schema, others = unpacked_schema(files[0])
-        if others:
-            names = ", ".join(f"`{name}`" for name in others)
-            reporter.say(f"{files[0]}: also has {names}, which packed records do not carry")
+    with reporter.task("histogram", sum(sizes.values()), "bytes") as task, read_ahead(files, ahead) as batches:
 
-        def count(number: int, buffer: ByteArray) -> CountedFile:
-            with batches.batch(number) if number else nullcontext():
-                return _count_file(files[number], schema, buffer, task.advance)
+        def count(number: int, buffer: ByteArray) -> _Counted | _BadFile:
+            path = files[number]
+            with batches.batch(number):
+                try:
+                    return _count_file(path, buffer, task.advance)
+                except InputError as error:
+                    return _BadFile(input_file(path), str(error))
 
-        counted = map_files(count, range(len(files)), workers)
+        results = map_files(count, range(len(files)), workers)
+    bad = [result for result in results if isinstance(result, _BadFile)]
+    _judge_bad_files(inputs, bad, len(files), on_bad_file, reporter)
+    good = [result for result in results if isinstance(result, _Counted)]
+    schema = _common_schema(inputs, good)
+    if good[0].others:
+        names = ", ".join(f"`{name}`" for name in good[0].others)
+        reporter.say(f"{inputs.folder / good[0].file.name}: also has {names}, which packed records do not carry")
+    counted = [each.file for each in good]
     counts = np.zeros(schema.max_sequence_length + 1, np.int64)
     for file in counted:
         lengths, _, sequences = file.counts.rows.T
@@ -108,11 +149,64 @@ def _count(
         tokens=sum(file.tokens for file in counted),
         vocabulary=vocabulary,
         counts=tuple(counts[1:].tolist()),
+        bad_files=tuple(each.file for each in bad),
         files=tuple(counted),
     )
 
 
-def _count_file(path: Path, schema: UnpackedSchema, buffer: ByteArray, progress: Callable[[int], None]) -> CountedFile:
+def why_bad(path: Path) -> str | None:
+    """Why a file of records cannot be read; None where it can."""
+    try:
+        _count_file(path, scan_buffer(), lambda _: None)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _judge_bad_files(
+    inputs: RecordInputs, bad: Sequence[_BadFile], files: int, on_bad_file: OnBadFile, reporter: Reporter
+) -> None:
+    """Report all bad files; refuse them, unless they are to be left out."""
+    if not bad:
+        return
+    if files == 1:
+        raise InputError(bad[0].reason)
+    if len(bad) == 1 and on_bad_file == "stop":
+        raise InputError(f"{bad[0].reason}, or leave it out: {_LEAVE_OUT}")
+    for each in bad[:_NAMED]:
+        reporter.say(each.reason)
+    named = _named([each.file.name for each in bad], _NAMED)
+    told = f"{inputs.shown}: of {count_of(files, 'file')}, {named} cannot be read: {shortened(bad[0].reason, 300)}"
+    if on_bad_file == "stop":
+        raise InputError(f"{told}; make them again, or leave them out: {_LEAVE_OUT}")
+    if len(bad) == files:
+        raise InputError(f"{told}; nothing is left to pack, so make them again")
+    reporter.say(f"{told}; left out, as --on-bad-file skip says")
+
+
+def _common_schema(inputs: RecordInputs, counted: Sequence[_Counted]) -> UnpackedSchema:
+    """The sizes that the records of all files have."""
+    files_of: dict[UnpackedSchema, list[str]] = {}
+    for each in counted:
+        files_of.setdefault(each.schema, []).append(each.file.name)
+    most, *others = sorted(files_of, key=lambda schema: -len(files_of[schema]))
+    if others:
+        sizes = ", ".join(
+            f"{schema.max_sequence_length} input_ids and {schema.max_predictions} masked_lm_positions in {_named(files)}"
+            for schema, files in [(others[0], files_of[others[0]]), (most, files_of[most])]
+        )
+        raise InputError(f"{inputs.shown}: records of different sizes: {sizes}; pack them apart, by a pattern")
+    return most
+
+
+def _named(names: Sequence[str], most: int = 3) -> str:
+    """How many files, and the first of them by name."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{count_of(len(names), 'file')} ({', '.join(shortened(name, 30) for name in names[:most])}{more})"
+
+
+def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) -> _Counted:
+    schema, others = unpacked_schema(path)  # of the first record; every other one is held to it
     records = UnpackedFormat.for_pieces(schema, buffer)
     scan = RecordScan(path, records, buffer, progress=progress)
     totals: Counter[int] = Counter()
@@ -126,7 +220,7 @@ def _count_file(path: Path, schema: UnpackedSchema, buffer: ByteArray, progress:
     if records.records == 0:
         raise InputError(f"{path}: {NO_RECORD}")
     counts = [(*divmod(key, schema.max_predictions + 1), count) for key, count in sorted(totals.items())]
-    return CountedFile(
+    counted = CountedFile(
         name=path.name,
         bytes=scan.file_bytes,
         crc32c=scan.file_crc32c,
@@ -134,6 +228,7 @@ def _count_file(path: Path, schema: UnpackedSchema, buffer: ByteArray, progress:
         tokens=sum(length * count for length, _, count in counts),
         counts=FileCounts(np.array(counts, np.int64)),
     )
+    return _Counted(counted, schema, others)
 
 
 def _merge(totals: Counter[int], pending: list[Int32Array]) -> None:
@@ -155,12 +250,14 @@ class CountedRecords:
         max_predictions: most masked positions of one sequence (P), or None where no file states it.
         files: the input files in the order of their names, or None where only counts are known.
         vocabulary: of the token ids, where it is known.
+        bad_files: those that could not be read, and were left out.
     """
 
     histogram: Histogram
     max_predictions: int | None
     files: tuple[CountedFile, ...] | None
     vocabulary: VocabularyInfo | None
+    bad_files: tuple[InputFile, ...] = ()
 
     @cached_property
     def sha256(self) -> str:
@@ -171,11 +268,13 @@ class CountedRecords:
             digest.update(b"null")
         for number, file in enumerate(self.files or ()):
             digest.update(f"{', ' if number else '['}{file.digested}".encode())
-        others = {
+        others: dict[str, Any] = {
             "max_predictions": self.max_predictions,
             "max_sequence_length": self.histogram.max_sequence_length,
             "vocabulary": None if self.vocabulary is None else self.vocabulary.as_json(),
         }
+        if self.bad_files:
+            others["bad_files"] = [file.as_json() for file in self.bad_files]
         closing = "" if self.files is None else "]" if self.files else "[]"
         digest.update(f"{closing}, {json.dumps(others, sort_keys=True)[1:]}".encode())
         return digest.hexdigest()
@@ -206,7 +305,7 @@ def _counted_records(path: Path) -> CountedRecords:
     content, max_masked = list_histogram(path)
     histogram = Histogram(content.max_sequence_length, np.array(content.counts, np.int64), max_masked)
     files = None if content.files is None else _in_order(content.files)
-    return CountedRecords(histogram, content.max_predictions, files, content.vocabulary)
+    return CountedRecords(histogram, content.max_predictions, files, content.vocabulary, content.bad_files)
 
 
 def _merge_records(parts: Sequence[CountedRecords], sources: Sequence[str]) -> CountedRecords:
@@ -225,7 +324,8 @@ def _merge_records(parts: Sequence[CountedRecords], sources: Sequence[str]) -> C
         raise InputError(f"{lacking}: has no counts per file while others have; make it with `gaudi-bert histogram`")
     files = _in_order([file for part in known for file in part]) if known else None
     merged = merge_histograms(part.histogram for part in parts)
-    return CountedRecords(merged, first.max_predictions, files, first.vocabulary)
+    bad_files = sorted((file for part in parts for file in part.bad_files), key=lambda file: file.name)
+    return CountedRecords(merged, first.max_predictions, files, first.vocabulary, tuple(bad_files))
 
 
 def _in_order(files: Sequence[CountedFile]) -> tuple[CountedFile, ...]:

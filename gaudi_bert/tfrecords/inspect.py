@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gaudi_bert.artefacts.packed import pack_kind
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 from gaudi_bert.common.files import read_text
 from gaudi_bert.tfrecords.files import list_record_files
-from gaudi_bert.tfrecords.packed_folder import is_packed, read_metadata
+from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import RecordError
@@ -94,7 +95,9 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
 
 
 def _first_file(folder: Path) -> Path:
-    return folder / read_metadata(folder).shard_table.name(0) if is_packed(folder) else next(iter(list_record_files(folder)))
+    if pack_kind(folder) is None:
+        return next(iter(list_record_files(folder)))
+    return folder / read_metadata(folder).shard_table.name(0)
 
 
 def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:

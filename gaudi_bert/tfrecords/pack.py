@@ -14,7 +14,7 @@ from gaudi_bert.common.files import check_name
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.tfrecords.histogram import histogram
+from gaudi_bert.tfrecords.histogram import OnBadFile, histogram
 from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.write import write
 
@@ -26,17 +26,21 @@ def pack(
     *,
     reporter: Reporter,
     overwrite: bool = False,
+    on_bad_file: OnBadFile = "stop",
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> PackResult:
-    """Pack `records` (a folder, a file or a glob of unpacked TFRecords) into the folder `out`."""
+    """Pack `records` (a folder, a file or a glob of unpacked TFRecords) into the folder `out`.
+
+    `on_bad_file` is as for `histogram`.
+    """
     check_name(out)
     if Path(records).is_dir() and out.resolve() == Path(records).resolve():
         raise InputError(f"{out}: the output folder is the input folder; choose another one")
     histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
     plan_path = histogram_path.with_name("plan.json")
     common: dict[str, Any] = {"reporter": reporter, "overwrite": overwrite, "store": store}
-    histogram(records, histogram_path, workers=workers, **common)
+    histogram(records, histogram_path, on_bad_file=on_bad_file, workers=workers, **common)
     planned = plan([histogram_path], plan_path, settings, **common)
     written = write(records, plan_path, out, workers=workers, **common)
     return PackResult(written, planned)

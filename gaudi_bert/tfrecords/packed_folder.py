@@ -19,14 +19,17 @@ from typing import Any, overload
 import numpy as np
 
 from gaudi_bert.artefacts.base import LARGEST_COUNT
-from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+from gaudi_bert.artefacts.packed import Metadata, predecessor_metadata_path
 from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.artefacts.shards import Shard, ShardTable, index_path, read_starts
 from gaudi_bert.artefacts.store.mirrored_folder import files_in, is_mirrored
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.features import PackingFigures
-from gaudi_bert.common.files import explained_os_errors, followed, read_json
+from gaudi_bert.common.files import explained_os_errors, read_json
+from gaudi_bert.reading.dealing import MOST_SETS, regions_of_groups
+from gaudi_bert.reading.global_order import streams_of
+from gaudi_bert.reading.stored_packs import StoredPacks
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.scanning.scan import first_record
 from gaudi_bert.tfrecords.shard_cache import ShardCache
@@ -48,18 +51,6 @@ def read_metadata(folder: Path | str) -> Metadata:
     return Metadata.read(folder)
 
 
-def predecessor_metadata_path(folder: Path) -> Path:
-    """`<folder>_metadata.json` next to `folder`."""
-    folder = followed(folder)
-    return folder.parent / f"{folder.name}_metadata.json"
-
-
-def is_packed(folder: Path) -> bool:
-    """Whether a folder has the metadata of packs: TFRecords, tables, or the predecessor's."""
-    paths = (folder / METADATA_NAME, TableMetadata.path_in(folder), predecessor_metadata_path(folder))
-    return any(path.exists() for path in paths)
-
-
 # --- the shards of a folder, of which there may be hundreds of thousands
 
 
@@ -68,6 +59,15 @@ def open_shards(folder: Path, metadata: Metadata, cache: ShardCache | None = Non
     table = metadata.shard_table
     starts = partial(_starts_of, folder, table)
     return RecordFiles(ShardPaths(folder, table), PackedSchema.of(metadata), table.packs, starts, cache)
+
+
+def open_packs(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> StoredPacks:
+    """The packs of a folder as they are read: from more shards, and from all parts of the input, where there is an index."""
+    files, streams = open_shards(folder, metadata, cache), streams_of(metadata.shard_multiple)
+    if not metadata.groups:
+        return StoredPacks(files, streams)
+    regions = regions_of_groups(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed)
+    return StoredPacks(files, streams, MOST_SETS, regions)
 
 
 def _starts_of(folder: Path, table: ShardTable, shard: int) -> IntArray | None:

@@ -306,6 +306,7 @@ def _finish(output: _PlanOutput, planning: _Planning) -> Plan:
         writable=records.files is not None,
         totals=PlanTotals(**{**totals, **masked_totals}),
         files_sha256=files_sha256((file.name, file.bytes) for file in records.files or ()),
+        bad_files=records.bad_files,
         parts=tuple(parts.listed),
     )
     output.write_final(content)

@@ -23,15 +23,16 @@ from gaudi_bert.artefacts.packed import GroupManifest, GroupVerification, Metada
 from gaudi_bert.artefacts.references import METADATA_NAME, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.shards import index_path
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, shown_path
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.tfrecords import packed_proof as proof
-from gaudi_bert.tfrecords.files import RecordInputs, open_inputs
+from gaudi_bert.tfrecords.files import RecordInputs, input_file, open_inputs
 from gaudi_bert.tfrecords.group_proof import FileToRead, GroupReader, ReadGroup, hold_group, plan_sha256_of
+from gaudi_bert.tfrecords.histogram import why_bad
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.scanning.file_contents import SequenceSums, describe_difference
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
@@ -260,6 +261,7 @@ class _Folder:
             fingerprint += int(digits, 16)
             bound += of_group
         self._check_names(names)
+        self._check_bad_files(names)
         if metadata.lower_bound > min(bound, metadata.packs):
             counts = partial(proof.counts_of_groups, self.packed, metadata)
             proof.check_bound(path, metadata.lower_bound, metadata.packs, counts, metadata.depth, metadata.remedy)
@@ -269,17 +271,35 @@ class _Folder:
             **sums.stored(metadata.max_sequence_length, metadata.lower_bound),
             tool_version=metadata.tool_version,
             vocabulary=metadata.vocabulary if self.inputs.vocabulary is None else VocabularyInfo.of(self.inputs.vocabulary),
-            input_files=len(self.inputs.sizes),
+            input_files=len(names),
+            bad_files=metadata.bad_files,
         )
         return proof.Proof(right, Verification.of(right, f"{fingerprint % 2**64:016x}"))
 
     def _check_names(self, names: Sequence[str]) -> None:
         """Each file of the records is that of one manifest; the files were held to their CRCs with their groups."""
-        known = set(names)
-        if len(known) != len(names):
+        known = {*names, *(file.name for file in self.metadata.bad_files)}
+        if len(set(names)) != len(names):
             raise FailedError(f"{self.packed}: two manifests name the same input file; {self.metadata.remedy}")
         for name in self._paths:
             if name not in known:
                 raise FailedError(
                     f"{self.packed}: input file {name} is not among those that were packed; {self.metadata.remedy}"
                 )
+
+    def _check_bad_files(self, names: Sequence[str]) -> None:
+        """Files that were left out as bad are in no manifest, are there as they were, and cannot be read."""
+        for bad in self.metadata.bad_files:
+            path, remedy = self._paths.get(bad.name), self.metadata.remedy
+            if path is None or bad.name in names:
+                problem = "is missing now" if path is None else "is in a manifest"
+                raise FailedError(f"{self.packed}: input file {bad.name} was left out as bad, and {problem}; {remedy}")
+            with read_ahead([path]) as files, files.batch(0):
+                if input_file(path) != bad:
+                    raise FailedError(f"{path}: was left out as bad, and has changed since; {remedy}")
+                if why_bad(path) is None:
+                    raise FailedError(f"{path}: was left out as bad, but can be read; {remedy}")
+        if self.metadata.bad_files:
+            named = ", ".join(file.name for file in self.metadata.bad_files[:_NAMED])
+            count = count_of(len(self.metadata.bad_files), "bad file")
+            self.reporter.say(f"{shown_path(self.packed)}: {count} of the records left out: {named}")

@@ -242,6 +242,7 @@ def _finish(output: PackedOutput[GroupManifest], plan: WritablePlan) -> Metadata
         tool_version=__version__,
         vocabulary=plan.vocabulary,
         input_files=files,
+        bad_files=plan.bad_files,
     )
     output.write_final(metadata)
     return metadata
@@ -251,7 +252,12 @@ def _finish(output: PackedOutput[GroupManifest], plan: WritablePlan) -> Metadata
 
 
 def match_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePlan) -> dict[str, Path]:
-    """Where each file of the plan is now, by its name; `sizes` are the files of RECORDS, which must be the same."""
+    """Where each file of the plan is now, by its name; `sizes` are the files of RECORDS, which must be the same.
+
+    A file that was bad when the records were counted, and is there as it was, is passed over.
+    """
+    bad = {(file.name, file.bytes) for file in plan.bad_files}
+    sizes = {path: size for path, size in sizes.items() if (path.name, size) not in bad}
     paths = {path.name: path for path in sizes}
     if plan.files_sha256 == files_sha256((path.name, size) for path, size in sizes.items()):
         return paths

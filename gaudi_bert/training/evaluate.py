@@ -10,9 +10,11 @@ is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown_path
 from gaudi_bert.artefacts.training import EvaluationFigures, EvaluationResult
-from gaudi_bert.common.arrays import AnyArray, FloatArray
+from gaudi_bert.common.arrays import AnyArray, Float32Array, FloatArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import section_from_mapping
@@ -34,7 +36,7 @@ from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.checkpoint import Checkpoint, checkpoint_identity, find_checkpoint, read_checkpoint
 from gaudi_bert.training.input.batches import Batch, evaluation_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits
-from gaudi_bert.training.objective import PretrainingObjective
+from gaudi_bert.training.objective import Evaluation, PretrainingObjective
 from gaudi_bert.training.stored_inputs import local_weights, open_data
 
 # Packed and unpacked figures are sums of the same float32 terms in another order.
@@ -111,9 +113,8 @@ def _evaluate(
     evaluations = []
     for source in sources:
         check_fits(source, config)
-        packs = settings.micro_batch_packs
-        evaluator = PretrainingEvaluator(model, config, source, communicator, batch_packs=packs)
-        evaluations.append(evaluator.run())
+        data = RecordsEvaluation(source, config, settings.micro_batch_packs)
+        evaluations.append(Evaluator(model, data, communicator).run())
         reporter.say(f"evaluate: {shown_path(source.path)}: {evaluations[-1].line()}")
     unpacked, difference = None, None
     if len(evaluations) > 1:
@@ -142,6 +143,63 @@ def _compare(one: EvaluationFigures, other: EvaluationFigures, what: str) -> flo
 
 
 # --- One model on one set: also what a run evaluates between its updates
+#
+# The processes share the batches. Sums are added up over them and divided once, so no figure is a mean of means. Outputs,
+# where a head keeps them, are put back into the order of the data and added up too: all processes but one hold zeros there.
+
+
+class EvaluationBatch(NamedTuple):
+    """A batch, and what puts the outputs of a head into those of the complete set (`EvaluationSet.outputs`)."""
+
+    features: Batch
+    place: Callable[[Float32Array, Float32Array], None] | None = None
+
+
+E = TypeVar("E", bound=Evaluation, covariant=True)
+
+
+class EvaluationSet(Protocol[E]):
+    """What a model is evaluated on: every sequence once, whatever its pack and the number of processes."""
+
+    @property
+    def sums(self) -> int:
+        """How many numbers are added up: those of the head, and behind them those that are `counted`."""
+
+    def batches(self, rank: int, size: int) -> Iterable[EvaluationBatch]:
+        """Those of one process."""
+
+    def counted(self, batch: Batch) -> FloatArray:
+        """What else is added up, float64."""
+
+    def outputs(self) -> Float32Array | None:
+        """Zeros for the outputs of all sequences or tokens; None where none are kept."""
+
+    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> E:
+        """The result, from the sums and outputs of all processes."""
+
+
+@dataclass(frozen=True)
+class Evaluator(Generic[E]):
+    """Evaluates one model on one set."""
+
+    model: Model
+    data: EvaluationSet[E]
+    communicator: Communicator
+
+    def run(self) -> E:
+        """Evaluate; every process calls it at the same time."""
+        data, communicator = self.data, self.communicator
+        totals, outputs = np.zeros(data.sums, np.float64), data.outputs()
+        for number, (batch, place) in enumerate(data.batches(communicator.rank, communicator.size)):
+            communicator.note("an evaluation", slow=number == 0)
+            values, sums = self.model.evaluate(batch)
+            totals += np.concatenate([sums.astype(np.float64), data.counted(batch)])
+            if outputs is not None and values is not None and place is not None:
+                place(values, outputs)
+        totals = communicator.sum_array(totals)
+        if outputs is not None and communicator.size > 1:
+            outputs = communicator.sum_array(outputs).astype(np.float32)
+        return data.figures(totals, outputs)
 
 
 def majority_share(label_counts: FloatArray) -> float:
@@ -155,55 +213,40 @@ def count_values(values: AnyArray, weights: AnyArray, size: int) -> FloatArray:
     return np.bincount(values[weights > 0], minlength=size).astype(np.float64)
 
 
-def sums_over(
-    batches: Iterable[Batch],
-    model: Model,
-    communicator: Communicator,
-    counted: Callable[[Batch], FloatArray],
-    size: int,
-) -> FloatArray:
-    """The sums of a model's head, and behind them what is `counted`, over the batches of all processes, float64 [size]."""
-    totals = np.zeros(size, np.float64)
-    for number, batch in enumerate(batches):
-        communicator.note("an evaluation", slow=number == 0)
-        totals += np.concatenate([model.evaluate(batch)[1].astype(np.float64), counted(batch)])
-    return communicator.sum_array(totals)
+@dataclass(frozen=True)
+class RecordsEvaluation:
+    """Records of pretraining; `take_packs` limits them to the first."""
 
+    source: DataSource
+    config: BertConfig
+    batch_packs: int
+    take_packs: int | None = None
 
-class PretrainingEvaluator:
-    """Evaluates one model on one set; `take_packs` limits it to the first records."""
+    @property
+    def sums(self) -> int:
+        """Those of `PretrainingObjective`, both next-sentence labels, and every word."""
+        return 8 + 2 + self.config.vocab_size
 
-    def __init__(
-        self,
-        model: Model,
-        config: BertConfig,
-        source: DataSource,
-        communicator: Communicator,
-        *,
-        batch_packs: int,
-        take_packs: int | None = None,
-    ) -> None:
-        self._model, self._source, self._communicator = model, source, communicator
-        self._batch_packs, self._take_packs, self._config = batch_packs, take_packs, config
-        self._limits = value_limits(source, config)
+    def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
+        """Every record once; the last batch is filled up."""
+        limits = value_limits(self.source, self.config)
+        return map(EvaluationBatch, evaluation_batches(self.source, limits, self.batch_packs, rank, size, self.take_packs))
 
-    def run(self) -> EvaluationFigures:
-        """Evaluate."""
-        vocabulary = self._config.vocab_size
-
-        def labels(batch: Batch) -> FloatArray:
-            sentences = count_values(batch["next_sentence_labels"], batch["next_sentence_weights"], 2)
-            words = count_values(batch["masked_lm_ids"], batch["masked_lm_weights"], vocabulary)
-            return np.concatenate([sentences, words])
-
-        communicator = self._communicator
-        batches = evaluation_batches(
-            self._source, self._limits, self._batch_packs, communicator.rank, communicator.size, self._take_packs
+    def counted(self, batch: Batch) -> FloatArray:
+        """How often each label is there."""
+        sentences = count_values(batch["next_sentence_labels"], batch["next_sentence_weights"], 2)
+        return np.concatenate(
+            [sentences, count_values(batch["masked_lm_ids"], batch["masked_lm_weights"], self.config.vocab_size)]
         )
-        totals = sums_over(batches, self._model, communicator, labels, 8 + 2 + vocabulary)
+
+    def outputs(self) -> None:
+        """None are kept."""
+
+    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> EvaluationFigures:
+        """Both losses and accuracies, and their baselines."""
         sums, next_counts, token_counts = np.split(totals, [8, 10])
         if not next_counts.any():
-            raise InputError(f"{self._source.path}: holds no sequence to evaluate on; prepare more text")
+            raise InputError(f"{self.source.path}: holds no sequence to evaluate on; prepare more text")
         return EvaluationFigures(
             **dict(PretrainingObjective().figures(sums)),
             unigram_baseline=majority_share(token_counts),

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from gaudi_bert.artefacts.store.mirrored_folder import publish
 from gaudi_bert.common.errors import StoppedError
@@ -25,31 +25,13 @@ from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.protocol import Model
 from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
+from gaudi_bert.training.evaluate import Evaluator
 from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.metrics import Interval, IntervalReport, MetricsServer, MetricsWriter
 from gaudi_bert.training.mlperf import MlperfLog
-from gaudi_bert.training.objective import ReportFigures, TrainingStep
-from gaudi_bert.training.run import RunContext
+from gaudi_bert.training.objective import Evaluation, TrainingStep
+from gaudi_bert.training.run_folder import RunContext
 from gaudi_bert.training.run_plan import RunPlan
-
-
-class Evaluation(ReportFigures, Protocol):
-    """The result of an evaluation, whatever is trained."""
-
-    @property
-    def accuracy(self) -> float:
-        """The figure that a target is set for."""
-
-    @property
-    def sequences(self) -> int:
-        """Sequences evaluated."""
-
-
-class _Evaluator(Protocol):
-    """Evaluates the model of a run; every process calls it at the same time."""
-
-    def run(self) -> Evaluation:
-        """Evaluate."""
 
 
 @dataclass
@@ -68,7 +50,7 @@ class TrainingLoop:
     batches: Iterator[Batch]
     progress: Progress
     stored_settings: Mapping[str, Any]
-    evaluator: _Evaluator | None = None
+    evaluator: Evaluator[Any] | None = None
     events: MlperfLog | None = None
     evaluated: Callable[[int, Evaluation], None] | None = None
     report: IntervalReport | None = field(default=None, init=False)
@@ -192,7 +174,7 @@ class TrainingLoop:
             self._metrics.write("train", update, values)
             self.context.reporter.say(f"{self._stage}: {report.line(update, self._settings.updates)}")
 
-    def _evaluate(self, evaluator: _Evaluator) -> None:
+    def _evaluate(self, evaluator: Evaluator[Any]) -> None:
         events, sequences = self.events, self.progress.sequences
         if events is not None:
             events.evaluation_begins(sequences)
@@ -230,7 +212,7 @@ class TrainingLoop:
                 "sequences": progress.sequences,
                 "tokens": progress.tokens,
             },
-            settings={**self.stored_settings, "run": context.signature.as_json()},
+            settings=self.stored_settings,
         )
         # The lines about a run go before the checkpoint that they lead to: a run that is resumed lacks none before it.
         publish(context.folder)

@@ -11,12 +11,9 @@ import json
 import os
 import socket
 import struct
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -205,10 +202,8 @@ class Interval:
 
 # --- The newest figures for Prometheus, at /metrics, served by a thread of the process of rank 0
 #
-# The text is Prometheus' exposition format 0.0.4: a line of help, a line with the type, and one sample per figure. What only
-# grows (`sequences`, `tokens`) is a counter, all else a gauge. No data and no settings are served.
+# What only grows (`sequences`, `tokens`) is a counter, all else a gauge. No data and no settings are served.
 
-_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COUNTERS = {"sequences": "Real sequences trained on.", "tokens": "Real tokens trained on."}
 
 
@@ -216,61 +211,38 @@ class MetricsServer:
     """Serves what it was given last, and from the start how many updates are done and planned; use it as a context."""
 
     def __init__(self, port: int, done_updates: int, planned_updates: int, keys: RunKeys = TRAINING_KEYS) -> None:
+        from prometheus_client import CollectorRegistry, start_http_server
+
         self._values: dict[str, float] = {"update": done_updates, "planned_updates": planned_updates}
-        self._lock = threading.Lock()
+        registry = CollectorRegistry()
+        registry.register(self)
         try:
-            self._server = ThreadingHTTPServer(("", port), _handler_of(self))
+            self._server, _ = start_http_server(port, registry=registry)
         except OSError as error:
             raise FailedError(
                 f"{keys.section}.metrics_port = {port}: cannot listen there: {error.strerror}; choose another port"
             ) from error
-        self._server.daemon_threads = True
         self.port: int = self._server.server_port
 
     def update(self, kind: str, update: int, values: Mapping[str, float]) -> None:
         """Take one report of `kind` "train" or "evaluation", as it goes into `metrics.jsonl`."""
-        with self._lock:
-            self._values["update"] = update
-            self._values |= {name if name in _COUNTERS else f"{kind}_{name}": value for name, value in values.items()}
+        named = {name if name in _COUNTERS else f"{kind}_{name}": value for name, value in values.items()}
+        self._values = {**self._values, "update": update, **named}
 
-    def text(self) -> str:
-        """What is served."""
-        with self._lock:
-            values = dict(self._values)
-        lines = []
-        for name, value in sorted(values.items()):
-            metric = f"gaudi_bert_{name}_total" if name in _COUNTERS else f"gaudi_bert_{name}"
-            lines.append(f"# HELP {metric} {_COUNTERS.get(name, f'{name} as in metrics.jsonl.')}")
-            lines.append(f"# TYPE {metric} {'counter' if name in _COUNTERS else 'gauge'}")
-            lines.append(f"{metric} {float(value)!r}")
-        return "\n".join(lines) + "\n"
+    def collect(self) -> Iterator[Any]:
+        """The figures as `prometheus_client` asks for them, from a thread of its own."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for name, value in sorted(self._values.items()):
+            kind = CounterMetricFamily if name in _COUNTERS else GaugeMetricFamily
+            yield kind(f"gaudi_bert_{name}", _COUNTERS.get(name, f"{name} as in metrics.jsonl."), value=value)
 
     def __enter__(self) -> MetricsServer:
-        threading.Thread(target=self._server.serve_forever, args=(0.2,), daemon=True, name="metrics").start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-
-def _handler_of(server: MetricsServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10  # for a silent peer
-
-        def do_GET(self) -> None:
-            is_known = self.path.partition("?")[0] == "/metrics"
-            body = server.text().encode("utf-8") if is_known else b"see /metrics\n"
-            self.send_response(HTTPStatus.OK if is_known else HTTPStatus.NOT_FOUND)
-            self.send_header("Content-Type", _CONTENT_TYPE if is_known else "text/plain")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *values: Any) -> None:
-            """Do not log each request."""
-
-    return Handler
 
 
 # --- TensorBoard's event files: a TFRecord for each report, with a protocol buffer `Event` in it

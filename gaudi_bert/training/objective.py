@@ -35,6 +35,18 @@ class ReportFigures(Protocol):
         """For people."""
 
 
+class Evaluation(ReportFigures, Protocol):
+    """The result of an evaluation, whatever is trained."""
+
+    @property
+    def accuracy(self) -> float:
+        """The figure that a target is set for."""
+
+    @property
+    def sequences(self) -> int:
+        """Sequences evaluated."""
+
+
 class Objective(Protocol):
     """What a run minimises."""
 

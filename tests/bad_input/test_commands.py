@@ -27,9 +27,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pack parquet": ("rows.parquet", "pack rows.parquet --out out --max-sequence-length 32 --algorithm lpfhp"),
     "pack arrow": ("rows.arrow", "pack rows.arrow --out out --max-sequence-length 32 --algorithm lpfhp"),
     "pack lines": ("rows.jsonl", "pack rows.jsonl --out out --max-sequence-length 32 --algorithm lpfhp"),
-    "import parquet": ("rows.parquet", "import rows.parquet --out out"),
-    "import arrow": ("rows.arrow", "import rows.arrow --out out"),
-    "import lines": ("rows.jsonl", "import rows.jsonl --out out"),
     "histogram": ("records", "histogram records --out out.json"),
     "histogram of one file": ("records/part-0", "histogram records --out out.json"),
     "plan": ("histogram.json", "plan histogram.json --out out.json --algorithm lpfhp"),
@@ -155,13 +152,14 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
         for option, values in {
             "--text-column": [*NOT_A_COLUMN, "\udc80"],
             "--text-pair-column": ["nothing", "", LONG],
-            "--label-column": ["a", "", LONG],
+            "--delimiter": ["", ";;", "\n", LONG, "\udc80"],
+            "--encoding": ["", "utf-9", "hex", LONG],
+            "--on-bad-row": ["", "stopp", LONG],
             "--columns": ["text,b", "a,b", ",", "", LONG, "\udc80"],
             "--format": ["", "xml", "squad", "conll", "parquet", "jsonl", LONG],
         }.items()
     },
     "--text-column": ("embed --model model --data texts.csv --out out.jsonl", NOT_A_COLUMN),
-    "--label-column": ("embed --model model --data texts.csv --text-column b --out out.jsonl", ["a", "", LONG]),
     "--too-long": (f"{LINES} --max-sequence-length 8", ["", "cut", LONG]),
     "--shard": (
         "histogram records --out out.json",

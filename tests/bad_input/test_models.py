@@ -38,8 +38,7 @@ COLLATED = [
 DATASETS = [
     "'absent'", "'records'", "'histogram.json'", "'empty'", "'packed', rank=2, world_size=2", "'packed', rank=-1",
     "'packed', world_size=0", "'packed', batch_packs=0", "'packed', batch_packs=10**9", "'packed', world_size=10**9",
-    "'records', plan='histogram.json'", "'records', plan='absent.json'", "'records', plan='pipe'", "'index'",
-    "'damaged'",
+    "'index'", "'damaged'",
 ]  # fmt: skip
 COLLATORS = [
     "'flush'", "'flash'", "'flash', 'gpt2'", "'transformers-4'", "'optimum-habana', 'gpt2'", "model='bort'", "model=7",
@@ -102,7 +101,7 @@ def test_a_bad_argument_is_named(worker: WatchedWorker, folders: Path, expressio
 COUNT, AT_ONCE = tries(100, 2000), 50
 ANSWERED = tries(4, 400)
 TORCH_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
-PROGRESS = re.compile(r"packing: |[\d,]+ (of [\d,]+ )?rows|texts.txt: reads plain text; row 1 begins ")
+PROGRESS = re.compile(r"packing: |[\d,]+ (of [\d,]+ )?rows|texts.txt: reads plain text; line 1 \(row 1\) begins ")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +115,7 @@ def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
     from gaudi_bert.config.sections import TaskSettings
     from gaudi_bert.rows.tokenizer import open_tokenizer
     from gaudi_bert.rows.tokenizing import tokenize_rows
-    from gaudi_bert.rows.types import TextRow
+    from gaudi_bert.rows.types import Place, TextRow
     from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
     from gaudi_bert.training.model_files import read_sentence_folder
 
@@ -129,7 +128,7 @@ def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
         config = weights.config
         tokenizer = open_tokenizer(folder)
         tokenizer.check_fits(config.vocab_size, config.type_vocab_size)
-        rows = [TextRow(1, "the cat sat"), TextRow(2, "on the mat, unable", "dogs runs")]
+        rows = [TextRow(Place(1), "the cat sat"), TextRow(Place(2), "on the mat, unable", "dogs runs")]
         settings = TaskSettings(too_long="truncate")
         sequences = tokenize_rows(rows, tokenizer, task="classification", settings=settings, max_sequence_length=16)
     except InputError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,16 @@ def tries(usual: int, long: int) -> int:
 def long_form(test: Callable[..., None]) -> Any:
     """The former name of `@pytest.mark.slow`."""
     return pytest.mark.slow(test)
+
+
+def sampled(cases: Iterable[Any], step: int, first: int = 0) -> list[Any]:
+    """The cases of a table for `parametrize`: `make test` runs each `step`-th, from `first` on, and `make test-all` all."""
+    return [
+        case
+        if number % step == first
+        else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.slow)
+        for number, case in enumerate(cases)
+    ]
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

@@ -27,8 +27,11 @@ PLURALS = {
     "persistentvolumeclaims": "PersistentVolumeClaim", "serviceaccounts": "ServiceAccount", "nodes": "Node",
     "storageclasses": "StorageClass", "persistentvolumes": "PersistentVolume", "workloads": "Workload",
     "localqueues": "LocalQueue", "networkpolicies": "NetworkPolicy", "limitranges": "LimitRange",
+    "trainjobs": "TrainJob", "trainingruntimes": "TrainingRuntime", "services": "Service",
     "resourcequotas": "ResourceQuota", "priorityclasses": "PriorityClass", "runtimeclasses": "RuntimeClass",
 }  # fmt: skip
+# By which label a step's pods are found: what each controller sets.
+POD_LABELS = {"Job": "job-name", "MPIJob": "training.kubeflow.org/job-name", "TrainJob": "jobset.sigs.k8s.io/jobset-name"}
 OBJECT_PATH = re.compile(
     r"^/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?P<log>/log)?$"
 )
@@ -135,7 +138,7 @@ class FakeApiServer:
         state = states.popleft() if len(states) > 1 else states[0]
         item["status"] = state.status
         self._queue(kind, item, state)
-        label = "training.kubeflow.org/job-name" if kind == "MPIJob" else "job-name"
+        label = POD_LABELS[kind]
         pods = {key: item for key, item in self.objects.items() if key[0] == "Pod"}
         for key in [key for key, pod in pods.items() if pod["metadata"]["labels"].get(label) == name]:
             del self.objects[key]
@@ -279,7 +282,7 @@ class Answers:
         elif not known:
             self.handler.answer(404, status(404, f'{kind} "{name}" not found'))
         elif self.method == "GET":
-            item = self.server.advance(kind, name) if kind in ("Job", "MPIJob") else self.server.objects[kind, name]
+            item = self.server.advance(kind, name) if kind in POD_LABELS else self.server.objects[kind, name]
             self.handler.answer(200, item)
         elif self.method == "PUT":
             self.handler.answer(200, self.server.put(kind, self.body))

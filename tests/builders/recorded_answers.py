@@ -19,7 +19,8 @@ STORAGE_CLASS = {"metadata": {"name": "nfs", "annotations": {"storageclass.kuber
 def node(name: str, **allocatable: str) -> Json:
     """A node with our images and these resources; `hugepages_2Mi` is hugepages-2Mi."""
     images = [
-        {"names": [f"docker.io/library/gaudi-bert-{kind}:{__version__}"]} for kind in ("data", "train-cpu", "train-gaudi")
+        {"names": [f"docker.io/library/gaudi-bert-{kind}:{__version__}"]}
+        for kind in ("data", "train-cpu", "train-gaudi", "train-gaudi-pytorch")
     ]
     amounts = {key.replace("hugepages_", "hugepages-"): value for key, value in allocatable.items()}
     return {"metadata": {"name": name}, "status": {"allocatable": amounts, "images": images}}

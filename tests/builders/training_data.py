@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
 
 from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.model.sequences import Sequence, join_sequences
@@ -36,6 +35,8 @@ def make_packs(count: int, seed: int = 3) -> list[list[Sequence]]:
 
 
 def example_bytes(features: dict[str, np.ndarray]) -> bytes:
+    import tensorflow as tf
+
     def feature(name, values):
         if name in FLOATS:
             return tf.train.Feature(float_list=tf.train.FloatList(value=values))
@@ -46,6 +47,8 @@ def example_bytes(features: dict[str, np.ndarray]) -> bytes:
 
 
 def write_records(path: Path, examples: list[bytes], compression: str = "") -> None:
+    import tensorflow as tf
+
     with tf.io.TFRecordWriter(str(path), compression) as writer:
         for example in examples:
             writer.write(example)

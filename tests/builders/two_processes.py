@@ -31,9 +31,9 @@ from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.finetune import finetune
 from gaudi_bert.tasks.models.task_models import open_model, read_task_folder, start_weights
-from gaudi_bert.tasks.objective import TaskEvaluator
+from gaudi_bert.tasks.objective import TaskEvaluation, TaskResult
 from gaudi_bert.tasks.task_data import TaskData, tokenized_file
-from gaudi_bert.training.evaluate import evaluate
+from gaudi_bert.training.evaluate import Evaluator, evaluate
 from gaudi_bert.training.objective import TrainingStep
 from gaudi_bert.training.results import FineTuneInput
 from gaudi_bert.training.train import train
@@ -83,14 +83,16 @@ def rows_of(model: Path, path: Path) -> tuple[Sequences, tuple[Row, ...]]:
     return tokenized_file(path, folder.task, settings, open_tokenizer(model), folder.labels, LENGTH)
 
 
-def evaluator(model: Path, path: Path, communicator: Communicator, depth: int | str = 2, seed: int = 3) -> TaskEvaluator:
+def evaluator(
+    model: Path, path: Path, communicator: Communicator, depth: int | str = 2, seed: int = 3
+) -> Evaluator[TaskResult]:
     """Of a model of a task, on a file of rows."""
     folder = read_task_folder(model)
     task = folder.make_task()
     sequences, rows = rows_of(model, path)
     data = TaskData.planned(path, "", rows, sequences, max_sequence_length=LENGTH, algorithm="optimal", depth=depth)
     bert = open_model(start_weights(model, task, lacks_head=False), task.head, load_engine("tensorflow"))
-    return TaskEvaluator(bert, task, data, communicator, batch_packs=MICRO_BATCH, seed=seed, best_metric=task.best_metric)
+    return Evaluator(bert, TaskEvaluation(task, data, MICRO_BATCH, seed, task.best_metric), communicator)
 
 
 def evaluated(model: Path, path: Path, communicator: Communicator, **given: Any) -> Any:

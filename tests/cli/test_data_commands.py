@@ -66,7 +66,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("options", [(), ("--index-only",)])
+@pytest.mark.parametrize("options", [(), pytest.param(("--index-only",), marks=pytest.mark.slow)])
 def test_tables_need_no_pandas(tmp_path: Path, options: tuple[str, ...]) -> None:
     rows = [{"input_ids": [1, 2], "flags": [True, False], "scores": [0.5, 1.5], "name": str(row)} for row in range(7)]
     tables.write_parquet(tmp_path / "rows.parquet", rows)
@@ -146,22 +146,19 @@ def test_options_of_tables_are_refused_for_records(tmp_path: Path) -> None:
     assert "--too-long is for tables" in line
 
 
-def test_from_a_table_to_packed_parquet(tmp_path: Path) -> None:
-    rows = [list(range(1, 2 + number % 19)) for number in range(90)]
-    parquet.write_table(pyarrow.table({"input_ids": rows}), tmp_path / "rows.parquet")
-    records, packed, plan = tmp_path / "records", tmp_path / "packed", tmp_path / "plan.json"
-    imported = succeed("import", tmp_path / "rows.parquet", "--out", records, "--max-sequence-length", 20, "--json")
-    assert json.loads(imported.stdout)["sequences"] == 90
+def test_from_records_to_packed_parquet(tmp_path: Path) -> None:
+    case = make_case(tmp_path / "case")
+    records, packed, plan = case.records, tmp_path / "packed", tmp_path / "plan.json"
     succeed("histogram", records, "--out", tmp_path / "histogram.json")
     succeed("plan", tmp_path / "histogram.json", "--out", plan, "--algorithm", "spfhp")
     write = ("write", records, "--plan", plan, "--out", packed)
     succeed(*write)
     convert = ("convert", packed, "--to", "parquet", "--out", tmp_path / "parquet")
     result = json.loads(succeed(*convert, "--json").stdout)
-    assert (result["format"], result["sequences"]) == ("parquet", 90)
+    assert (result["format"], result["sequences"]) == ("parquet", len(case.sequences))
     assert succeed(*convert).stdout.endswith("(already there, nothing to do)\n")
     lengths = [length for row in parquet.read_table(tmp_path / "parquet").to_pylist() for length in row["seq_lens"]]
-    assert sorted(lengths) == sorted(map(len, rows))
+    assert sorted(lengths) == sorted(sum(sequence["input_mask"]) for sequence in case.sequences)
 
 
 # --- `--set packing.KEY=VALUE` of `plan`, `write` and `pack`: every key arrives, and what makes no sense is one line

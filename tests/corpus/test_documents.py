@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_TEXTS
+from gaudi_bert.common.files import LONGEST_ROW_BYTES
 from gaudi_bert.corpus import documents as module
 from gaudi_bert.corpus.documents import (
-    LONGEST_LINE_BYTES,
     Source,
     detect_format,
     find_sources,
@@ -83,7 +83,7 @@ def test_a_long_document_is_cut_between_lines(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
-    given = source(tmp_path / "a.gz", gzip.compress(b"x" * (LONGEST_LINE_BYTES + 1), 1))
+    given = source(tmp_path / "a.gz", gzip.compress(b"x" * (LONGEST_ROW_BYTES + 1), 1))
     with pytest.raises(InputError, match=r"a\.gz: line 1 is longer than 64 MiB; break its lines, if this is text"):
         detect_format(given)
 

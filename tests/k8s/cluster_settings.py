@@ -10,7 +10,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PIPELINES = sorted((ROOT / "pipelines").glob("*.yaml"))
 
 CARDS = ["resources.cards=8", "resources.training={cpu: '95', memory: 409Gi}", "resources.hugepages_2Mi=95000Mi"]
-MPIJOB = ["resources.workers=4", "kubernetes.training=mpijob", "kubernetes.access_mode=ReadWriteMany"]
+WORKERS = ["resources.workers=4", "kubernetes.access_mode=ReadWriteMany"]
+MPIJOB = [*WORKERS, "kubernetes.training=mpijob", "training.engine=tensorflow"]
+NODES = [*WORKERS, "training.engine=pytorch"]
 PLACED = [
     "kubernetes.data_pods={tolerations: [{operator: Exists}], labels: {team: text}, node_selector: {disk: fast}}",
     "kubernetes.training_pods.tolerations=[{key: gaudi, value: 'yes', effect: NoSchedule}]",
@@ -28,15 +30,19 @@ VARIANTS: dict[str, list[str]] = {
     "cards and mpijob": [*CARDS, *MPIJOB],
     "cards, mpijob and EFA": [*CARDS, *MPIJOB, "kubernetes.efa=4"],
     "two cards": [*CARDS, "resources.cards=2", "resources.workers=3"],
+    "nodes": NODES,
+    "nodes and cards": [*CARDS, *WORKERS],
+    "open nodes in a queue": [*NODES, "kubernetes.network_policy=false", "kubernetes.queue=gpus"],
+    "nodes of an object store": [*NODES, "kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=bucket"],
+    "trainjob": [*CARDS, *WORKERS, "kubernetes.training=trainjob"],
     "shared out": ["resources.data_workers=7", "kubernetes.access_mode=ReadWriteMany", "kubernetes.storage_class=nfs"],
     "own claims": ["kubernetes.user=4711", "kubernetes.work_claim=ours", "kubernetes.data_claim=corpus"],
     "environment": [*CARDS, *MPIJOB, "resources.environment={LOG_LEVEL_ALL: '3'}", "resources.cores_per_process=6"],
     "registry": ["images.registry=registry.example:5000/team", "images.tag=v1", "images.pull_secret=mine"],
     "PyTorch": ["training.engine=pytorch"],
-    "PyTorch, mpijob": [*MPIJOB, "training.engine=pytorch"],
-    "PyTorch, cards": [*CARDS, "resources.workers=1", "training.engine=pytorch"],
-    "PyTorch, cards and mpijob": [*CARDS, *MPIJOB, "training.engine=pytorch"],
-    "nodes": [*CARDS, "kubernetes.node_selector={kind: gaudi2}"],
+    "PyTorch, mpijob": [*MPIJOB, "training.engine=pytorch", "images.train=ours"],
+    "TensorFlow, cards": [*CARDS, "resources.workers=1", "training.engine=tensorflow"],
+    "selected": [*CARDS, "kubernetes.node_selector={kind: gaudi2}"],
     "mpijob of another user": [*MPIJOB, "kubernetes.user=4711"],
     "metrics": [*MPIJOB, "training.metrics_port=9400"],
     "open mpijob in a queue": [*MPIJOB, "kubernetes.network_policy=false", "kubernetes.queue=gpus"],
@@ -44,7 +50,7 @@ VARIANTS: dict[str, list[str]] = {
     "object store and mpijob": [*MPIJOB, "kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=bucket"],
     "placed": [*CARDS, *MPIJOB, *PLACED],
 }
-MAIN_VARIANTS = ("as it is", "mpijob", "cards, mpijob and EFA")
+MAIN_VARIANTS = ("as it is", "mpijob", "cards, mpijob and EFA", "nodes and cards", "trainjob")
 
 
 def cluster_settings(pipeline: Path, variant: str, *more: str) -> PipelineSettings:

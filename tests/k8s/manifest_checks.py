@@ -18,9 +18,12 @@ def check_manifests(objects: Sequence[Json], *, external: Sequence[str] = ()) ->
     kinds = ("ConfigMap", "PersistentVolumeClaim", "ServiceAccount")
     references = {kind: {item["metadata"]["name"] for item in objects if item["kind"] == kind} for kind in kinds}
     references["PersistentVolumeClaim"] |= set(external)
-    problems = [*_names(objects)]
+    problems = [*_names(objects), *_services(objects)]
     for item in objects:
         where = f"{item['kind']} {item['metadata']['name']}"
+        if item["kind"] == "TrainingRuntime":
+            (job,) = item["spec"]["template"]["spec"]["replicatedJobs"]
+            problems += check_pod(where, job["template"]["spec"]["template"]["spec"], references)
         if item["kind"] == "Job":
             problems += [f"{where}: {problem}" for problem in _job(item)]
             problems += check_pod(where, item["spec"]["template"]["spec"], references)
@@ -73,8 +76,45 @@ def _job(item: Json) -> Iterator[str]:
     command = pod["containers"][0]["command"]
     if step in ("train", "finetune"):
         yield from _stopping(pod, command)
-    if step in ("train", "finetune") and cards > 1 and _processes(command) != cards:
-        yield f"starts {_processes(command)} processes for {cards} cards"
+    starts = _processes(command) if "-np" in command else int(_told(pod).get("PET_NPROC_PER_NODE", cards))
+    if step in ("train", "finetune") and cards > 1 and starts != cards:
+        yield f"starts {starts} processes for {cards} cards"
+    if "subdomain" in pod:
+        yield from _nodes(spec, pod)
+
+
+def _told(pod: Json) -> dict[str, str]:
+    return {variable["name"]: variable.get("value", "") for variable in pod["containers"][0]["env"]}
+
+
+def _nodes(spec: Json, pod: Json) -> Iterator[str]:
+    """Pods that train together: all at once, each with a number and a name, and told how many there are."""
+    pods = spec.get("completions")
+    if pods != spec.get("parallelism"):
+        yield f"completions {pods}, parallelism {spec.get('parallelism')}"
+    if spec.get("completionMode") != "Indexed":
+        yield "its pods have no number"
+    if spec["backoffLimit"] < 10 * (pods or 1):
+        yield f"{pods} pods share {spec['backoffLimit']} retries"
+    if _told(pod).get("PET_NNODES") != str(pods):
+        yield f"PET_NNODES {_told(pod).get('PET_NNODES')} for {pods} pods"
+
+
+def _services(objects: Sequence[Json]) -> Iterator[str]:
+    """Whether the pods that look for one another have names."""
+    services = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "Service"}
+    for item in objects:
+        subdomain = item["spec"]["template"]["spec"].get("subdomain") if item["kind"] == "Job" else None
+        if subdomain is None:
+            continue
+        service = services.get(subdomain)
+        if service is None:
+            yield f"no Service {subdomain}, which would name the pods of {item['metadata']['name']}"
+            continue
+        if not service.get("publishNotReadyAddresses") or service.get("clusterIP") != "None":
+            yield f"Service {subdomain}: its pods have no names before they have met"
+        if service["selector"] != {"job-name": item["metadata"]["name"]}:
+            yield f"Service {subdomain} names the pods of {service['selector'].get('job-name')}"
 
 
 def _indexes(spec: Json, pod: Json, step: str) -> Iterator[str]:
@@ -89,7 +129,7 @@ def _indexes(spec: Json, pod: Json, step: str) -> Iterator[str]:
             yield f"its pods do not say `{wanted}`"
         if spec.get("backoffLimitPerIndex", 0) < 3 and spec.get("backoffLimit", 0) < 3 * spec.get("completions", 1):
             yield f"{spec.get('completions')} pods share {spec.get('backoffLimit')} retries"
-    elif "JOB_COMPLETION_INDEX" in command or spec.get("completionMode"):
+    elif "JOB_COMPLETION_INDEX" in command or (spec.get("completionMode") and "subdomain" not in pod):
         yield "is Indexed, but not shared out"
     if step in INDEXED and not re.search(r"--workers [1-9]", command):
         yield "uses as many processes as the node has cores, whatever its memory limit"
@@ -283,7 +323,7 @@ def _texts(container: Json) -> Iterator[str]:
     for variable in container.get("env", []):
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable["name"]):
             yield f"env name {variable['name']!r}"
-        if not isinstance(variable.get("value"), str):
+        if not isinstance(variable.get("value"), str) and "fieldRef" not in variable.get("valueFrom", {}):
             yield f"env {variable['name']}: {variable.get('value')!r} is not a string"
         if re.search(r"TOKEN|PASSWORD|SECRET|CREDENTIAL", variable["name"]):
             yield f"env {variable['name']} looks like a secret"
@@ -384,6 +424,76 @@ MPIJOB = _object(
 )
 
 
+# What the CRDs of Kubeflow Trainer 2 say of the fields that are used here.
+_TRAINER_VERSION = {"const": "trainer.kubeflow.org/v1alpha1"}
+TRAINER = {
+    "TrainJob": _object(
+        {
+            "apiVersion": _TRAINER_VERSION,
+            "kind": {"const": "TrainJob"},
+            "metadata": {"type": "object", "required": ["name"]},
+            "spec": _object(
+                {
+                    "runtimeRef": _object(
+                        {
+                            "apiGroup": {"const": "trainer.kubeflow.org"},
+                            "kind": {"enum": ["TrainingRuntime", "ClusterTrainingRuntime"]},
+                            "name": {"type": "string", "minLength": 1},
+                        },
+                        ["name"],
+                    ),
+                    "trainer": _object(
+                        {
+                            "numNodes": {"type": "integer", "minimum": 1},
+                            "numProcPerNode": {"type": "integer", "minimum": 1},
+                        }
+                    ),
+                    "suspend": {"type": "boolean"},
+                },
+                ["runtimeRef"],
+            ),
+        },
+        ["apiVersion", "kind", "metadata", "spec"],
+    ),
+    "TrainingRuntime": _object(
+        {
+            "apiVersion": _TRAINER_VERSION,
+            "kind": {"const": "TrainingRuntime"},
+            "metadata": {"type": "object", "required": ["name"]},
+            "spec": _object(
+                {
+                    "mlPolicy": _object({"numNodes": {"type": "integer", "minimum": 1}, "torch": {"type": "object"}}),
+                    "template": _object(
+                        {
+                            "metadata": {"type": "object"},
+                            "spec": _object(
+                                {
+                                    "replicatedJobs": {
+                                        "type": "array",
+                                        "minItems": 1,
+                                        "items": _object(
+                                            {
+                                                "name": {"type": "string"},
+                                                "template": _object(
+                                                    {"metadata": {"type": "object"}, "spec": {"type": "object"}}, ["spec"]
+                                                ),
+                                            },
+                                            ["name", "template"],
+                                        ),
+                                    }
+                                }
+                            ),
+                        }
+                    ),
+                },
+                ["template"],
+            ),
+        },
+        ["apiVersion", "kind", "metadata", "spec"],
+    ),
+}
+
+
 @functools.cache
 def _validator() -> Any:
     """`kubernetes_validate`, which would read its files of a megabyte again for every object."""
@@ -400,6 +510,16 @@ def check_schema(item: Json, version: str) -> list[str]:
 
     kubernetes_validate = _validator()
     where = f"{item['kind']} {item['metadata']['name']}"
+    if item["kind"] in TRAINER:
+        problems = [
+            f"{where}: {e.message}" for e in jsonschema.Draft202012Validator(TRAINER[item["kind"]]).iter_errors(item)
+        ]
+        if item["kind"] == "TrainingRuntime" and not problems:
+            (node,) = item["spec"]["template"]["spec"]["replicatedJobs"]
+            metadata = {"name": node["name"], **node["template"].get("metadata", {})}
+            job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": node["template"]["spec"]}
+            problems += check_schema(job, version)
+        return problems
     if item["kind"] != "MPIJob":
         try:
             kubernetes_validate.validate(item, version, strict=True)

@@ -12,7 +12,7 @@ import yaml
 
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import render
-from tests.k8s.cluster_settings import CARDS, MPIJOB
+from tests.k8s.cluster_settings import CARDS, MPIJOB, WORKERS
 from tests.k8s.manifest_checks import VERSIONS, check_manifests, check_schema
 
 Json = dict[str, Any]
@@ -142,8 +142,28 @@ def test_what_is_broken_in_an_mpijob_is_said(place: str, value: Any, said: str) 
 
 def test_too_few_processes_for_the_cards_of_one_server_are_said() -> None:
     place = "spec/template/spec/containers/0/command/7"
-    problems = check_manifests(list(broken(manifests(*CARDS), "train", place, "4").values()))
+    good = manifests(*CARDS, "training.engine=tensorflow")
+    problems = check_manifests(list(broken(good, "train", place, "4").values()))
     assert problems == ["Job demo-train: starts 4 processes for 8 cards"]
+
+
+@pytest.mark.parametrize(
+    ("step", "place", "value", "said"),
+    [
+        ("train", "spec/parallelism", 3, "completions 4, parallelism 3"),
+        ("train", "spec/completionMode", "NonIndexed", "its pods have no number"),
+        ("train", "spec/backoffLimit", 10, "4 pods share 10 retries"),
+        ("train", f"{POD}/subdomain", "elsewhere", "no Service elsewhere"),
+        ("train", f"{FIRST}/env/3/value", "5", "PET_NNODES 5 for 4 pods"),
+        ("train", f"{FIRST}/env/4/value", "4", "starts 4 processes for 8 cards"),
+        ("train", f"{POD}/terminationGracePeriodSeconds", 5, "is killed 5 s after it is asked to stop"),
+        ("Service", "spec/publishNotReadyAddresses", False, "its pods have no names before they have met"),
+        ("Service", "spec/selector", {"job-name": "other"}, "names the pods of other"),
+    ],
+)
+def test_what_is_broken_in_nodes_is_said(step: str, place: str, value: Any, said: str) -> None:
+    problems = check_manifests(list(broken(manifests(*CARDS, *WORKERS), step, place, value).values()))
+    assert [problem for problem in problems if said in problem] != [], problems
 
 
 @pytest.mark.parametrize(("step", "place", "value"), BROKEN_SCHEMAS)

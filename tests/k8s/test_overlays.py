@@ -16,8 +16,9 @@ import yaml
 
 from gaudi_bert import __version__
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
-from gaudi_bert.runners.kubernetes import manifests
-from gaudi_bert.runners.kubernetes.manifests import MANIFESTS, build, pod_specs, render
+from gaudi_bert.runners.kubernetes import kustomizations
+from gaudi_bert.runners.kubernetes.kustomizations import MANIFESTS, build
+from gaudi_bert.runners.kubernetes.manifests import pod_specs, render
 from tests.k8s.manifest_checks import VERSIONS, amount, check_manifests, check_pod, check_schema, containers
 
 Json = dict[str, Any]
@@ -31,6 +32,7 @@ OVERLAYS: dict[str, list[str]] = {
     "cpu": [],
     "cpu/data": SHARED,
     "cpu/training-mpijob": MPIJOB,
+    "cpu/training-nodes": [*MPIJOB, "training.engine=pytorch"],
     "finetuning": [],
     "object-store": [],
     "gaudi": [],
@@ -41,7 +43,7 @@ OVERLAYS: dict[str, list[str]] = {
     "gaudi-pytorch": [],
     "gaudi-pytorch/data": SHARED,
     "gaudi-pytorch/training": [],
-    "gaudi-pytorch/training-mpijob": MPIJOB,
+    "gaudi-pytorch/training-nodes": MPIJOB,
 }
 
 
@@ -109,7 +111,7 @@ def test_after_an_edit_every_step_is_another(
     assert [name for name in before if before[name] == after[name]] == []
 
 
-@pytest.mark.parametrize("overlay", [overlay for overlay in OVERLAYS if "mpijob" in overlay])
+@pytest.mark.parametrize("overlay", [overlay for overlay in OVERLAYS if "mpijob" in overlay or "nodes" in overlay])
 def test_training_on_several_nodes_has_the_claim_of_its_data(overlay: str, built: dict[str, list[Json]]) -> None:
     """A claim cannot be changed: kubectl refuses another mode when the data are done."""
     modes = {
@@ -144,28 +146,26 @@ def test_the_overlays_have_the_images_of_this_version(built: dict[str, list[Json
     for objects in built.values():
         images = set(re.findall(r'"image": "([^"]+)"', json.dumps(objects)))
         assert images
-        names = ("data", "train-cpu", "train-gaudi", "train-gaudi-pytorch")
+        names = ("data", "train-cpu", "train-cpu-pytorch", "train-gaudi", "train-gaudi-pytorch")
         assert images <= {f"gaudi-bert-{name}:{__version__}" for name in names}
 
 
 def test_the_pytorch_overlays_train_in_its_image_with_what_the_vendor_requires(built: dict[str, list[Json]]) -> None:
-    """As on the vendor's Kubernetes page: huge pages, SYS_NICE, the host's IPC, and where the ranks of an MPIJob meet."""
-    for overlay, kind in (("gaudi-pytorch/training", "Job"), ("gaudi-pytorch/training-mpijob", "MPIJob")):
-        (job,) = (item for item in built[overlay] if item["kind"] == kind and item["metadata"]["name"] == "demo-train")
-        *_, spec = pod_specs(job)
+    """As on the vendor's Kubernetes page: huge pages, SYS_NICE, the host's IPC; ranks are started without mpirun."""
+    for overlay in ("gaudi-pytorch/training", "gaudi-pytorch/training-nodes"):
+        (job,) = (item for item in built[overlay] if item["kind"] == "Job" and item["metadata"]["name"] == "demo-train")
+        (spec,) = pod_specs(job)
         (container,) = spec["containers"]
         assert container["image"] == f"gaudi-bert-train-gaudi-pytorch:{__version__}"
         assert container["resources"]["limits"].items() >= {"habana.ai/gaudi": "8", "hugepages-2Mi": "95000Mi"}.items()
         assert container["securityContext"]["capabilities"] == {"add": ["SYS_NICE"]}
         assert spec["hostIPC"] is True
-        launcher = next(pod_specs(job))["containers"][0]
-        environment = {variable["name"]: variable["value"] for variable in launcher["env"]}
+        environment = {variable["name"]: variable.get("value") for variable in container["env"]}
         assert environment["PT_HPU_LAZY_MODE"] == "0"
         assert environment["PT_HPU_RECIPE_CACHE_CONFIG"].split(",")[0] == "/var/cache/gaudi-bert"
         assert "/var/cache/gaudi-bert" in {mount["mountPath"] for mount in container["volumeMounts"]}
-        command = launcher["command"]
-        passed = {command[index + 1] for index, word in enumerate(command) if word == "-x"}
-        assert kind == "Job" or passed >= {"MASTER_ADDR", "MASTER_PORT", "PT_HPU_LAZY_MODE", "PT_HPU_RECIPE_CACHE_CONFIG"}
+        assert container["command"][:2] == ["gaudi-bert", "run"]
+        assert environment.get("PET_NPROC_PER_NODE", "8") == "8"
 
 
 def write_demo(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -239,7 +239,7 @@ def write(folder: Path, name: str, content: object) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(manifests, "MANIFESTS", tmp_path)
+    monkeypatch.setattr(kustomizations, "MANIFESTS", tmp_path)
     for name in ("one", "two"):
         write(tmp_path, f"base/{name}.yaml", {"kind": "Job", "metadata": {"name": name}, "spec": {"list": ["a", "b"]}})
     write(tmp_path, "base/kustomization.yaml", {"resources": ["one.yaml", "two.yaml"]})

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import Manifests, pod_specs, pod_templates, render
 from gaudi_bert.runners.kubernetes.run import write_rendered
@@ -66,6 +67,19 @@ def test_rendered_manifests_suit_the_oldest_version_unless_the_pipeline_names_a_
     objects = all_objects(render(cluster_settings(PIPELINES[0], variant)))
     for version in ("1.25", "1.26", "1.29", "1.37"):
         assert [problem for item in objects for problem in check_schema(item, version)] == []
+
+
+@pytest.mark.parametrize("minor", range(26, 37))
+def test_training_on_nodes_suits_every_version(minor: int) -> None:
+    pytest.importorskip("kubernetes_validate")
+    for variant in ("nodes", "trainjob"):
+        manifests = render(cluster_settings(PIPELINES[0], variant), (1, minor))
+        kinds = ("Service", "NetworkPolicy", "TrainingRuntime")
+        items = [manifests.steps["train"], *(item for item in manifests.shared if item["kind"] in kinds)]
+        assert [problem for item in items for problem in check_schema(item, f"1.{minor}")] == []
+    assert (
+        "podReplacementPolicy" in render(cluster_settings(PIPELINES[0], "nodes"), (1, minor)).steps["train"]["spec"]
+    ) == (minor >= 29)
 
 
 # Pipelines as they are, one that pretrains and one of a task, or in the long form all; the demos with cards too.
@@ -129,7 +143,13 @@ STORE = ["kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=mine"]
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["resources.workers=2", "kubernetes.training=job"], "kubernetes.training is `job`, which is one worker"),
+        (["resources.workers=2", "kubernetes.training=job"], "is `job`, but TensorFlow's workers .2. need an MPIJob; set"),
+        (
+            ["kubernetes.training=trainjob"],
+            "is `trainjob`, but TensorFlow's workers .1. need an MPIJob; .*engine to pytorch",
+        ),
+        (["kubernetes.training=mpijob", "training.engine=pytorch"], "images of PyTorch have neither sshd nor Open MPI; set"),
+        (["resources.cards=8", "kubernetes.training=mpijob"], "images of PyTorch have neither sshd nor Open MPI; set"),
         (["kubernetes.efa=4"], "kubernetes.efa is for an MPIJob on cards"),
         (["resources.cards=3"], "resources.cards"),
         (["resources.training.memory=lots"], "must be a quantity as Kubernetes writes it, for example 500m, 2 or 16Gi"),
@@ -194,7 +214,8 @@ def test_no_pod_without_cards_asks_for_more_than_a_restricted_namespace_allows()
     """The level `restricted` of the Pod Security Standards, for the volumes and contexts that we use."""
     steps = render(cluster_settings(PIPELINES[0], "mpijob")).steps
     assert {item["kind"] for item in steps.values()} == {"Job", "MPIJob"}
-    for spec in (spec for item in steps.values() for spec in pod_specs(item)):
+    nodes = render(cluster_settings(PIPELINES[0], "nodes")).steps["train"]
+    for spec in (spec for item in (*steps.values(), nodes) for spec in pod_specs(item)):
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["runAsUser"] > 0
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -222,12 +243,23 @@ def test_the_user_of_an_mpijob_has_a_name_in_its_pods() -> None:
     assert list(usual["data"]) == ["pipeline.yaml"]
 
 
-def test_only_the_pods_of_an_mpijob_reach_one_another() -> None:
-    settings = cluster_settings(PIPELINES[0], "mpijob")
+@pytest.mark.parametrize(
+    ("variant", "label"),
+    [
+        ("mpijob", "training.kubeflow.org/job-name"),
+        ("nodes", "job-name"),
+        ("trainjob", "jobset.sigs.k8s.io/jobset-name"),
+    ],
+)
+def test_only_pods_that_train_together_reach_one_another(variant: str, label: str) -> None:
+    settings = cluster_settings(PIPELINES[0], variant)
     (policy,) = (item for item in render(settings).shared if item["kind"] == "NetworkPolicy")
-    ours = {"podSelector": {"matchLabels": {"training.kubeflow.org/job-name": f"{settings.name}-train"}}}
+    ours = {"podSelector": {"matchLabels": {label: f"{settings.name}-train"}}}
     assert policy["spec"] == {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours]}]}
-    for variant in ("as it is", "cards, mpijob and EFA", "open mpijob in a queue"):
+
+
+def test_where_no_policy_is_wanted_or_works_there_is_none() -> None:
+    for variant in ("as it is", "cards, mpijob and EFA", "open mpijob in a queue", "open nodes in a queue"):
         kinds = {item["kind"] for item in render(cluster_settings(PIPELINES[0], variant)).shared}
         assert "NetworkPolicy" not in kinds
 
@@ -244,6 +276,51 @@ def test_prometheus_finds_and_reaches_the_worker_that_serves_figures(variant: st
     assert all("annotations" not in template["metadata"] for template in rest)
     for policy in (item for item in manifests.shared if item["kind"] == "NetworkPolicy"):
         assert policy["spec"]["ingress"][1] == {"ports": [{"port": 9400, "protocol": "TCP"}]}
+
+
+def test_the_pods_of_nodes_are_told_who_they_are_and_where_they_meet() -> None:
+    """Kubernetes puts the Job's name and the pod's index where `$(JOB_NAME)` and the two fields stand."""
+    manifests = render(cluster_settings(PIPELINES[0], "nodes and cards"), (1, 31))
+    job, (service,) = manifests.steps["train"], (item for item in manifests.shared if item["kind"] == "Service")
+    spec = job["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 4, 4)
+    assert (spec["backoffLimit"], spec["podReplacementPolicy"]) == (40, "Failed")
+    (pod,) = pod_specs(job)
+    assert pod["subdomain"] == service["metadata"]["name"] == job["metadata"]["name"]
+    assert service["spec"] == {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"job-name": job["metadata"]["name"]},
+    }
+    told = {variable["name"]: variable for variable in pod["containers"][0]["env"]}
+    fields = {name: told[name]["valueFrom"]["fieldRef"]["fieldPath"] for name in ("JOB_NAME", "PET_NODE_RANK")}
+    assert fields == {
+        "JOB_NAME": "metadata.labels['job-name']",
+        "PET_NODE_RANK": "metadata.annotations['batch.kubernetes.io/job-completion-index']",
+    }
+    values = {name: variable["value"] for name, variable in told.items() if name.startswith("PET_") and "value" in variable}
+    assert values == {
+        "PET_NNODES": "4",
+        "PET_NPROC_PER_NODE": "8",
+        "PET_MASTER_ADDR": "$(JOB_NAME)-0.$(JOB_NAME)",
+        "PET_MASTER_PORT": "29500",
+    }
+    assert list(told).index("JOB_NAME") < list(told).index("PET_MASTER_ADDR"), "a variable is known after it is set"
+
+
+def test_a_trainjob_runs_the_pods_of_the_job_and_lets_trainer_tell_them_who_they_are() -> None:
+    job = next(pod_specs(render(cluster_settings(PIPELINES[0], "nodes and cards")).steps["train"]))
+    manifests = render(cluster_settings(PIPELINES[0], "trainjob"))
+    train = manifests.steps["train"]
+    (runtime,) = (item for item in manifests.shared if item["kind"] == "TrainingRuntime")
+    assert "Service" not in {item["kind"] for item in manifests.shared}
+    assert train["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"] == train["metadata"]["name"]
+    (pod,) = manifests.pod_specs("train")
+    ours, theirs = job["containers"][0], pod["containers"][0]
+    set_by_trainer = [variable for variable in ours["env"] if variable not in theirs["env"]]
+    assert {variable["name"] for variable in set_by_trainer} == {"JOB_NAME", NODE_ADDRESS, *NODE_VARIABLES}
+    same = {**ours, "name": "node", "env": [variable for variable in ours["env"] if variable not in set_by_trainer]}
+    assert pod == {**{key: value for key, value in job.items() if key != "subdomain"}, "containers": [same]}
 
 
 def test_a_queue_is_named_by_jobs_and_by_no_pod() -> None:
@@ -271,6 +348,9 @@ def test_fine_tuning_on_a_cluster_is_one_worker_with_all_its_cards() -> None:
     (template,) = pod_templates(steps["finetune"])
     command = template["spec"]["containers"][0]["command"]
     assert command[command.index("-np") + 1] == "8"
+    nodes = render(load_pipeline(None, [*TASKS, *VARIANTS["nodes and cards"]])).steps
+    assert next(pod_specs(nodes["finetune"]))["containers"][0]["command"] == command[command.index("gaudi-bert") :]
+    assert nodes["finetune"]["spec"].get("completions") is None
     assert command[-6:] == ["--stages", "finetune", "--set", "resources.workers=1", "--set", "kubernetes.efa=0"]
     assert template["spec"]["containers"][0]["ports"] == [{"name": "metrics", "containerPort": 9401}]
     (spec,) = pod_specs(steps["predict"])

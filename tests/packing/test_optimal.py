@@ -24,6 +24,7 @@ from gaudi_bert.packing.mixture import Work, check_mixture, estimate_limit, pack
 from gaudi_bert.packing.nnls import iterative_nnls, pack_by_nnls
 from gaudi_bert.packing.pricing import ListedPricer, list_strategies
 from tests.builders.agree import agree
+from tests.builders.effort import sampled
 from tests.builders.histograms import lognormal, perfect_triplets, published, scattered, small_histograms
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
@@ -236,7 +237,7 @@ def counts_of(shares: dict[float, int], max_length: int) -> np.ndarray:
     return counts
 
 
-@pytest.mark.parametrize(("shares", "fewest"), zip(SHARES, FEWEST, strict=True))
+@pytest.mark.parametrize(("shares", "fewest"), sampled(zip(SHARES, FEWEST, strict=True), 2))
 def test_few_lengths_are_exact_and_more_depth_is_never_worse(
     shares: dict[float, int], fewest: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from gaudi_bert.packing.nnls import loop_weights
 from gaudi_bert.packing.nnls_solver import solve_nnls
 from tests.builders.agree import agree
 from tests.builders.command_line import run_python
+from tests.builders.effort import sampled
 from tests.builders.histograms import ADVERSARIAL, expected, published, small_histograms
 from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
@@ -42,7 +43,7 @@ def plans(seed: int) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", sampled([1, 2], 2))
 def test_compiled_and_interpreted_kernels_agree_to_the_last_bit(seed: int) -> None:
     code = f"from tests.packing.test_pack_histogram import plans; print(plans({seed}))"
     done = run_python(code, NUMBA_DISABLE_JIT="1", PYTHONPATH=str(Path(__file__).parents[2]))

@@ -23,7 +23,7 @@ from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from tests.builders.agree import identical
-from tests.builders.effort import tries
+from tests.builders.effort import sampled, tries
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import QUIET
 from tests.builders.shards import read_in_a_process, shards_of, write_many_shards
@@ -135,7 +135,7 @@ def test_random_schedules_of_stops_and_other_world_sizes_read_the_one_order(case
             assert state["packs_done"] == done
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("workers", sampled([0, 1, 2, 3], 3))
 def test_a_loader_hands_out_the_same_batches_and_knows_its_place_with_any_number_of_workers(
     case, epochs, workers: int
 ) -> None:
@@ -181,7 +181,7 @@ def test_a_state_of_an_earlier_order_is_refused(case: PackingCase) -> None:
     state = dataset.state_dict() | {"packs_done": 7}
     assert state.pop("order") == 4
     for older in ({}, {"order": 3}):
-        with pytest.raises(InputError, match=r"written by an earlier edition, .* train again"):
+        with pytest.raises(InputError, match=r"a position in the order .*, this edition reads in the order 4; train again"):
             dataset.load_state_dict(state | older)
 
 
@@ -242,7 +242,6 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
         "epoch = -1: at least 0 is needed": lambda: PackedDataset(case.packed).set_epoch(-1),
         "no packed folder; check the path": lambda: PackedDataset(tmp_path / "nothing"),
         "holds no packs; pack it with": lambda: PackedDataset(case.records),
-        r"PackedDataset\(plan=\) was removed: pack the records first": lambda: PackedDataset(case.records, plan=case.plan),
         r"too few packs \(\d+\) for a batch of 999 on each of 1 ": lambda: PackedDataset(case.packed, batch_packs=999),
         "persistent_workers: they would": lambda: PackedLoader(
             PackedDataset(case.packed), 2, batch_ids, num_workers=1, persistent_workers=True

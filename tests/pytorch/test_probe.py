@@ -61,6 +61,7 @@ def test_each_way_of_feeding(name: str, attention: str) -> None:
             assert (finding.alone <= ALONE_BOUND, finding.neighbour) == (True, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.repeated
 @pytest.mark.parametrize("name", ["bert", "modernbert"] if LONG else ["modernbert"])
 def test_flex_attention(name: str) -> None:

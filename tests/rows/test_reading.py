@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.fields import read_label_names
 from gaudi_bert.rows.reading import read_rows, windows
-from gaudi_bert.rows.types import IdsRow, QuestionRow, Row, TaggedRow, TextRow
+from gaudi_bert.rows.types import IdsRow, Place, QuestionRow, Row, TaggedRow, TextRow
 
 QUESTIONS = [
     {"id": "a", "question": "What flows?", "answers": [{"text": "Elbe", "answer_start": 4}]},
@@ -36,7 +38,13 @@ def rows_of(path: Path, task: Any, labelled: bool = True, **settings: Any) -> li
 JSON_LINES = '\ufeff{"text": "a b", "label": "good"}\n\n{"text": "c", "text_pair": "d\\u2028e", "label": "bad"}'
 ROWS: list[tuple[str, str, str | None, dict[str, Any], list[Row]]] = [
     *(
-        (name, JSON_LINES, "classification", {}, [TextRow(1, "a b", None, "good"), TextRow(3, "c", "d\u2028e", "bad")])
+        (
+            name,
+            JSON_LINES,
+            "classification",
+            {},
+            [TextRow(Place(1, 1), "a b", None, "good"), TextRow(Place(2, 3), "c", "d\u2028e", "bad")],
+        )
         for name in ("x.jsonl", "x.jsonl.gz")
     ),
     (  # a line ends at a line feed only
@@ -44,22 +52,25 @@ ROWS: list[tuple[str, str, str | None, dict[str, Any], list[Row]]] = [
         'say "no\t3\tid1\r\none\rtwo\u2028three\x0bfour\t0,3\tid2\n',
         "multi-label",
         {"columns": ("text", "label", "id"), "labels": "labels.txt"},
-        [TextRow(1, 'say "no', None, ("anger",)), TextRow(2, "one\rtwo\u2028three\x0bfour", None, ("joy", "anger"))],
+        [
+            TextRow(Place(1, 1), 'say "no', None, ("anger",)),
+            TextRow(Place(2, 2), "one\rtwo\u2028three\x0bfour", None, ("joy", "anger")),
+        ],
     ),
     (  # CSV has quotes, and lines within them
         "x.csv",
         'sentence,score\n"one, ""two""\nthree",0.5\nfour,-2\n',
         "regression",
         {"text": "sentence", "label": "score"},
-        [TextRow(3, 'one, "two"\nthree', None, 0.5), TextRow(4, "four", None, -2.0)],
+        [TextRow(Place(1, 2), 'one, "two"\nthree', None, 0.5), TextRow(Place(2, 4), "four", None, -2.0)],
     ),
-    ("x.txt", "one\n\ntwo\n", None, {}, [TextRow(1, "one"), TextRow(3, "two")]),
+    ("x.txt", "one\n\ntwo\n", None, {}, [TextRow(Place(1, 1), "one"), TextRow(Place(2, 3), "two")]),
     (
         "x.conll",
         "-DOCSTART- -X- O\n\nBonn NNP B-place\nis VBZ O\n\n\n# x O\n",
         "token-classification",
         {},
-        [TaggedRow(3, ("Bonn", "is"), ("B-place", "O")), TaggedRow(7, ("#",), ("O",))],
+        [TaggedRow(Place(1, 3), ("Bonn", "is"), ("B-place", "O")), TaggedRow(Place(2, 7), ("#",), ("O",))],
     ),
 ]
 
@@ -79,75 +90,128 @@ def test_parquet(tmp_path: Path) -> None:
 
     parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [["x"], []]}), tmp_path / "x.parquet")
     rows = rows_of(tmp_path / "x.parquet", "multi-label")
-    assert rows == [TextRow(1, "a", None, ("x",)), TextRow(2, "b", None, ())]
+    assert rows == [TextRow(Place(1), "a", None, ("x",)), TextRow(Place(2), "b", None, ())]
     parquet.write_table(pyarrow.table({"input_ids": [[5, 6], [7]]}), tmp_path / "ids.parquet")
-    assert rows_of(tmp_path / "ids.parquet", "masked-language-modelling") == [IdsRow(1, (5, 6)), IdsRow(2, (7,))]
+    assert rows_of(tmp_path / "ids.parquet", "masked-language-modelling") == [
+        IdsRow(Place(1), (5, 6)),
+        IdsRow(Place(2), (7,)),
+    ]
 
 
 def test_words_of_a_text_know_where_they_start(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", '{"text": "Bonn, am  Rhein!"}')
     (row,) = rows_of(path, "token-classification", labelled=False)
     bare = write(tmp_path / "bare.conll", "a\nb\n")
-    assert rows_of(bare, "token-classification", labelled=False) == [TaggedRow(1, ("a", "b"))]
+    assert rows_of(bare, "token-classification", labelled=False) == [TaggedRow(Place(1, 1), ("a", "b"))]
     assert isinstance(row, TaggedRow)
     assert row.tokens == ("Bonn", ",", "am", "Rhein", "!")
     assert row.word_starts().tolist() == [0, 4, 6, 10, 15]
-    assert TaggedRow(1, ("ab", "c", "def")).word_starts().tolist() == [0, 3, 5]
+    assert TaggedRow(Place(1), ("ab", "c", "def")).word_starts().tolist() == [0, 3, 5]
 
 
 def test_squad(tmp_path: Path) -> None:
     context = "The Elbe flows north."
-    expected = [QuestionRow(1, "a", "What flows?", context, (("Elbe", 4),)), QuestionRow(2, "b", "Why?", context, ())]
+    expected = [
+        QuestionRow(Place(1), "a", "What flows?", context, (("Elbe", 4),)),
+        QuestionRow(Place(2), "b", "Why?", context, ()),
+    ]
     assert rows_of(write(tmp_path / "x.json", json.dumps(SQUAD)), "question-answering") == expected
     lines = [
         {"id": "a", "question": "What flows?", "context": context, "answers": {"text": ["Elbe"], "answer_start": [4]}},
         {"id": "b", "question": "Why?", "context": context, "answers": []},
     ]
     path = write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, lines)))
-    assert rows_of(path, "question-answering") == expected
+    assert rows_of(path, "question-answering") == [row._replace(place=Place(n, n)) for n, row in enumerate(expected, 1)]
 
 
 def test_windows_of_rows() -> None:
-    rows: list[Row] = [TextRow(number, "x") for number in range(7)]
+    rows: list[Row] = [TextRow(Place(number), "x") for number in range(7)]
     assert [len(window) for window in windows(iter(rows), 3)] == [3, 3, 1]
     assert list(windows(iter([]), 3)) == []
 
 
 MISPLACED = '{"question": "q", "context": "cat", "answers": [{"text": "at", "answer_start": 0}]}'
 BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
-    ("x.jsonl", '{"txt": "a", "label": "b"}', "classification", {}, "row 1: has no 'text', only 'txt', 'label'"),
-    ("x.jsonl", '{"text": "a"}', "classification", {}, "row 1: has no 'label'"),
-    ("x.jsonl", '{"text": " ", "label": "b"}', "classification", {}, "row 1: text is empty"),
-    ("x.jsonl", '{"text": 3, "label": "b"}', "classification", {}, "row 1: text is 3; it must be a text"),
-    ("x.jsonl", '{"text": "a", "label": 3}', "classification", {}, "row 1: label is the number 3; name the labels"),
+    ("x.jsonl", '{"txt": "a", "label": "b"}', "classification", {}, "line 1 (row 1): has no 'text', only 'txt', 'label'"),
+    ("x.jsonl", '{"text": "a"}', "classification", {}, "line 1 (row 1): has no 'label'"),
+    ("x.jsonl", '{"text": " ", "label": "b"}', "classification", {}, "line 1 (row 1): text is empty"),
+    ("x.jsonl", '{"text": 3, "label": "b"}', "classification", {}, "line 1 (row 1): text is 3; it must be a text"),
+    ("x.jsonl", '{"text": "a", "label": 3}', "classification", {}, "line 1 (row 1): label is the number 3; name the labels"),
     ("x.jsonl", '{"text": "a", "label": ["b"]}', "classification", {}, "label is ['b']; it must be the name of a label"),
     ("x.jsonl", '{"text": "a", "label": true}', "multi-label", {}, "label is True; it must be a list of names"),
-    ("x.jsonl", '{"text": "a", "label": "b"}', "regression", {}, "row 1: label is 'b'; regression needs a finite number"),
+    (
+        "x.jsonl",
+        '{"text": "a", "label": "b"}',
+        "regression",
+        {},
+        "line 1 (row 1): label is 'b'; regression needs a finite number",
+    ),
     ("x.jsonl", '{"text": "a", "label": NaN}', "regression", {}, "label is nan; regression needs a finite number"),
     ("x.jsonl", '{"text": "a", "label": 1e39}', "regression", {}, "label is 1e+39; regression needs a finite number that"),
     ("x.jsonl", '{"text": "a", "label": -1' + "0" * 400 + "}", "regression", {}, "label is a number of 1,329 bits"),
     ("x.tsv", "text\tlabel\na\t\u0661", "regression", {}, "regression needs a finite number"),
     ("x.tsv", "text\tlabel\na\t1_000", "regression", {}, "label is '1_000'; regression needs a finite number"),
     ("x.tsv", "text\tlabel\na\t" + "9" * 5000, "classification", {}, "name the labels in a file"),
-    ("x.jsonl", '{"text": "a", "label": ' + "9" * 5000 + "}", "classification", {}, "row 1: not JSON"),
-    ("x.jsonl", '{"input_ids": [2, 4294967303, 3]}', "causal-language-modelling", {}, "row 1: input_ids[1] is 4294967303"),
+    ("x.jsonl", '{"text": "a", "label": ' + "9" * 5000 + "}", "classification", {}, "line 1 (row 1): not JSON"),
+    (
+        "x.jsonl",
+        '{"input_ids": [2, 4294967303, 3]}',
+        "causal-language-modelling",
+        {},
+        "line 1 (row 1): input_ids[1] is 4294967303",
+    ),
     ("x.jsonl", '{"input_ids": [2, 1099511627776]}', "masked-language-modelling", {}, "input_ids[1] is 1099511627776"),
     ("x.jsonl", '{"input_ids": [2, true]}', "causal-language-modelling", {}, "input_ids[1] is True; token numbers are"),
     ("x.jsonl", '{"input_ids": [2, 3.0]}', "causal-language-modelling", {}, "input_ids[1] is 3.0"),
-    ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", {}, "row 1: has 1 words and 0 tags"),
+    ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", {}, "line 1 (row 1): has 1 words and 0 tags"),
     ("x.jsonl", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "token-classification", {}, "tokens[1] is ''"),
-    ("x.jsonl", '{"text": "a"}', "token-classification", {}, "row 1: has no 'tokens', only 'text'"),
-    ("x.jsonl", '{"question": "q", "context": "c"}', "question-answering", {}, "row 1: has no `answers`"),
-    ("x.jsonl", MISPLACED, "question-answering", {}, "row 1: the answer 'at' is not at 0, 'ca' is"),
-    ("x.json", '{"data": [{}]}', "question-answering", {}, "is not SQuAD's JSON"),
+    ("x.jsonl", '{"text": "a"}', "token-classification", {}, "line 1 (row 1): has no 'tokens', only 'text'"),
+    ("x.jsonl", '{"question": "q", "context": "c"}', "question-answering", {}, "line 1 (row 1): has no `answers`"),
+    ("x.jsonl", MISPLACED, "question-answering", {}, "line 1 (row 1): the answer 'at' is not at 0, 'ca' is"),
+    (
+        "x.json",
+        '{"data": [{}]}',
+        "question-answering",
+        {},
+        "is not SQuAD's JSON, an article has no list `paragraphs`; it is",
+    ),
+    ("x.json", "{}", "question-answering", {}, "is not SQuAD's JSON, it has no list `data`; it is {"),
+    ("x.json", "[]", "question-answering", {}, "is not SQuAD's JSON, it is not an object; it is {"),
+    ("x.json", '{"data": {}}', "question-answering", {}, "is not SQuAD's JSON, `data` is not a list"),
+    ("x.json", '{"data": [{"paragraphs": [{"qas": [1]}]}]}', "question-answering", {}, "a paragraph has no `context`"),
+    ("x.json", '{"data" [', "question-answering", {}, "not JSON (no ':' where it should be)"),
+    ("x.json", '{"data": [1', "question-answering", {}, "is not SQuAD's JSON, an article has no list"),
+    ("x.json", '{"data": [{"a', "question-answering", {}, "not JSON (Unterminated string"),
+    ("x.jsonl", '{"text": "a", "label": "b", "text": "c"}', "classification", {}, "has the key 'text' twice; leave one out"),
+    (
+        "x.jsonl",
+        '{"text": "a", "label": "b", "c": {"d": 1, "d": 1}}',
+        "classification",
+        {},
+        "line 1 (row 1): has the key 'd'",
+    ),
+    ("x.conll", "a\u00a0b\n", "token-classification", {}, "line 1 (row 1): the word 'a\\xa0b' has no tag"),
+    ("x.conll", "a O\n\n\tO\n", "token-classification", {}, "line 3 (row 2): has no word before its tag"),
     ("x.json", json.dumps(SQUAD), "classification", {}, "SQuAD's JSON is for question-answering"),
-    ("x.conll", "a\tO\nb\n", "token-classification", {}, "row 2: the word 'b' has no tag"),
+    ("x.conll", "a\tO\nb\n", "token-classification", {}, "line 2 (row 1): the word 'b' has no tag"),
     ("x.conll", "a O\n", "classification", {}, "CoNLL is for token-classification"),
-    ("x.tsv", "a\t0\n", "classification", {"columns": ("text", "label", "id")}, "row 1: has 2 cells, the columns are 3"),
+    (
+        "x.tsv",
+        "a\t0\n",
+        "classification",
+        {"columns": ("text", "label", "id")},
+        "line 1 (row 1): has 2 cells, the columns are 3",
+    ),
     ("x.tsv", "text\ttext\n", "classification", {}, "two columns are called 'text'"),
-    ("x.tsv", "good\tjoy\nbad\tfear\n", "classification", {}, "row 2: has no 'text', only 'good', 'joy'; name the column"),
+    (
+        "x.tsv",
+        "good\tjoy\nbad\tfear\n",
+        "classification",
+        {},
+        "line 2 (row 1): has no 'text', only 'good', 'joy'; name the column",
+    ),
     ("x.csv", "good,joy\nbad,fear\n", "classification", {}, "without a header line, name all: --columns text,label,id"),
-    ("x.csv", 'text,label\n"a,b\n', "classification", {}, "row 2: not CSV"),
+    ("x.csv", 'text,label\n"a,b\n', "classification", {}, "line 2: not CSV"),
     ("x.xyz", "a", "classification", {}, "unknown ending"),
     ("x.parquet", "no", "classification", {}, "cannot be read as a Parquet"),
 ]
@@ -176,11 +240,52 @@ def test_numbers_beyond_the_names_of_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", '{"text": "a", "label": 1}\n{"text": "a", "label": "no"}\n{"text": "a", "label": 2}')
     found = read_rows(path, "classification", TaskSettings(labels=str(labels)), labelled=True)
     assert [next(found).label, next(found).label] == ["yes", "no"]  # type: ignore[union-attr]
-    with pytest.raises(InputError, match="row 3: label is 2; --labels names 0 to 1"):
+    with pytest.raises(InputError, match=r"line 3 \(row 3\): label is 2; --labels names 0 to 1"):
         next(found)
     write(labels, "no\nno\n")
-    with pytest.raises(InputError, match="row 2: 'no' is listed twice"):
+    with pytest.raises(InputError, match="line 2: 'no' is listed twice"):
         rows_of(path, "classification", labels=str(labels))
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 17, 18, 19, 5000])
+def test_a_class_number_may_have_leading_zeros(tmp_path: Path, zeros: int) -> None:
+    labels = write(tmp_path / "labels.txt", "no\nyes\n")
+    for number in (-1, 0, 1, 2, 10, 10**18, 10**400):
+        digits = f"{'-' if number < 0 else ''}{'0' * zeros}{abs(number)}"
+        path = write(tmp_path / "x.tsv", f"text\tlabel\na\t{digits}\n")
+        if 0 <= number < 2:
+            (row,) = rows_of(path, "classification", labels=str(labels))
+            assert isinstance(row, TextRow)
+            assert row.label == ("no", "yes")[number]
+        else:
+            with pytest.raises(InputError, match="--labels names 0 to 1"):
+                rows_of(path, "classification", labels=str(labels))
+
+
+SPACES = [chr(code) for code in (0xB, 0xC, 0x1C, 0x85, 0xA0, 0x2003, 0x2028, 0x202F, 0x3000)]
+
+
+@pytest.mark.parametrize("separator", [" ", "\t", "  "])
+def test_a_word_of_conll_may_hold_any_space_but_the_separator(tmp_path: Path, separator: str) -> None:
+    words = [f"10{space}000" for space in SPACES]
+    lines = "".join(f"{word}{separator}x{separator}B-n\n" for word in words)
+    (row,) = rows_of(write(tmp_path / "x.conll", lines), "token-classification")
+    assert row == TaggedRow(Place(1, 1), tuple(words), ("B-n",) * len(words))
+
+
+@given(st.lists(st.integers(0, 3), max_size=6), st.integers(1, 40), st.sampled_from([None, 1]), st.booleans())
+def test_squad_is_read_an_article_at_a_time(
+    tmp_path_factory, sizes: list[int], read_bytes: int, indent: Any, last: bool
+) -> None:
+    articles = [{"paragraphs": [{**PARAGRAPH, "qas": QUESTIONS[:2] * size}, {"context": "é]", "qas": []}]} for size in sizes]
+    others = {"version": 2.125, "more": {"data": [1]}, "last": 12345}
+    content = {**others, "data": articles} if last else {"data": articles, **others}
+    path = write(tmp_path_factory.mktemp("squad") / "x.json", json.dumps(content, indent=indent, ensure_ascii=False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gaudi_bert.rows.questions._READ_BYTES", read_bytes)
+        found = rows_of(path, "question-answering")
+    assert [row.id for row in found] == [question["id"] for size in sizes for question in QUESTIONS[:2] * size]  # type: ignore
+    assert [row.place for row in found] == [Place(number) for number in range(1, len(found) + 1)]
 
 
 def test_a_hundred_thousand_names_are_looked_up_once_each(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ pytest.importorskip("pyarrow", exc_type=ImportError)
 
 import pyarrow
 from pyarrow import parquet
+from pydantic import ValidationError
 
+from gaudi_bert.common import files
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings, TokenizeSettings
 from gaudi_bert.corpus.documents import find_sources
-from gaudi_bert.rows.reading import good_rows, read_rows, rows_of_part
-from gaudi_bert.rows.records import row_parts
-from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, TextRow
+from gaudi_bert.rows.parts import row_parts
+from gaudi_bert.rows.reading import LeftOut, good_rows, read_rows, rows_of_part
+from gaudi_bert.rows.types import TASKS_WITH_LABELS, Place, Row, TextRow
 
 COLUMNS = ("id", "comment", "other", "stars")
 ROWS = [("7", "so, so", "x", "0.5"), ("8", 'he said "no"\nand left', "", "3"), ("9", "four  words \u2028 here", "z", "-1")]
@@ -107,7 +110,9 @@ def test_a_header_under_given_names_is_refused(tmp_path: Path, kind: str, column
     path = tmp_path / f"x.{kind}"
     path.write_bytes(b"\xef\xbb\xbf" + content_of(kind, table, header=False))
     settings = {"columns": columns, "text": columns[0]}
-    with pytest.raises(InputError, match=r"row 1: .* looks like a header, .*leave --columns out and .*or pass --no-header"):
+    with pytest.raises(
+        InputError, match=r"line 1 \(row 1\): .* looks like a header, .*leave --columns out and .*or pass --no-header"
+    ):
         rows_of(path, **settings)
     assert len(rows_of(path, **settings, no_header=True)) == len(table)
     with pytest.raises(InputError, match="without a header, name the columns too: --columns"):
@@ -179,10 +184,10 @@ def test_names_of_columns_are_for_tables(tmp_path: Path) -> None:
 
 def test_a_second_text_that_is_named_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "a", "b": "c"}\n{"text": "a", "b": null}\n{"text": "a"}\n')
-    with pytest.raises(InputError, match="row 3: has no 'b', only 'text'; name the column with --text-pair-column NAME"):
+    with pytest.raises(InputError, match=r"line 3 \(row 3\): has no 'b', only 'text'; name the column with --text-pair"):
         rows_of(tmp_path / "x.jsonl", text_pair="b")
     (tmp_path / "x.csv").write_text("text,b\na,c\na,\n")
-    assert rows_of(tmp_path / "x.csv", text_pair="b") == [TextRow(2, "a", "c"), TextRow(3, "a")]
+    assert rows_of(tmp_path / "x.csv", text_pair="b") == [TextRow(Place(1, 2), "a", "c"), TextRow(Place(2, 3), "a")]
 
 
 SCORED = {"text": "a", "label": "c"}
@@ -192,13 +197,25 @@ QUESTION = '{"question": "why?", "context": "c", "answers": []}'
 @pytest.mark.parametrize(
     ("name", "content", "task", "settings", "line"),
     [
-        ("x.csv", "a,b,c\nso so,2,3\n", "regression", SCORED, "CSV, a (text), c (label); row 2 begins 'so so'"),
-        ("x.tsv", "so\tjoy\n", "classification", {"columns": ("text", "label")}, "TSV, text, label; row 1 begins 'so'"),
-        ("x.jsonl", '\n{"text": "a", "text_pair": "b"}', None, {}, "JSON lines, text, text_pair; row 2 begins 'a'"),
-        ("x.txt", "a  b" * 50, None, {}, "plain text; row 1 begins '" + ("a b" * 50)[:60] + "...'"),
-        ("x.conll", "Bonn O\nis O\n", "token-classification", {}, "CoNLL, tokens, tags; row 1 begins 'Bonn is'"),
-        ("x.jsonl", '{"input_ids": [5]}', "causal-language-modelling", {}, "JSON lines, input_ids; row 1 begins '[5]'"),
-        ("x.jsonl", QUESTION, "question-answering", {}, "JSON lines, question, context; row 1 begins 'why?'"),
+        ("x.csv", "a,b,c\nso so,2,3\n", "regression", SCORED, "CSV, a (text), c (label); line 2 (row 1) begins 'so so'"),
+        (
+            "x.tsv",
+            "so\tjoy\n",
+            "classification",
+            {"columns": ("text", "label")},
+            "TSV, text, label; line 1 (row 1) begins 'so'",
+        ),
+        ("x.jsonl", '\n{"text": "a", "text_pair": "b"}', None, {}, "JSON lines, text, text_pair; line 2 (row 1) begins 'a'"),
+        ("x.txt", "a  b" * 50, None, {}, "plain text; line 1 (row 1) begins '" + ("a b" * 50)[:60] + "...'"),
+        ("x.conll", "Bonn O\nis O\n", "token-classification", {}, "CoNLL, tokens, tags; line 1 (row 1) begins 'Bonn is'"),
+        (
+            "x.jsonl",
+            '{"input_ids": [5]}',
+            "causal-language-modelling",
+            {},
+            "JSON lines, input_ids; line 1 (row 1) begins '[5]'",
+        ),
+        ("x.jsonl", QUESTION, "question-answering", {}, "JSON lines, question, context; line 1 (row 1) begins 'why?'"),
     ],
 )
 def test_the_first_line_says_what_is_read(
@@ -230,7 +247,7 @@ LINES = ["one", "  two words ", "drei äöü", "四", "five\tfive"]
 def texts_of(path: Path, part_bytes: int = 1 << 20, column: str = "text") -> list[str]:
     (source,) = find_sources([str(path)], Path())
     settings = TaskSettings() if column == "text" else TaskSettings(text=column)
-    parts = row_parts(source, None, part_bytes)
+    parts = row_parts(source, settings, part_bytes)
     return [row.text for part in parts for row in good_rows(rows_of_part(part, None, settings))]
 
 
@@ -272,21 +289,25 @@ def test_the_text_may_have_another_name_and_hold_lines(tmp_path: Path) -> None:
 
 def test_a_text_that_python_carries() -> None:
     (source,) = find_sources(["python-docs"], Path())
-    (part,) = row_parts(source, None, 1)
+    (part,) = row_parts(source, TaskSettings(), 1)
     texts = list(rows_of_part(part, None, TaskSettings()))
     assert len(texts) > 50
-    assert [text.number for text in texts] == list(range(1, len(texts) + 1))
+    assert [text.place.number for text in texts] == list(range(1, len(texts) + 1))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"\n', r"a\.jsonl: row 3: not JSON .*; write one object per line"),
-        ("a.jsonl", b'{"text": "a"}\n[1]\n', r"row 2: \[1\] is not an object"),
-        ("a.jsonl", b'{"txt": "a"}\n', r"row 1: has no 'text', only 'txt'; .*--text-column"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', r"row 2: text is None; it must be a text"),
-        ("a.jsonl", b'{"text": "a\\uD800"}\n', r"row 1: text holds half a character, .* at 1"),
-        ("a.txt", b"one\ntwo\nth\xffree\n", r"a\.txt: row 3: not UTF-8 at its byte 2"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n\n{"text": "b"\n',
+            r"a\.jsonl: line 3 \(row 2\): not JSON .*; write one object per line",
+        ),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', r"line 2 \(row 2\): \[1\] is not an object"),
+        ("a.jsonl", b'{"txt": "a"}\n', r"line 1 \(row 1\): has no 'text', only 'txt'; .*--text-column"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', r"line 2 \(row 2\): text is None; it must be a text"),
+        ("a.jsonl", b'{"text": "a\\uD800"}\n', r"line 1 \(row 1\): text holds half a character, .* at 1"),
+        ("a.txt", b"one\ntwo\nth\xffree\n", r"a\.txt: line 3 \(row 3\): not UTF-8 at its byte 2"),
         ("a.xml", b'\n<doc id="1">\ntext\n</doc>\n', "holds WikiExtractor's <doc .*; extract it once more with --json"),
         ("a.gz", gzip.compress(b"one\n" * 99, mtime=0)[:20], r"is damaged or cut short"),
         ("a.zst", zstd(b"one\n" * 99)[:14], r"a\.zst: is damaged or cut short"),
@@ -304,3 +325,128 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: Any, message
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         texts_of(tmp_path / name, part_bytes)
+
+
+# --- as spreadsheets write tables; what cannot be read; effort that has a bound
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "cp1252", "latin-1", "utf-16", "utf-16-le", "utf-16-be", "mac-roman"]
+)
+@pytest.mark.parametrize(("kind", "delimiter"), [("csv", ";"), ("csv", "\t"), ("csv", None), ("tsv", None), ("tsv", "|")])
+def test_tables_of_any_separator_and_encoding(tmp_path: Path, kind: str, delimiter: Any, encoding: str) -> None:
+    rows = [("id", "text"), ("1", "süß, (so)"), ("2", "größer: 0,5"), ("3", "")]
+    separator = delimiter or ("," if kind == "csv" else "\t")
+    content = io.StringIO()
+    if kind == "csv":
+        csv.writer(content, delimiter=separator).writerows(rows)
+    else:
+        content.write("".join(separator.join(row) + "\r\n" for row in rows))
+    path = tmp_path / f"x.{kind}.gz"
+    path.write_bytes(gzip.compress(content.getvalue().encode(encoding)))
+    given = {"encoding": encoding} if "utf-8" not in encoding else {}
+    found = rows_of(path, **given, **({"delimiter": delimiter} if delimiter else {}))
+    assert [row[1] for row in found] == [cells[1] for cells in rows[1:]]
+    assert [str(row.place) for row in found] == ["line 2 (row 1)", "line 3 (row 2)", "line 4 (row 3)"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "txt", "conll"])
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
+def test_every_text_has_an_encoding(tmp_path: Path, kind: str, encoding: str) -> None:
+    path = tmp_path / f"x.{kind}"
+    path.write_bytes({"jsonl": '{"text": "süß"}\n', "txt": "süß\n", "conll": "süß O\n"}[kind].encode(encoding))
+    (row,) = rows_of(path, "token-classification" if kind == "conll" else None, encoding=encoding)
+    assert row[1] == (("süß",) if kind == "conll" else "süß")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "settings", "messages"),
+    [
+        ("x.csv", b"Nr;Text\n1;so\n", {}, ["its header is one cell, 'Nr;Text'", "pass --delimiter ';'"]),
+        ("x.csv", b"Nr\tText\n1\tso\n", {}, ["pass --delimiter TAB"]),
+        ("x.tsv", b"Nr,Text\n1,so\n", {}, ["pass --delimiter ','"]),
+        ("x.csv", "Nr;Text\n1;süß\n".encode("cp1252"), {}, ["pass --delimiter ';'", "pass --encoding cp1252"]),
+        ("x.csv", b"1;so\n", {"columns": ("id", "text")}, ["line 1 (row 1): has 1 cells", "pass --delimiter ';'"]),
+        ("x.csv", "Nr,text\n1,süß\n".encode("cp1252"), {}, ["line 2: not UTF-8 at its byte 3", "--encoding cp1252"]),
+        ("x.csv", "Nr,text\n".encode("utf-16"), {}, ["line 1: not UTF-8", "--encoding utf-16"]),
+        ("x.txt", "süß\n".encode("utf-16"), {}, ["--encoding utf-16"]),
+        ("x.txt", b"\x81\n", {"encoding": "cp1252"}, ["line 1 (row 1): not cp1252 at its byte 0", "--encoding utf-8"]),
+        ("x.txt", b"\xff\xfea", {"encoding": "utf-16"}, ["not utf-16", "name another --encoding"]),
+        ("x.txt", b"a\n", {"delimiter": ";"}, ["--delimiter is for CSV and TSV"]),
+        ("x.csv", ",".join(map(str, range(10**5))).encode() + b",7", {}, ["two columns are called '7'"]),
+    ],
+)
+def test_what_a_spreadsheet_wrote_is_named_with_the_option(
+    tmp_path: Path, name: str, content: bytes, settings: Any, messages: list[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        rows_of(tmp_path / name, **settings)
+    assert all(message in str(caught.value) for message in messages), caught.value
+
+
+def test_a_header_may_be_one_column_whatever_it_is_called(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a; b\nso\n")
+    assert [row[1] for row in rows_of(tmp_path / "x.csv", text="a; b")] == ["so"]
+
+
+@pytest.mark.parametrize("given", [{"delimiter": text} for text in ("", ";;", "\n", '"')] + [{"encoding": "hex"}])
+def test_a_separator_is_one_character_and_an_encoding_is_known(given: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match=r"must be one character|must be an encoding"):
+        TaskSettings(**given)  # type: ignore[arg-type]
+    assert [TaskSettings(delimiter=tab).delimiter for tab in ("\t", "tab", "TAB", "\\t")] == ["\t"] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kept"),
+    [
+        ("x.jsonl", b'{"text": 3}\n{"text": "a"}\nno\n\xff\n{"text": "b"}\n', ["a", "b"]),
+        ("x.csv", b"id,text\n1,a\n2\n3,b\n", ["a", "b"]),
+        ("x.tsv", b"id\ttext\n1\ta\n2\t\xff\n3\tb\n", ["a", "b"]),
+        ("x.txt", b"a\n\xff\nb\n", ["a", "b"]),
+    ],
+)
+def test_rows_that_cannot_be_read_are_left_out_and_counted(
+    tmp_path: Path, name: str, content: bytes, kept: list[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    left_out = LeftOut()
+    rows = list(read_rows(tmp_path / name, None, TaskSettings(on_bad_row="skip"), left_out=left_out))
+    assert [row[1] for row in rows] == kept
+    assert left_out.rows == (3 if name == "x.jsonl" else 1)
+    with pytest.raises(InputError) as caught:
+        rows_of(tmp_path / name)
+    assert left_out.first == str(caught.value)
+
+
+BOUND, BOMB = 1 << 18, 1 << 23
+BOMBS = {
+    "a line of JSON": ("x.jsonl", b'{"text": "' + b"a" * BOMB, None, "a line is longer than 0.25 MiB"),
+    "a cell": ("x.csv", b"text\n" + b"a" * BOMB, None, "a line is longer than"),
+    "a cell of many lines": ("x.csv", b'text\n"' + b"a\n" * (BOMB // 2), None, "the row that ends here is longer than"),
+    "a header": ("x.csv", b"," * BOMB, None, "a line is longer than"),
+    "tabs": ("x.tsv", b"\t" * BOMB, None, "a line is longer than"),
+    "a text": ("x.txt", b"a" * BOMB, None, "a line is longer than"),
+    "a text of UTF-16": ("x.txt", b"\xff\xfe" + b"a\0" * BOMB, None, "a line is longer than"),
+    "a sentence": ("x.conll", b"a O\n" * (BOMB // 4), "token-classification", "the sentence is longer than"),
+    "an article": ("x.json", b'{"data": ["' + b"a" * BOMB, "question-answering", "an article is longer than"),
+    "a key": ("x.json", b'{"' + b"a" * BOMB, "question-answering", "an article is longer than"),
+    "a depth": ("x.json", b'{"data": ' + b"[" * BOMB, "question-answering", "an article is longer than"),
+    "space": ("x.json", b" " * BOMB, "question-answering", "it is not an object"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "task", "message"), BOMBS.values(), ids=list(BOMBS))
+def test_no_reader_holds_more_than_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, task: Any, message: str
+) -> None:
+    monkeypatch.setattr(files, "LONGEST_ROW_BYTES", BOUND)
+    path = tmp_path / f"{name}.gz"
+    path.write_bytes(gzip.compress(content, 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=message):
+            rows_of(path, task, encoding="utf-16" if content.startswith(b"\xff\xfe") else "utf-8")
+        assert tracemalloc.get_traced_memory()[1] < 8 * BOUND + (4 << 20)
+    finally:
+        tracemalloc.stop()

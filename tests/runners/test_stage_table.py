@@ -248,7 +248,7 @@ def test_each_stage_has_its_image_and_its_resources() -> None:
     assert steps["prepare"].image == "gaudi-bert-data:v1"
     assert [step.containers for step in steps.values()] == [5, 5, 5, 5, 5, 2, 1, 2, 1, 1]
     assert [step.cards for step in steps.values()] == [0, 0, 0, 0, 0, 8, 1, 8, 1, 0]
-    assert str(steps["train"]) == "train: 2 x gaudi-bert-train-gaudi:v1 (95 cpu, 409Gi, 8 cards)"
+    assert str(steps["train"]) == "train: 2 x gaudi-bert-train-gaudi-pytorch:v1 (95 cpu, 409Gi, 8 cards)"
     assert "1 card)" in str(steps["evaluate"])
 
 
@@ -259,8 +259,9 @@ def test_each_stage_has_its_image_and_its_resources() -> None:
         (["training.engine=pytorch"], "train-cpu-pytorch", "train-cpu-pytorch"),
         (["finetune.engine=pytorch"], "train-cpu", "train-cpu-pytorch"),
         (["training.engine=pytorch", "finetune.engine=tensorflow"], "train-cpu-pytorch", "train-cpu"),
-        (["resources.cards=8"], "train-gaudi", "train-gaudi"),
-        (["resources.cards=8", "training.engine=pytorch"], "train-gaudi-pytorch", "train-gaudi-pytorch"),
+        (["resources.cards=8"], "train-gaudi-pytorch", "train-gaudi-pytorch"),
+        (["resources.cards=8", "training.engine=tensorflow"], "train-gaudi", "train-gaudi"),
+        (["resources.cards=8", "finetune.engine=tensorflow"], "train-gaudi-pytorch", "train-gaudi"),
     ],
 )
 def test_the_image_goes_by_cards_and_engine(given: list[str], train: str, finetune: str) -> None:
@@ -299,7 +300,9 @@ def test_what_is_not_a_quantity_is_refused(quantity: str) -> None:
 
 def test_with_cards_requests_equal_limits() -> None:
     servers = ["resources.cards=8", "resources.workers=2", "resources.training={cpu: 95, memory: 409Gi}"]
-    settings = load_pipeline(None, [*servers, "kubernetes.efa=4", "resources.hugepages_2Mi=95000Mi"])
+    settings = load_pipeline(
+        None, [*servers, "training.engine=tensorflow", "kubernetes.efa=4", "resources.hugepages_2Mi=95000Mi"]
+    )
     training = training_resources(settings)
     assert training["requests"] == training["limits"]
     assert training["limits"]["vpc.amazonaws.com/efa"] == "4"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("pyarrow", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.corpus.documents import LONGEST_LINE_BYTES
+from gaudi_bert.common.files import LONGEST_ROW_BYTES
 from gaudi_bert.tables.json_lines import json_parts, json_schema, read_json_lines
 from tests.builders.agree import identical
 from tests.builders.properties import examples
@@ -68,7 +68,7 @@ def test_what_is_no_row_is_named(tmp_path: Path, content: bytes, reason: str) ->
 
 def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"a": "' + b"x" * (LONGEST_LINE_BYTES + (17 << 20)) + b'"}\n', 1))
+    path.write_bytes(gzip.compress(b'{"a": "' + b"x" * (LONGEST_ROW_BYTES + (17 << 20)) + b'"}\n', 1))
     with pytest.raises(InputError, match=r"rows\.jsonl\.gz: a line is longer than 64 MiB; write one JSON object on each"):
         json_schema(path)
 

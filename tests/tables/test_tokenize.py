@@ -128,7 +128,7 @@ def test_pairs_are_what_the_tokenizer_makes_of_two_texts(tmp_path: Path, kind: s
     assert created.content.too_long.dropped_tokens == dropped
     for other in ("split", "error"):
         wrong = settings.model_copy(update={"too_long": other})
-        with pytest.raises(InputError, match=r"row \d+: gives \d+ tokens, .* truncate or drop \(a pair is not split\)"):
+        with pytest.raises(InputError, match=r"\(row \d+\): gives \d+ tokens, .* truncate or drop \(a pair is not split\)"):
             tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path / "any.json", tmp_path / other, wrong, reporter=QUIET)
 
 
@@ -138,7 +138,7 @@ def test_a_file_that_the_options_do_not_fit_is_refused_before_the_first_is_read(
     (tmp_path / "texts" / "a.csv").write_text("id,comment\n1,alpha\n")
     (tmp_path / "texts" / "b.csv").write_text("id,text\n1,alpha\n")
     settings = TokenizeSettings(max_sequence_length=9, text_column="comment")
-    with pytest.raises(InputError, match=r"b\.csv: row 2: has no 'comment', only 'id', 'text'"):
+    with pytest.raises(InputError, match=r"b\.csv: line 2 \(row 1\): has no 'comment', only 'id', 'text'"):
         tokenize_texts([str(tmp_path / "texts")], tmp_path, tmp_path / "out", settings, reporter=QUIET)
     assert not (tmp_path / "out").exists()
 
@@ -191,7 +191,10 @@ def test_row_groups_and_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"too_long": "error", "max_sequence_length": 9}, r"t\.jsonl: row \d+: gives \d+ tokens, allowed are 1 to 9; raise"),
+        (
+            {"too_long": "error", "max_sequence_length": 9},
+            r"t\.jsonl: line 1 \(row 1\): gives \d+ tokens, allowed are 1 to 9; raise",
+        ),
         ({"max_sequence_length": 2}, "--max-sequence-length 2: .* adds 2 special tokens to each row; allowed is 3"),
         ({"max_sequence_length": 3, "too_long": "drop"}, "no text gives a row"),
     ],

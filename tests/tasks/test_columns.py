@@ -17,7 +17,7 @@ from tests.builders.command_line import Done, run_command
 TEXTS = ["the cat, sat", "dogs runs", "over the hill"]
 TABLE = "id,comment,other,stars\n" + "".join(f'{7 + n},"{text}",mat,{n + 1}\n' for n, text in enumerate(TEXTS))
 LENGTH = ("--max-sequence-length", 32)
-COMMANDS = ("tokenize", "embed", "predict", "finetune")
+COMMANDS = ("tokenize", "embed", "predict", "finetune", "estimate")
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,8 @@ def run(folder: Path, command: str, data: str, out: str, *options: str) -> Done:
         return run_command(command, data, "--tokenizer", "model", "--out", out, *LENGTH, *options, folder=folder)
     if command == "finetune":
         options = (*options, "--task", "regression", "--dry-run", "--set", "finetune.max_sequence_length=32")
+    if command == "estimate":
+        return run_command(command, data, "--model", "model", "--task", "regression", *options, folder=folder)
     options = (*options, *LENGTH) if command in ("embed", "predict") else options
     return run_command(command, "--data", data, "--model", "model", "--out", out, *options, folder=folder)
 
@@ -55,7 +57,7 @@ def test_columns_by_a_header_and_by_names(folder: Path, command: str) -> None:
         done = run(folder, command, data, f"{command}-{data}.jsonl", *named, *options)
         assert done.returncode == 0, done.stderr
         prefix = "finetune: " if command == "finetune" else ""
-        assert done.stderr.startswith(f"{prefix}{data}: reads CSV, {columns}; row {row} begins 'the cat, sat'\n")
+        assert done.stderr.startswith(f"{prefix}{data}: reads CSV, {columns}; line {row} (row 1) begins 'the cat, sat'\n")
     if command in ("embed", "predict"):
         answers = [(folder / f"{command}-{name}.csv.jsonl").read_text() for name in ("rows", "bare")]
         assert answers[0] == answers[1]
@@ -65,9 +67,13 @@ def test_columns_by_a_header_and_by_names(folder: Path, command: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_would_not_be_read_is_refused(folder: Path, command: str) -> None:
     refused: list[tuple[str, tuple[str, ...], str]] = [
-        ("rows.csv", ("--columns", "id,text,other,label"), "row 1: ['id', 'comment', 'other', 'stars'] looks like a header"),
-        ("rows.csv", ("--text-column", "remark"), "row 2: has no 'remark', only 'id', 'comment', 'other', 'stars'"),
-        ("rows.csv", ("--text-column", "comment", "--text-pair-column", "no"), "row 2: has no 'no'"),
+        (
+            "rows.csv",
+            ("--columns", "id,text,other,label"),
+            "line 1 (row 1): ['id', 'comment', 'other', 'stars'] looks like a header",
+        ),
+        ("rows.csv", ("--text-column", "remark"), "line 2 (row 1): has no 'remark', only 'id', 'comment', 'other', 'stars'"),
+        ("rows.csv", ("--text-column", "comment", "--text-pair-column", "no"), "line 2 (row 1): has no 'no'"),
         ("rows.csv", ("--format", "txt", "--text-column", "comment"), "--text-column (task.text) does not apply"),
         ("rows.csv", ("--no-header",), "without a header, name the columns too"),
         ("rows.csv", ("--format", "xml"), "--format xml"),
@@ -76,7 +82,7 @@ def test_what_would_not_be_read_is_refused(folder: Path, command: str) -> None:
         refused += [
             ("rows.txt", ("--text-pair-column", "b"), "--text-pair-column (task.text_pair) does not apply"),
             ("rows.txt", ("--columns", "text"), "--columns is for CSV and TSV"),
-            ("rows.csv", ("--label-column", "stars"), "--label-column (task.label) does not apply"),
+            ("rows.csv", ("--label-column", "stars"), "No such option: --label-column"),
         ]
     for data, options, reason in refused:
         done = run(folder, command, data, "refused.jsonl", *options)
@@ -84,6 +90,42 @@ def test_what_would_not_be_read_is_refused(folder: Path, command: str) -> None:
         assert reason in done.stderr, options
         assert done.stderr.startswith("error: ")
         assert not (folder / "refused.jsonl").exists()
+
+
+SPREADSHEET = "Nr;Text;stars\n1;süß;1\n2;;2\n3;größer;3;4\n4;the cat;4\n5;on the mat;5\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_csv_of_a_spreadsheet(folder: Path, command: str) -> None:
+    """One refusal names what is wrong with the form of the file; then each bad row is left out, or stops by its place."""
+    (folder / "sheet.csv").write_bytes(SPREADSHEET.encode("cp1252"))
+    options = ["--text-column", "Text"] + ["--label-column", "stars"] * (command == "finetune")
+    refused = run(folder, command, "sheet.csv", "sheet.jsonl", *options)
+    assert "pass --delimiter ';', and its text is not utf-8: pass --encoding cp1252" in refused.stderr
+    options += ["--delimiter", ";", "--encoding", "cp1252"]
+    refused = run(folder, command, "sheet.csv", "sheet.jsonl", *options)
+    stops_at = "line 3 (row 2): Text is empty" if command == "finetune" else "line 4 (row 3): has 4 cells, the columns are 3"
+    assert stops_at in refused.stderr
+    done = run(folder, command, "sheet.csv", f"sheet-{command}.jsonl", *options, "--on-bad-row", "skip")
+    assert (refused.returncode, done.returncode) == (2, 0), done.stderr
+    counted = {"finetune": "2 rows cannot be read", "embed": "1 of 5 rows cannot", "predict": "1 of 5 rows cannot"}
+    assert counted.get(command, "1 row cannot be read") in done.stderr
+
+
+@pytest.mark.parametrize("command", ["embed", "predict", "finetune"])
+def test_rows_that_are_too_long_are_cut_and_counted(folder: Path, command: str) -> None:
+    rows = [{"text": text, "label": 1.5} for text in ("the cat", "the cat " * 40)]
+    (folder / "long.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    done = run(folder, command, "long.jsonl", f"long-{command}.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert "1 of 2 rows" in done.stderr
+    assert "cut to 32 tokens" in done.stderr
+    refused = run(folder, command, "long.jsonl", f"no-{command}.jsonl", "--too-long", "error")
+    assert refused.returncode == 2
+    assert "line 2 (row 2): has " in refused.stderr
+    assert "say what becomes of it: --too-long truncate" in refused.stderr
+    skipped = run(folder, command, "long.jsonl", f"sk-{command}.jsonl", "--too-long", "error", "--on-bad-row", "skip")
+    assert skipped.returncode == 0, skipped.stderr
 
 
 @pytest.mark.parametrize("command", ["tokenize", "embed", "predict"])

@@ -52,6 +52,7 @@ def test_evaluation_is_the_same_packed_or_not(task, files, finished) -> None:
         agree(lines_of(out / "predictions.jsonl"), answers, 1e-5, scale=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4] if LONG else [4])
 def test_a_stopped_and_resumed_run_leaves_the_same_bytes(files, model, finished, tmp_path, stop) -> None:
     data, evaluation = files["multi-label"]
@@ -91,6 +92,7 @@ def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp
         run("classification", data, evaluation, model, tmp_path / "out", finetune={**changes, "epochs": 4})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "near"),
     [({"precision": "bfloat16"}, 0.05), *([({"optimizer": "lamb", "learning_rate": 0.02}, 0.5)] if LONG else [])],
@@ -157,16 +159,16 @@ GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
 @pytest.mark.parametrize(
     ("task", "learnt", "measured", "message"),
     [
-        ("classification", GOOD, ({"text": "the", "label": "c"},), r"evaluation\.jsonl: row 1: .*'c'"),
-        ("classification", (*GOOD, {"text": " ", "label": "a"}), GOOD, r"train\.jsonl: row 3: .*empty"),
+        ("classification", GOOD, ({"text": "the", "label": "c"},), r"evaluation\.jsonl: line 1 \(row 1\): .*'c'"),
+        ("classification", (*GOOD, {"text": " ", "label": "a"}), GOOD, r"train\.jsonl: line 3 \(row 3\): .*empty"),
         (
             "classification",
             (*GOOD, {"text": "cat " * 70, "label": "a"}),
             GOOD,
-            r"row 3: has 72 tokens, .* raise finetune\.max_s",
+            r"line 3 \(row 3\): has 72 tokens, .* raise finetune\.max_s",
         ),
-        ("regression", ({"text": "the cat", "label": "much"},), GOOD, r"train\.jsonl: row 1: .*number"),
-        ("classification", ({"sentence": "the cat", "class": "a"},), GOOD, r"train\.jsonl: row 1: .*text"),
+        ("regression", ({"text": "the cat", "label": "much"},), GOOD, r"train\.jsonl: line 1 \(row 1\): .*number"),
+        ("classification", ({"sentence": "the cat", "class": "a"},), GOOD, r"train\.jsonl: line 1 \(row 1\): .*text"),
         ("classification", GOOD[:1], GOOD[:1], r"only the label 'a'"),
         (
             "token-classification",
@@ -194,7 +196,7 @@ def test_a_model_that_cannot_be_fine_tuned_is_refused(files, model, tmp_path) ->
         run("classification", data, None, bare, tmp_path / "out")
     with pytest.raises(InputError, match=r"max_sequence_length = 65: the model has 64 positions"):
         run("classification", data, None, model, tmp_path / "out", finetune={"max_sequence_length": 65})
-    with pytest.raises(InputError, match=r"task\.name: is not set"):
+    with pytest.raises(InputError, match=r"--task \(task\.name\) is not set"):
         run(None, data, None, model, tmp_path / "out")
     with pytest.raises(InputError, match=r"finetune\.best_metric"):
         run("classification", data, None, model, tmp_path / "out", finetune={"best_metric": "accuracy"})

@@ -26,7 +26,7 @@ from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
 from tests.builders.agree import agree, identical
 from tests.builders.bert_folder import write_bert, write_rows
-from tests.builders.effort import LONG
+from tests.builders.effort import LONG, sampled
 from tests.builders.encoders import TOKENIZER, write_encoder
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.tasks.conftest import run
@@ -76,7 +76,7 @@ def hide_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", sampled(TASKS, 2))
 def test_a_bert_fine_tuned_by_either_engine(
     task: str, files: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +115,7 @@ def check_answers(folder: Path, task: str, rows: list[dict[str, Any]], answers: 
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", ["bert", "roberta"])
+@pytest.mark.parametrize("name", sampled(["bert", "roberta"], 2, first=1))
 def test_packs_are_single_sequences(name: str, task: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", name)
     rows = write_rows(tmp_path / "rows.jsonl", task, ALL_ROWS, 1)
@@ -132,7 +132,7 @@ CASES = [(name, task) for name in ("bert", "roberta") for task in TASK_NAMES]
 CASES += [("modernbert", task) for task in (TASK_NAMES[:-1] if LONG else ["question-answering"])]
 
 
-@pytest.mark.parametrize(("name", "task"), CASES)
+@pytest.mark.parametrize(("name", "task"), sampled(CASES, 4))
 def test_what_a_run_leaves(name: str, task: str, files: Any, model: Path, finished: Any, tmp_path: Path) -> None:
     if name == "bert":
         out, result, start = finished(task).out, finished(task).result, model
@@ -177,6 +177,7 @@ def test_a_bare_encoder_and_its_own_head(files: dict[str, tuple[Path, Path]], tm
     assert "; 0 variables start from random numbers" in listener.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "changes_them"), [("deepseek", False), ("ibert", True)])
 def test_what_a_model_stores_beside_its_parameters(name: str, changes_them: bool, files: Any, tmp_path: Path) -> None:
     """Given buffers are trained with, survive a stop, and are written as `transformers` itself would."""

@@ -68,7 +68,7 @@ def test_answers_and_what_is_too_long(tmp_path: Path) -> None:
         with torch.no_grad():
             logits = model.eval()(input_ids=torch.tensor([TOKENIZER.encode(text).ids])).logits
         agree([*answer["probabilities"].values()], logits.softmax(-1)[0].tolist(), 1e-5, scale=1.0)
-    refused = answered(tmp_path, "predict", "short.jsonl", "--max-sequence-length", "5")
+    refused = answered(tmp_path, "predict", "short.jsonl", "--max-sequence-length", "5", "--too-long", "error")
     assert (refused.returncode, "a sequence has at most 5" in refused.stderr) == (2, True)
 
 
@@ -114,6 +114,7 @@ def test_without_one_of_both_softwares(tmp_path: Path, monkeypatch: pytest.Monke
     assert (done.returncode, done.stderr.rstrip().endswith(install_command("pytorch"))) == (2, True)
 
 
+@pytest.mark.slow
 def test_tensorflow_is_loaded_without_keras_which_comes_when_it_is_asked_for() -> None:
     pytest.importorskip("tensorflow", exc_type=ImportError)
     program = """

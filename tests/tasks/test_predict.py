@@ -134,9 +134,9 @@ def test_two_classes_that_transformers_did_not_name(tmp_path: Path) -> None:
 def test_what_cannot_be_answered(tmp_path: Path) -> None:
     write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2, id2label={0: "bad", 1: "good"})
     long = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "cat " * 90}])
-    with pytest.raises(InputError, match=r"x.jsonl: row 2: has 92 tokens, a sequence has at most 64"):
-        run(tmp_path / "m", long, tmp_path / "y.jsonl")
-    assert len(run(tmp_path / "m", long, tmp_path / "y.jsonl", too_long="truncate")) == 2
+    with pytest.raises(InputError, match=r"x.jsonl: line 2 [(]row 2[)]: has 92 tokens, a sequence has at most 64"):
+        run(tmp_path / "m", long, tmp_path / "y.jsonl", too_long="error")
+    assert len(run(tmp_path / "m", long, tmp_path / "y.jsonl")) == 2
     write_model(tmp_path / "mlm", "BertForMaskedLM")
     with pytest.raises(InputError, match="masked-language-modelling has no answers to predict"):
         run(tmp_path / "mlm", long, tmp_path / "z.jsonl")
@@ -168,14 +168,13 @@ def test_rows_that_cannot_be_read_are_named_in_their_places(tmp_path: Path, caps
         + b"cat " * 90
         + b'"}\n{"text": "dog"}\n'
     )
-    with pytest.raises(InputError, match=r"x[.]jsonl: row 2: text is 3"):
+    with pytest.raises(InputError, match=r"x[.]jsonl: line 2 [(]row 2[)]: text is 3"):
         run(tmp_path / "m", tmp_path / "x.jsonl", tmp_path / "y.jsonl")
-    options = PredictOptions(on_bad_row="skip")
-    answers = run(tmp_path / "m", tmp_path / "x.jsonl", tmp_path / "y.jsonl", options)
+    answers = run(tmp_path / "m", tmp_path / "x.jsonl", tmp_path / "y.jsonl", on_bad_row="skip", too_long="error")
     problems = ["text is 3", "null is not an object", "not UTF-8", "text holds half a character", "has 92 tokens"]
     assert [next(iter(answer)) for answer in answers] == ["label", *["error"] * 5, "label"]
     for number, (problem, answer) in enumerate(zip(problems, answers[1:6], strict=True), start=2):
-        assert answer["error"].startswith(f"row {number}: {problem}")
+        assert answer["error"].startswith(f"line {number} (row {number}): {problem}")
     whole = write_rows(tmp_path / "good.jsonl", [{"text": "cat"}, {"text": "dog"}])
     agree([answers[0], answers[6]], run(tmp_path / "m", whole, tmp_path / "z.jsonl"), 1e-5, scale=1.0)
 
@@ -238,8 +237,10 @@ def expected(folder: Path) -> Any:
     return np.array(found)
 
 
-def embedded(folder: Path, data: Path | str, out: Path, options: EmbedOptions | None = None, **given: Any) -> StreamResult:
-    settings = TaskSettings(too_long="truncate")
+def embedded(
+    folder: Path, data: Path | str, out: Path, options: EmbedOptions | None = None, on_bad_row: Any = "stop", **given: Any
+) -> StreamResult:
+    settings = TaskSettings(on_bad_row=on_bad_row)
     options = EmbedOptions() if options is None else options
     return embed(folder, str(data), str(out), options, settings, reporter=QUIET, **given)
 
@@ -298,14 +299,14 @@ def test_killed_between_windows(folder: Path, data: Path, tmp_path: Path, monkey
 def test_rows_that_cannot_be_read_keep_their_places(folder: Path, tmp_path: Path, ending: str) -> None:
     """An empty text has a vector; a row without a text has none, and its place says so."""
     (tmp_path / "x.jsonl").write_text('{"text": ""}\n{"text": null}\n{"text": "the cat"}\n')
-    with pytest.raises(InputError, match="row 2: text is None; it must be a text"):
+    with pytest.raises(InputError, match=r"line 2 [(]row 2[)]: text is None; it must be a text"):
         embedded(folder, tmp_path / "x.jsonl", tmp_path / f"v.{ending}")
-    result = embedded(folder, tmp_path / "x.jsonl", tmp_path / f"v.{ending}", EmbedOptions(on_bad_row="skip"))
+    result = embedded(folder, tmp_path / "x.jsonl", tmp_path / f"v.{ending}", on_bad_row="skip")
     assert (result.rows, result.bad_rows) == (3, 1)
     if ending == "jsonl":
         lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
         assert [next(iter(line)) for line in lines] == ["embedding", "error", "embedding"]
-        assert lines[1]["error"].startswith("row 2: text is None")
+        assert lines[1]["error"].startswith("line 2 (row 2): text is None")
         return
     vectors = np.load(tmp_path / "v.npy") if ending == "npy" else _vectors(tmp_path / "v.parquet")
     assert np.isnan(vectors).all(axis=1).tolist() == [False, True, False]

@@ -34,7 +34,7 @@ from gaudi_bert.training.input.batches import TrainingOrder
 from gaudi_bert.training.loop import learning_rate_at
 from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, run_command, succeed
-from tests.builders.effort import once
+from tests.builders.effort import once, sampled
 from tests.builders.encoders import CONFIGS, SIZES, TOKENIZER
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.builders.tables import LENGTH, loss_of_rows, single_rows, write_table
@@ -136,7 +136,7 @@ def losses_of_the_twin(files: Path, name: str, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("name", "engine"), [("roberta", "auto"), ("bert", "pytorch"), ("bert", "tensorflow"), ("gpt2", "auto")]
+    ("name", "engine"), sampled([("roberta", "auto"), ("bert", "pytorch"), ("bert", "tensorflow"), ("gpt2", "auto")], 2)
 )
 def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str, engine: str, tmp_path: Path) -> None:
     if engine == "tensorflow":
@@ -170,6 +170,7 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
     assert again.content == result
 
 
+@pytest.mark.slow
 def test_fresh_weights_of_a_bert_are_those_of_either_engine_and_of_the_seed(files: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", exc_type=ImportError)
     few = {"updates": 2, "warmup_updates": 1, "save_every_updates": 9, "threads": None}
@@ -243,7 +244,6 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
 
 
-@pytest.mark.slow
 def test_two_processes_killed_and_resumed_by_torchrun_leave_what_mpirun_leaves(files: Path, tmp_path: Path) -> None:
     def command(out: str, *launcher: str) -> list[str]:
         words = ["-m", "gaudi_bert", "train", "--data", files / "train" / "packed", "--model", files / "roberta"]

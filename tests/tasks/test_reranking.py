@@ -108,5 +108,5 @@ def test_rows_with_positives_and_negatives_are_pairs(model: Path, tmp_path: Path
 )
 def test_bad_rows(row: dict[str, Any], message: str, model: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "x.jsonl", [row])
-    with pytest.raises(InputError, match=f"x.jsonl: row 1: .*{message}"):
+    with pytest.raises(InputError, match=f"x.jsonl: line 1 .row 1.: .*{message}"):
         run("reranking", data, None, model, tmp_path / "out")

@@ -38,6 +38,7 @@ def tune(data: Any, evaluation: Any, model: Any, out: Any, **options: Any) -> An
     return run("classification", Path(data), Path(evaluation), Path(model), Path(out), **options)
 
 
+@pytest.mark.slow
 def test_fine_tuning_from_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:
     store = {**quick(s3.endpoint).model_dump(), "scratch": str(tmp_path / "scratch")}
     tune(f"{URL}/{ROWS}", f"{URL}/{HELD_OUT}", f"{URL}/bert", tmp_path / "out", store=store)

@@ -20,13 +20,15 @@ from typing import Any
 import pytest
 
 from gaudi_bert.artefacts.references import VocabularyInfo
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
 from gaudi_bert.tfrecords.histogram import histogram, read_histograms
+from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import write
+from tests.builders.command_line import run_command
 from tests.builders.packing_case import make_case
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import QUIET, Listener
 from tests.oracles.wire import UNPACKED_KEYS, crc32c, example, frame, random_sequence, split_list
 
 
@@ -395,7 +397,7 @@ def test_what_is_foreign_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "records" / name).write_bytes(content)
     if name == "data.bin":
         (tmp_path / "records" / "data.idx").write_bytes(FOREIGN["data.idx"][0])
-    refused_by_histogram(tmp_path / "records", tmp_path / "histogram.json", f"{name}: ", reason, "`gaudi-bert import`")
+    refused_by_histogram(tmp_path / "records", tmp_path / "histogram.json", f"{name}: ", reason, "`gaudi-bert pack`")
 
 
 @pytest.mark.parametrize(
@@ -414,10 +416,88 @@ def test_a_foreign_file_is_refused_with_the_pattern_of_the_others(tmp_path: Path
         shutil.copy(case.records / "part-0", folder / name)
     (folder / "notes.txt").write_text("These are notes of some length.\n")
     offered = f"'{folder / pattern}'"
-    with pytest.raises(InputError, match=rf"notes\.txt: not a TFRecord .* by a pattern: {re.escape(offered)}$"):
+    with pytest.raises(InputError, match=rf"notes\.txt: not a TFRecord .* by a pattern: {re.escape(offered)}, or leave"):
         histogram(folder, tmp_path / "again.json", reporter=QUIET)
     made = histogram(offered.strip("'"), tmp_path / "again.json", reporter=QUIET)
     assert len(made.content.files) == 2
+
+
+def damage(folder: Path, numbers: list[int]) -> None:
+    """Three kinds of damage, by turns: no content, cut short, a flipped bit."""
+    for number in numbers:
+        path = folder / f"part-{number:03d}"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes([b"", data[: len(data) // 2], data][number % 3])
+
+
+def test_one_pass_names_all_bad_files(tmp_path: Path) -> None:
+    write_files(tmp_path / "records", [3] * 40, 16, 3)
+    damage(tmp_path / "records", [0, 5, 7])
+    with pytest.raises(InputError, match=r"of 40 files, 3 files \(part-000, part-005, part-007\) .*--on-bad-file skip$"):
+        histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=QUIET)
+    damage(tmp_path / "records", list(range(10, 40)))
+    told = Listener()
+    with pytest.raises(InputError, match=r"of 40 files, 33 files \(part-000, .*, part-026 and 13 more\) cannot be read"):
+        histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=told)
+    reasons = [line for line in told.lines if "/part-" in line]
+    assert len(reasons) == 20
+    assert "part-000: the file is empty; remove it" in reasons[0]
+    assert "part-005: record 1 at byte" in reasons[1]
+    assert not (tmp_path / "histogram.json").exists()
+
+
+def test_bad_files_are_left_out_on_request_and_kept_in_mind(tmp_path: Path) -> None:
+    records, out, packed = tmp_path / "records", tmp_path / "histogram.json", tmp_path / "packed"
+    good = write_files(records, [9] * 7, 16, 3)
+    damage(records, [0, 1, 5])
+    made = run_command("pack", records, "--out", packed, "--on-bad-file", "skip", "--verify")
+    assert made.returncode == 0, made.stderr
+    assert "of 7 files, 3 files (part-000, part-001, part-005) cannot be read" in made.stderr
+    names = ["part-000", "part-001", "part-005"]
+    for name in ("packed/metadata.json", "packed-plan/plan.json", "packed-plan/histogram.json"):
+        stored = json.loads((tmp_path / name).read_text())["bad_files"]
+        known = [(each["name"], each["bytes"], each["crc32c"]) for each in stored]
+        assert known == [(name, len(data), crc32c(data)) for name in names for data in [(records / name).read_bytes()]]
+    assert json.loads((packed / "metadata.json").read_text())["sequences"] == 9 * 4
+    assert json.loads((packed / "verification.json").read_text())["bad_files"] == 3
+    del good["part-001"]
+    parts = [run_command("verify", records, packed, "--shard", f"{part}/2", "--overwrite") for part in range(2)]
+    assert [part.returncode for part in parts] == [0, 0]
+    assert "3 bad files of the records left out: part-000" in run_command("verify", records, packed, "--finish").stderr
+    damaged = (records / "part-001").read_bytes()
+    (records / "part-001").unlink()
+    refused_by_verify(records, packed, "part-001 was left out as bad, and is missing now")
+    (records / "part-001").write_bytes(damaged[:-1])
+    refused_by_verify(records, packed, "part-001: was left out as bad, and has changed since")
+    write_files(records, [9] * 2, 16, 3, seed=2)
+    refused_by_verify(records, packed, "part-00. was packed but|was left out as bad, and has changed since")
+    shutil.copy(records / "part-002", records / "part-001")
+    stored = json.loads((packed / "metadata.json").read_text())
+    data = (records / "part-001").read_bytes()
+    stored["bad_files"][1] |= {"bytes": len(data), "crc32c": crc32c(data)}
+    (packed / "metadata.json").write_text(json.dumps(stored))
+    (records / "part-000").write_bytes(b"")
+    refused_by_verify(records, packed, "part-001: was left out as bad, but can be read")
+    with pytest.raises(InputError, match="nothing is left to pack"):
+        histogram(records / "part-00[05]", out, on_bad_file="skip", reporter=QUIET)
+
+
+def refused_by_verify(records: Path, packed: Path, reason: str) -> None:
+    with pytest.raises(FailedError, match=reason):
+        verify(records, packed, overwrite=True, reporter=QUIET)
+
+
+def test_files_of_two_sizes_are_both_named(tmp_path: Path) -> None:
+    """The first file is the odd one, and it is named as such."""
+    records = tmp_path / "records"
+    write_files(records, [2], 12, 3)
+    (records / "part-000").rename(records / "odd")
+    write_files(records, [2] * 5, 16, 3)
+    told = r"12 input_ids and 3 masked_lm_positions in 1 file \(odd\), 16 .* in 5 files \(part-000, .*and 2 more\); pack "
+    for choice in ("stop", "skip"):
+        with pytest.raises(InputError, match=told):
+            histogram(records, tmp_path / "histogram.json", on_bad_file=choice, reporter=QUIET)
 
 
 @pytest.mark.parametrize("name", ["aaa", "zzz"])

@@ -45,7 +45,7 @@ def case(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> PackingCase:
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream, and whole shards after 12 packs, in pieces of 500 bytes."""
-    monkeypatch.setattr("gaudi_bert.training.input.source.streams_of", lambda _: 1)
+    monkeypatch.setattr("gaudi_bert.tfrecords.packed_folder.streams_of", lambda _: 1)
     monkeypatch.setattr("gaudi_bert.reading.streams._FIRST_PACKS", 12)
     monkeypatch.setattr("gaudi_bert.tfrecords.shard_cache._PIECE_BYTES", 500)
     monkeypatch.setattr("gaudi_bert.tfrecords.random_access._GAP_BYTES", 200)
@@ -105,7 +105,7 @@ def test_a_bad_server_gives_the_same_rows_and_a_run_that_was_killed_goes_on(case
 def test_first_rows_need_their_own_bytes_only(case: PackingCase, s3: S3Server) -> None:
     """The packs that were read, and the index of a shard: 4 bytes a pack."""
     with faulty_proxy(s3.port) as proxy, stored_source(case, proxy.endpoint, BY_PARTS) as stored:
-        files = stored.open_files()
+        files = stored.open_packs().files
         shard = int(np.argmax(stored.metadata.shard_table.packs))
         files.open(shard, files.prepare(shard))
         index = proxy.sent
@@ -146,7 +146,7 @@ def test_a_shard_that_is_not_the_one_of_the_metadata_is_refused(case: PackingCas
     shard, other = (int(number) for number in np.flatnonzero(table.bytes)[:2])
     content = objects.read(f"{url}/{table.name(shard)}")
     with stored_source(case, s3.endpoint, BY_PARTS, url=url) as stored:
-        files = stored.open_files()
+        files = stored.open_packs().files
         files.open(shard, files.prepare(shard))
         objects.write(f"{url}/{table.name(shard)}", content[::-1])
         with pytest.raises(InputError, match=rf"{table.name(shard)}: changed while it was read"):
@@ -169,7 +169,7 @@ def test_a_damaged_record_is_named(case: PackingCase, s3: S3Server) -> None:
     content = objects.read(f"{url}/{table.name(shard)}")
     objects.write(f"{url}/{table.name(shard)}", content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
     with stored_source(case, s3.endpoint, BY_PARTS, url=url) as stored:
-        files, last = stored.open_files(), int(table.packs[shard]) - 1
+        files, last = stored.open_packs().files, int(table.packs[shard]) - 1
         files.open(shard, files.prepare(shard))
         files.read(np.array([shard]), np.array([last - 1]))
         with pytest.raises(InputError, match=rf"{table.name(shard)}: record {last} .*damaged"):

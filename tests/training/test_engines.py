@@ -85,7 +85,6 @@ def test_each_engine_resumes_and_evaluates_what_the_other_left(packed, held_out,
                 agree(other[name], value, 1e-5, scale=1.0)
 
 
-@pytest.mark.slow
 def test_a_step_is_compiled_once(packed, held_out, tmp_path) -> None:
     """50 updates with an evaluation between: one graph each, without a break, and none compiled twice."""
     from torch._dynamo.utils import counters
@@ -143,6 +142,7 @@ def test_a_device_that_is_not_there_is_one_line(packed, tmp_path, device: str, m
         train(settings(engine="pytorch", device=device), packed, None, tmp_path / "train", reporter=QUIET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "other"), [("tensorflow", "torch"), ("pytorch", "tensorflow")])
 def test_one_engine_never_loads_the_other(engine: str, other: str) -> None:
     program = f"""
@@ -212,7 +212,6 @@ def test_two_processes_are_one_big_batch(records, by_two, tmp_path) -> None:
     assert one.progress["sequences"] == two.progress["sequences"]
 
 
-@pytest.mark.slow
 def test_two_processes_that_were_killed_end_with_the_same_bits(records, by_two, tmp_path) -> None:
     command, out = [*TORCHRUN, *train_command(records, tmp_path / "train")], tmp_path / "train"
     process = subprocess.Popen(
@@ -239,7 +238,6 @@ def test_mpirun_leaves_what_torchrun_leaves_and_evaluates(records, by_two, tmp_p
     assert two["sequences"] == one["sequences"]
 
 
-@pytest.mark.slow
 def test_a_lost_process_is_named_and_ends_the_other(records, tmp_path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -26,7 +26,7 @@ from gaudi_bert.model.features import BatchSizes
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.training.check_graph import describe_graph
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
-from gaudi_bert.training.evaluate import PretrainingEvaluator, evaluate, majority_share
+from gaudi_bert.training.evaluate import Evaluator, RecordsEvaluation, evaluate, majority_share
 from gaudi_bert.training.input.source import open_source
 from gaudi_bert.training.results import GraphResult
 from gaudi_bert.training.verify_model import verify_model
@@ -34,6 +34,7 @@ from tests.builders import training_data
 from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.command_line import Done, run_command
+from tests.builders.effort import sampled
 from tests.builders.model_packs import pretraining_model
 from tests.builders.reporters import QUIET
 from tests.training.conftest import HELD_OUT
@@ -44,10 +45,10 @@ CONFIG = BertConfig(**data.MODEL, vocab_size=data.VOCABULARY, max_position_embed
 
 def run(folder: Path, batch_packs: int = 8, loss: Loss = "token") -> EvaluationFigures:
     model, source = pretraining_model(CONFIG, 5, loss), open_source(folder)
-    return PretrainingEvaluator(model, CONFIG, source, Communicator(), batch_packs=batch_packs).run()
+    return Evaluator(model, RecordsEvaluation(source, CONFIG, batch_packs), Communicator()).run()
 
 
-@pytest.mark.parametrize("loss", ["token", "sequence"])
+@pytest.mark.parametrize("loss", sampled(["token", "sequence"], 2))
 def test_packed_and_unpacked_figures_are_the_same_whatever_the_size_of_the_batch(tmp_path, loss) -> None:
     folder = data.write_packed(tmp_path / "packed", PACKS)
     packed = run(folder, loss=loss).as_json()
@@ -256,6 +257,7 @@ def test_before_packing_the_settings_give_the_sizes_and_an_impossible_model_is_r
     assert "at most 2,147,483,647 can be numbered by int32; make micro-batches smaller" in too_many.stderr
 
 
+@pytest.mark.slow
 def test_after_packing_the_metadata_gives_them_and_a_graph_that_is_not_fit_is_exit_code_1(monkeypatch, tmp_path) -> None:
     """A model that calls back to Python in its forward pass, from the command line."""
     encode_packs = bert.encode_packs

@@ -19,11 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as torch_distributed
+from torch.nn import Parameter
 
+from gaudi_bert import __version__
 from gaudi_bert.common.arrays import FloatArray, WeightArrays
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.launch import Launch, find_launch
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.launch import Launch, find_launch, find_node
+from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, DeviceKind
+from gaudi_bert.engines.pytorch.meeting import meet
 from gaudi_bert.engines.watchdog import ConnectedProcess
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hpu": "hccl"}
@@ -56,21 +60,59 @@ class TorchCommunicator(ConnectedProcess):
             shared[name] = tensor.numpy()
         return shared
 
-    def sum_tensors(self, tensors: Sequence[Tensor], buffer_bytes: int) -> None:
-        """Replace tensors by their sums over all processes."""
-        for part in _parts(tensors, buffer_bytes):
-            if len(part) == 1:
-                torch_distributed.all_reduce(part[0])
-                continue
-            merged = torch.cat([tensor.reshape(-1) for tensor in part])
-            torch_distributed.all_reduce(merged)
-            for tensor, total in zip(part, merged.split([tensor.numel() for tensor in part]), strict=True):
-                tensor.copy_(total.reshape(tensor.shape))
+
+class GradientSums:
+    """Sums of gradients over processes, which begin while the last backward pass of an update still runs.
+
+    Gradients travel in parts of at most `part_bytes`, each merged into one buffer, in the order of the parameters. A pass
+    reaches the last parameters first, so the last part is sent first, in every process, however soon another one is
+    complete: what is added up, and in which order, does not depend on time. Gloo gives the same bits as without overlap;
+    NCCL and HCCL do where their own sums are deterministic.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], part_bytes: int) -> None:
+        self._parts = [*_parts(parameters, part_bytes)][::-1]
+        self._part_of = {id(parameter): number for number, part in enumerate(self._parts) for parameter in part}
+        self._missing: list[int] = []
+        self._sent: list[tuple[Tensor, Any]] = []
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._add)
+
+    def begin(self) -> None:
+        """The next backward pass is the last one of the update: gradients that are complete are sent."""
+        self._missing = [sum(parameter.requires_grad for parameter in part) for part in self._parts]
+
+    def _add(self, parameter: Tensor) -> None:
+        """A gradient is complete, if this is the last pass; then the parts that are complete are sent, in their order."""
+        if not self._missing:
+            return
+        self._missing[self._part_of[id(parameter)]] -= 1
+        while len(self._sent) < len(self._parts) and self._missing[len(self._sent)] == 0:
+            self._send()
+
+    def _send(self) -> None:
+        part = self._parts[len(self._sent)]
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in part]
+        merged = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        for parameter in part:
+            parameter.grad = None  # their memory is free while the buffers travel
+        self._sent.append((merged, torch_distributed.all_reduce(merged, async_op=True)))
+
+    def finish(self) -> None:
+        """Wait for the sums, which become the gradients of the parameters."""
+        while len(self._sent) < len(self._parts):  # a parameter that the loss does not need has no gradient
+            self._send()
+        for part, (merged, work) in zip(self._parts, self._sent, strict=True):
+            work.wait()
+            for parameter, total in zip(part, merged.split([each.numel() for each in part]), strict=True):
+                parameter.grad = total.reshape(parameter.shape)
+        self._missing, self._sent = [], []
 
 
-def _parts(tensors: Sequence[Tensor], most_bytes: int) -> Iterator[list[Tensor]]:
+def _parts(tensors: Sequence[Parameter], most_bytes: int) -> Iterator[list[Parameter]]:
     """The tensors in their order, in parts of at most so many bytes; a larger one is a part of its own."""
-    part: list[Tensor] = []
+    part: list[Parameter] = []
     size = 0
     for tensor in tensors:
         own = tensor.numel() * tensor.element_size()
@@ -82,8 +124,11 @@ def _parts(tensors: Sequence[Tensor], most_bytes: int) -> Iterator[list[Tensor]]
     yield part
 
 
-def connect(device: DeviceKind) -> Communicator:
+def connect(device: DeviceKind, settings: LoopSettings) -> Communicator:
     """The communicator of all processes of this launch, each on such a device; without a launcher, of this one alone."""
+    node = find_node()
+    if node is not None and node.processes == 1:
+        os.environ.update(node.variables(0))
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()
@@ -92,16 +137,24 @@ def connect(device: DeviceKind) -> Communicator:
     _set_address(launch, local_size, who)
     if device == "hpu":
         _register_hccl(launch)
+    store = None if torch_distributed.is_initialized() else meet(launch, settings.meeting_seconds, _facts(device, settings))
     try:
-        if not torch_distributed.is_initialized():
+        if store is not None:
             torch_distributed.init_process_group(
-                _BACKENDS[device], rank=launch.rank, world_size=launch.size, timeout=_TIMEOUT
+                _BACKENDS[device], store=store, rank=launch.rank, world_size=launch.size, timeout=_TIMEOUT
             )
         host_group = None if device == "cpu" else torch_distributed.new_group(backend="gloo", timeout=_TIMEOUT)
     except (RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{who}: torch.distributed cannot connect ({reason}); start all ranks again") from error
+        raise FailedError(f"{who}: torch.distributed cannot connect ({reason}); start all ranks again") from error
     return TorchCommunicator(launch.rank, launch.size, local_size, host_group=host_group)
+
+
+def _facts(device: DeviceKind, settings: LoopSettings) -> dict[str, Any]:
+    """What has to be the same in all processes of a run."""
+    own = settings.model_dump(mode="json", exclude={"device", "threads"})
+    keys = {f"{settings.section_name}.{name}": value for name, value in own.items()}
+    return {"gaudi-bert": __version__, "torch": torch.__version__, "device": device, **keys}
 
 
 def _register_hccl(launch: Launch) -> None:

@@ -93,10 +93,10 @@ class _TorchEncoder(TorchModel):
         """Whether weight decay applies to a variable: not to biases, nor to the scales of norms."""
         return name not in self._undecayed and self.parameters_by_name[name].requires_grad
 
-    def tensors(self, batch: BatchArrays) -> dict[str, Tensor]:
-        """A batch on the device; one with a token that changes its neighbours is refused."""
+    def checked(self, batch: BatchArrays) -> BatchArrays:
+        """A batch without a token that changes its neighbours; with one it is refused."""
         self.packed.check_tokens(batch)
-        return super().tensors(batch)
+        return batch
 
     def forward(self, batch: Tensors, training: bool) -> Tensor:
         """What the head gives: [B, S, C], [B, L, C], or scores of words [B, Q, V]; wide."""

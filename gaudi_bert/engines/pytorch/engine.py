@@ -35,7 +35,7 @@ updates = TorchUpdates
 
 def connect(settings: LoopSettings) -> Communicator:
     """The communicator of all processes of this launch; without a launcher, that of this process alone."""
-    return distributed.connect(_kind_of(settings))
+    return distributed.connect(_kind_of(settings), settings)
 
 
 def build(

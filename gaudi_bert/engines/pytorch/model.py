@@ -6,7 +6,7 @@ Letters: B packs, L positions, S depth, C values of a head, H hidden size, K sum
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -128,7 +128,11 @@ class TorchModel(ABC):
 
     def tensors(self, batch: BatchArrays) -> dict[str, Tensor]:
         """A batch on the device."""
-        return {name: torch.from_numpy(np.ascontiguousarray(values)).to(self.device) for name, values in batch.items()}
+        return _on_device(self.checked(batch), self.device)
+
+    def checked(self, batch: BatchArrays) -> BatchArrays:
+        """A batch, once it is known that the model is right for it."""
+        return batch
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Matrix products in bfloat16, where that was chosen; the variables stay float32."""
@@ -244,6 +248,36 @@ def _read(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
     packs, depth = batch["next_sentence_positions"].shape
     read_BPH = encode_packs(network, batch, positions_BP).reshape(packs, positions_BP.shape[1], -1)
     return read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
+
+
+def _on_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:
+    """A copy; to a GPU from memory that it reads by itself, so that the host does not wait."""
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in batch.items()}
+    if device.type != "cuda":
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+    return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
+
+
+def ahead_on_device(batches: Iterable[BatchArrays], device: torch.device) -> Iterator[dict[str, Tensor]]:
+    """Batches on the device, on a GPU each copied while the one before is computed."""
+    if device.type != "cuda":
+        yield from (_on_device(batch, device) for batch in batches)
+        return
+    copies, computes = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+
+    def copied(batch: BatchArrays) -> dict[str, Tensor]:
+        with torch.cuda.stream(copies):
+            return _on_device(batch, device)
+
+    remaining = iter(batches)
+    following = next((copied(batch) for batch in remaining), None)
+    while following is not None:
+        batch, copied_until = following, copies.record_event()
+        following = next((copied(each) for each in remaining), None)
+        computes.wait_event(copied_until)
+        for tensor in batch.values():
+            tensor.record_stream(computes)  # its memory is not given away before the pass is done with it
+        yield batch
 
 
 def to_numpy(tensor: Tensor) -> Float32Array:

@@ -13,8 +13,8 @@ from torch import Tensor
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.protocol import Communicator, Coupling, UpdateScalars
-from gaudi_bert.engines.pytorch.distributed import TorchCommunicator
-from gaudi_bert.engines.pytorch.model import TorchModel, to_numpy
+from gaudi_bert.engines.pytorch.distributed import GradientSums, TorchCommunicator
+from gaudi_bert.engines.pytorch.model import TorchModel, ahead_on_device, to_numpy
 from gaudi_bert.pytorch.pooling import widen
 
 
@@ -38,6 +38,9 @@ class TorchUpdates:
         self._model, self._settings, self._communicator = model, settings, communicator
         self._accumulation_steps = accumulation_steps
         self._optimizer = Optimizer(model.parameters_by_name, settings, model.is_decayed)
+        self._gradient_sums = None
+        if isinstance(communicator, TorchCommunicator):
+            self._gradient_sums = GradientSums(list(model.parameters_by_name.values()), settings.fusion_bytes)
 
     def run(
         self,
@@ -55,15 +58,15 @@ class TorchUpdates:
         else:
             sums = self._coupled_backward(micro_batches, seeds_M2, coupling, update)
         with torch.no_grad():
+            if self._gradient_sums is not None:
+                if model.device.type != "cpu":
+                    sums.cpu()  # the device may still be at it
+                communicator.arrive()
+                self._gradient_sums.finish()
             gradients = {
                 name: parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
                 for name, parameter in model.parameters_by_name.items()
             }
-            if isinstance(communicator, TorchCommunicator):
-                if model.device.type != "cpu":
-                    sums.cpu()  # the device may still be at it
-                communicator.arrive()
-                communicator.sum_tensors(list(gradients.values()), self._settings.fusion_bytes)
             factor, norm = clip_factor(list(gradients.values()), self._settings.clip_norm)
             self._optimizer.apply(gradients, scalars, factor, update)
             for parameter in model.parameters_by_name.values():
@@ -80,9 +83,11 @@ class TorchUpdates:
         model = self._model
         factors = torch.tensor(factors_M2, dtype=torch.float32, device=model.device)
         sums = torch.zeros(model.spec.head.sums, device=model.device)
-        for number, batch in enumerate(micro_batches):
+        for number, batch in enumerate(ahead_on_device(map(model.checked, micro_batches), model.device)):
             self._note(number, update)
-            loss, batch_sums = model.loss(model.tensors(batch), seeds_M2[number], factors[number])
+            loss, batch_sums = model.loss(batch, seeds_M2[number], factors[number])
+            if self._gradient_sums is not None and number == len(micro_batches) - 1:
+                self._gradient_sums.begin()
             loss.backward()
             sums += batch_sums
         return sums
@@ -98,9 +103,11 @@ class TorchUpdates:
             with torch.set_grad_enabled(number == last):
                 outputs.append(widen(model.training_outputs(batch, seeds_M2[number])))
         sums, gradients = coupling([to_numpy(each) for each in outputs])
-        for number in (last, *range(last)):
+        for number in (sequence := (last, *range(last))):
             self._note(number, update)
             output = outputs[last] if number == last else widen(model.training_outputs(batches[number], seeds_M2[number]))
+            if self._gradient_sums is not None and number == sequence[-1]:
+                self._gradient_sums.begin()
             output.backward(torch.as_tensor(gradients[number], dtype=output.dtype, device=output.device))
         return torch.as_tensor(sums, dtype=torch.float32, device=model.device)
 

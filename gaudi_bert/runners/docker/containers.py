@@ -360,7 +360,8 @@ def _command(run: DockerRun, stage: str, on_cards: bool) -> list[str]:
     if not STAGES[stage].trains and "--workers" not in run.flags:
         # Each process takes memory, and the container's is limited.
         command += ["--workers", str(run.settings.resources.data_processes)]
-    together = on_cards and STAGES[stage].distributed
+    # Ranks of PyTorch are started by `run` itself.
+    together = on_cards and STAGES[stage].distributed and stage_engine(run.settings, STAGES[stage]) == "tensorflow"
     return training_command(run.settings, command, over_ssh=False) if together else command
 
 

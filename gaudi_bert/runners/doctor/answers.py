@@ -29,6 +29,7 @@ class ClusterAnswers:
     nodes: Sequence[Json] | None = None
     plugin_pods: Sequence[Json] | None = None
     serves_mpijobs: bool | None = None
+    serves_trainjobs: bool | None = None
     mpi_operator: str | None = None
     storage_classes: Sequence[Json] | None = None
     volumes: Sequence[Json] | None = None
@@ -46,7 +47,7 @@ def ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers:
     pods = cluster.find_everywhere("Pod")
     plugin_pods = None if pods is None else [pod for pod in pods if "device-plugin" in _images(pod) and _is_gaudi(pod)]
     rights = needed_rights(
-        mpijob=settings.trains_as_mpijob,
+        training="nodes" if settings.needs_service else settings.training_kind,
         queue=settings.kubernetes.queue is not None,
         network_policy=settings.has_network_policy,
     )
@@ -60,6 +61,7 @@ def ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers:
         nodes=cluster.find_everywhere("Node"),
         plugin_pods=plugin_pods,
         serves_mpijobs=cluster.serves("MPIJob"),
+        serves_trainjobs=cluster.serves("TrainJob") if settings.training_kind == "trainjob" else None,
         mpi_operator=next((image for pod in pods or () for image in _images(pod).split() if "mpi-operator" in image), None),
         storage_classes=cluster.find_everywhere("StorageClass"),
         volumes=cluster.find_everywhere("PersistentVolume"),

@@ -41,6 +41,8 @@ def check_cluster(answers: ClusterAnswers, settings: PipelineSettings) -> list[C
         checks.append(_device_plugin)
     if settings.trains_as_mpijob:
         checks.append(_mpi)
+    if settings.training_kind == "trainjob":
+        checks.append(_trainer)
     if settings.kubernetes.queue:
         checks.append(_queue)
     if settings.kubernetes.store_secret:
@@ -132,6 +134,16 @@ def _mpi(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
         needed = ".".join(map(str, oldest))
         return failed("MPI operator", answers.mpi_operator, f"{why} needs {needed} or later: upgrade it")
     return passed("MPI operator", answers.mpi_operator)
+
+
+def _trainer(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
+    name = "Kubeflow Trainer"
+    if answers.serves_trainjobs is None:
+        return warning(name, "this account may not list trainjobs", "ask whether Kubeflow Trainer is installed")
+    if not answers.serves_trainjobs:
+        remedy = "install Kubeflow Trainer 2 (docs/kubernetes.md), or set kubernetes.training to job, which needs nothing"
+        return failed(name, "trainer.kubeflow.org/v1alpha1 is not served", remedy)
+    return passed(name, "trainer.kubeflow.org/v1alpha1 is served")
 
 
 def _pod_classes(answers: ClusterAnswers, settings: PipelineSettings) -> list[CheckResult]:

@@ -16,7 +16,8 @@ from gaudi_bert.config.places import PodPlacement
 from gaudi_bert.runners.doctor.answers import ClusterAnswers
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.kubernetes.client import Json
-from gaudi_bert.runners.kubernetes.manifests import Manifest, Manifests, pod_specs, render, training_placement
+from gaudi_bert.runners.kubernetes.manifests import Manifest, Manifests, render, training_placement
+from gaudi_bert.runners.kubernetes.problems import expected_pods, needs_all_pods
 from gaudi_bert.runners.resources import (
     CARD_RESOURCE,
     EFA_RESOURCE,
@@ -230,9 +231,9 @@ def _broken(limit: Json, manifests: Manifests, claims: list[Amounts]) -> Iterato
     if kind == "PersistentVolumeClaim":
         for claim in claims:
             yield from _outside(limit, _Container(claim, {}), "the volume claim", "change kubernetes.storage")
-    for step, item in manifests.steps.items():
+    for step in manifests.steps:
         part = "training" if STEPS[step].trains else "data"
-        for spec in pod_specs(item):
+        for spec in manifests.pod_specs(step):
             containers = [*spec.get("initContainers", ()), *spec["containers"]]
             filled = {f"container {each['name']}": _filled(each, [limit]) for each in containers}
             if kind == "Pod":
@@ -308,7 +309,7 @@ def _exceeded(quota: str, key: str, hard: str, used: str, manifests: Manifests, 
     in_use: CheckResult | None = None
     for step, item in manifests.steps.items():
         part = "training" if STEPS[step].trains else "data"
-        needed, unnamed = _needed(item, key, limits)
+        needed, unnamed = _needed(item, manifests.pod_specs(step), key, limits)
         if unnamed:
             remedy = "ask for a LimitRange with a default, or set kubernetes.namespace to another"
             yield failed("limits", f"quota {quota} has {key}, which container {unnamed} of {step} does not name", remedy)
@@ -332,17 +333,19 @@ def _less_of(item: Manifest, key: str, part: str) -> str:
 
 def _pods_at_once(item: Manifest) -> list[int]:
     """How many pods of each template a step needs at once: those of a Job can do its work one after another."""
-    return [1, item["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]] if item["kind"] == "MPIJob" else [1]
+    if item["kind"] == "MPIJob":
+        return [1, item["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]]
+    return [expected_pods(item) if needs_all_pods(item) else 1]
 
 
-def _needed(item: Manifest, key: str, limits: list[Json]) -> tuple[float, str]:
+def _needed(item: Manifest, specs: list[Manifest], key: str, limits: list[Json]) -> tuple[float, str]:
     """How much of a quota's amount a step needs at once, and the container that should name it, but does not."""
     counts = _pods_at_once(item)
     if key in _POD_COUNTS:
         return float(sum(counts)), ""
     kind, _, resource = key.partition(".") if key.startswith(("requests.", "limits.")) else ("requests", "", key)
     total = 0.0
-    for count, spec in zip(counts, pod_specs(item), strict=True):
+    for count, spec in zip(counts, specs, strict=True):
         parts = {each["name"]: getattr(_filled(each, limits), kind) for each in spec["containers"]}
         for name, part in parts.items():
             if resource not in part and f"{kind}.{resource}" in _REQUIRED:

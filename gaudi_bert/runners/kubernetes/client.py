@@ -55,9 +55,13 @@ class Right:
 
 
 _JOB_VERBS = ("create", "get", "list", "watch", "delete")
+_OWN_VERBS = ("create", "get", "delete")
 _ROWS = (
     _Kind("Job", "jobs", "batch", verbs=_JOB_VERBS),
     _Kind("MPIJob", "mpijobs", "kubeflow.org", "v2beta1", verbs=_JOB_VERBS),
+    _Kind("TrainJob", "trainjobs", "trainer.kubeflow.org", "v1alpha1", verbs=_JOB_VERBS),
+    _Kind("TrainingRuntime", "trainingruntimes", "trainer.kubeflow.org", "v1alpha1", verbs=(*_OWN_VERBS, "update")),
+    _Kind("Service", "services", verbs=_OWN_VERBS),
     _Kind("ConfigMap", "configmaps", verbs=("create", "get", "list", "update", "delete")),
     _Kind("PersistentVolumeClaim", "persistentvolumeclaims", verbs=("create", "get", "delete")),
     _Kind("NetworkPolicy", "networkpolicies", "networking.k8s.io", verbs=("create", "get", "update", "delete")),
@@ -82,18 +86,23 @@ _ROWS = (
 KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
 
 
-def needed_rights(*, mpijob: bool, queue: bool, network_policy: bool) -> list[Right]:
-    """What an account must be allowed to do in its namespace.
+def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[Right]:
+    """What an account must be allowed to do in its namespace; `training` is `job`, `nodes`, `mpijob` or `trainjob`.
 
     A run without an MPIJob still looks for those of others; what is submitted to a queue has Workloads that say
     why it waits.
     """
     rights = {Right(kind.group, kind.plural, verb) for kind in _ROWS for verb in kind.verbs} | {Right("", "pods/log", "get")}
-    if not mpijob:
+    if training != "mpijob":
         rights = {right for right in rights if right.resource != KINDS["MPIJob"].plural or right.verb == "list"}
-    unneeded = {
-        KINDS[kind].plural for kind, needed in (("Workload", queue), ("NetworkPolicy", network_policy)) if not needed
+    optional = {
+        "Workload": queue,
+        "NetworkPolicy": network_policy,
+        "Service": training == "nodes",
+        "TrainJob": training == "trainjob",
+        "TrainingRuntime": training == "trainjob",
     }
+    unneeded = {KINDS[kind].plural for kind, needed in optional.items() if not needed}
     return sorted(right for right in rights if right.resource not in unneeded)
 
 
@@ -116,7 +125,7 @@ _REMEDIES = {
     400: "the manifest does not suit this cluster's version: see `gaudi-bert doctor --cluster`",
     401: "your credentials have expired or are wrong: log in to the cluster again",
     403: "your account lacks this right: ask for the Role in k8s/in-cluster, or choose another kubernetes.namespace",
-    404: "check kubernetes.namespace, and for an MPIJob that the MPI operator is installed",
+    404: "check kubernetes.namespace, and for an MPIJob or a TrainJob that its operator is installed",
     409: "something of that name is there already: `gaudi-bert k8s status` and `k8s delete`",
     422: "the manifest was refused: correct the setting that it names",
 }
@@ -394,6 +403,15 @@ class Cluster:
         except NotFoundError:
             return []
         return answer.get("items") or []
+
+    def find_if_allowed(self, kind: str, label_selector: str) -> list[Json]:
+        """The same, and none of Kubeflow Trainer's where this account may not list them: few accounts have that right."""
+        try:
+            return self.find(kind, label_selector)
+        except ForbiddenError:
+            if kind != "TrainJob":
+                raise
+            return []
 
     def find_everywhere(self, kind: str) -> list[Json] | None:
         """All objects of a kind, of all namespaces; None where this account may not see them."""

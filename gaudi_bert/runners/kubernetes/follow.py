@@ -17,7 +17,7 @@ from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, Json, StreamDroppedError
 from gaudi_bert.runners.kubernetes.logs import LogFollower, StepProgress
-from gaudi_bert.runners.kubernetes.manifests import QUEUE_LABEL, pod_specs
+from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL, pod_specs
 from gaudi_bert.runners.kubernetes.problems import (
     RUN_AGAIN,
     Problem,
@@ -59,9 +59,8 @@ class PodsDisruptedError(FailedError):
 
 
 def pods_of(cluster: Cluster, item: Json) -> list[Json]:
-    """The pods of a Job or an MPIJob."""
-    label = "training.kubeflow.org/job-name" if item["kind"] == "MPIJob" else "job-name"
-    return cluster.find("Pod", f"{label}={item['metadata']['name']}")
+    """The pods of a step."""
+    return cluster.find("Pod", f"{POD_LABELS[item['kind']]}={item['metadata']['name']}")
 
 
 def workloads_of(cluster: Cluster, item: Json) -> list[Json]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Json, NotFoundError, StreamDroppedError
-from gaudi_bert.runners.kubernetes.problems import is_worker
+from gaudi_bert.runners.kubernetes.problems import is_worker, needs_all_pods
 from gaudi_bert.runners.launch import MPIRUN_FOOTER, rank_pieces
 
 EVERY_SECONDS = 60.0
@@ -28,7 +28,8 @@ class StepProgress:
 
     def __init__(self, item: Json, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = item["metadata"]["name"]
-        self._parts = int(item.get("spec", {}).get("completions") or 1)
+        # Pods that train together report once, in the first one's log.
+        self._parts = 1 if needs_all_pods(item) else int(item.get("spec", {}).get("completions") or 1)
         self._reporter, self._clock = reporter, clock
         self._began = self._last_shown = clock()
         self._last_lines: dict[str, str] = {}
@@ -87,6 +88,13 @@ class StepProgress:
 def followed_container(pod: Json) -> str | None:
     """The container whose log is of interest; None for a pod that only serves others (a worker of an MPIJob)."""
     return None if is_worker(pod) else pod["spec"]["containers"][0]["name"]
+
+
+def _is_later_node(pod: Json) -> bool:
+    """Whether a pod trains together with a first one, which reports for all."""
+    metadata = pod["metadata"]
+    index = (metadata.get("annotations") or {}).get("batch.kubernetes.io/job-completion-index", "0")
+    return index != "0" and (metadata.get("labels") or {}).get("app.kubernetes.io/component") == "train"
 
 
 class _Advice:
@@ -152,7 +160,7 @@ class LogFollower:
             reading = sum(log.is_read for log in self._followed.values())
             log = self._followed.get(name)
             ended = log is not None and (log.is_read or (log.reached_end and state == "terminated"))
-            if container is None or state == "waiting" or ended or reading >= _MOST_LOGS:
+            if container is None or _is_later_node(pod) or state == "waiting" or ended or reading >= _MOST_LOGS:
                 continue
             prefix = f"[{name}] " if len(pods) > 1 else ""
             self._read(log or self._followed.setdefault(name, _Followed()), name, container, prefix)

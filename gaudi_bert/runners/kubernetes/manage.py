@@ -20,7 +20,7 @@ from gaudi_bert.runners.kubernetes.follow import (
     workloads_of,
 )
 from gaudi_bert.runners.kubernetes.logs import followed_container
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifest, render
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, Manifest, render
 from gaudi_bert.runners.kubernetes.problems import job_outcome, worst_problem
 
 _NOT_SUBMITTED = "not submitted"
@@ -73,8 +73,8 @@ def _step_status(cluster: Cluster, item: Manifest) -> _StepStatus:
 
 
 def _submitted(cluster: Cluster, item: Manifest) -> Manifest | None:
-    """What was submitted for a step: a Job, or the MPIJob that it was when the pipeline had another number of workers."""
-    kinds = ("Job", "MPIJob") if item["kind"] == "Job" else ("MPIJob", "Job")
+    """What was submitted for a step: of its kind, or of the kind that it was when the pipeline had other settings."""
+    kinds = (item["kind"], *(kind for kind in POD_LABELS if kind != item["kind"]))
     trains = item["metadata"]["labels"].get("app.kubernetes.io/component") == "train"
     for kind in kinds if trains else kinds[:1]:
         current = cluster.read(kind, item["metadata"]["name"]) if kind == item["kind"] or cluster.serves(kind) else None
@@ -112,8 +112,8 @@ def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[
     cluster.check_namespace()
     names = []
     # Those that kubectl applied carry a digest in their name.
-    for kind in ("MPIJob", "Job", "ConfigMap"):
-        for item in cluster.find(kind, f"{PIPELINE_LABEL}={settings.name}"):
+    for kind in (*reversed(POD_LABELS), "ConfigMap"):
+        for item in cluster.find_if_allowed(kind, f"{PIPELINE_LABEL}={settings.name}"):
             names.append((kind, item["metadata"]["name"]))
     for item in render(settings).shared:
         if item["kind"] != "ConfigMap" and (item["kind"] != "PersistentVolumeClaim" or data):

@@ -6,11 +6,9 @@ file. `k8s/overlays/` are the same manifests filled by kustomize for the demo; t
 
 from __future__ import annotations
 
-import copy
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
@@ -19,21 +17,22 @@ from gaudi_bert.artefacts.store.objects import in_store
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodPlacement
+from gaudi_bert.runners.kubernetes.kustomizations import Manifest, build
+from gaudi_bert.runners.kubernetes.trainjob import as_trainjob
 from gaudi_bert.runners.launch import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, training_command
 from gaudi_bert.runners.resources import evaluation_resources, pod_resources, quantity_value, training_resources
-from gaudi_bert.runners.stage_table import STEPS, named_paths, stage_image, stages_of, steps_of
+from gaudi_bert.runners.stage_table import STEPS, Stage, named_paths, stage_engine, stage_image, stages_of, steps_of
 
-Manifest = dict[str, Any]
-
-MANIFESTS = Path(__file__).parent / "manifests"
-# Where PyYAML has libyaml, a hundred files are read in a tenth of a second.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PIPELINE_LABEL = "app.kubernetes.io/instance"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # The first version of Kubernetes in which podFailurePolicy and backoffLimitPerIndex are on by default.
 FAILURE_POLICY_SINCE = (1, 29)
-# By which the MPI operator marks the pods of an MPIJob.
-_MPIJOB_LABEL = "training.kubeflow.org/job-name"
+# What a step may be, and the label by which the pods of each are found.
+POD_LABELS = {
+    "Job": "job-name",
+    "MPIJob": "training.kubeflow.org/job-name",
+    "TrainJob": "jobset.sigs.k8s.io/jobset-name",
+}
 DATA_FOLDER = "/data"
 # Paths that mean the same inside every container.
 _MOUNTED = (DATA_FOLDER, "/work")
@@ -48,20 +47,28 @@ _CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
 class Manifests:
     """All objects of a pipeline.
 
-    The Namespace is the cluster's, not the pipeline's; `shared` is what all stages use: ServiceAccount,
-    PersistentVolumeClaim, ConfigMap, the NetworkPolicy of an MPIJob; `steps` are Jobs and MPIJobs in the pipeline's order.
+    The Namespace is the cluster's, not the pipeline's; `shared` is what is there beside the steps: ServiceAccount,
+    PersistentVolumeClaim, ConfigMap, and the Service, NetworkPolicy and TrainingRuntime of pods that train together;
+    `steps` are Jobs, MPIJobs and TrainJobs in the pipeline's order.
     """
 
     namespace: Manifest
     shared: tuple[Manifest, ...]
     steps: dict[str, Manifest]
 
+    def pod_specs(self, step: str) -> list[Manifest]:
+        """The pod specs of a step; those of a TrainJob are in its runtime."""
+        runtimes = [item for item in self.shared if item["kind"] == "TrainingRuntime"]
+        item = self.steps[step]
+        return list(pod_specs(runtimes[0] if item["kind"] == "TrainJob" else item))
+
 
 def render(settings: PipelineSettings, server_version: tuple[int, int] | None = None) -> Manifests:
     """Fill the manifests from `settings`, for a cluster of `server_version`; None for `kubernetes.version`."""
     _check_paths(settings)
     training = "training-mpijob" if settings.trains_as_mpijob else "training"
-    network = ("training-network",) if settings.has_network_policy else ()
+    training = "training-nodes" if settings.trains_on_nodes else training
+    network = ("training-network",) if settings.has_network_policy and settings.trains_as_mpijob else ()
     tasks = ("finetuning",) if settings.finetunes else ()
     objects = build(("base", "data", training, *network, *tasks, "results"), _components(settings, server_version))
     jobs = {item["metadata"]["name"]: item for item in objects if item["kind"] in ("Job", "MPIJob")}
@@ -73,8 +80,13 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     claim["resources"]["requests"]["storage"] = settings.kubernetes.storage
     if settings.kubernetes.storage_class:
         claim["storageClassName"] = settings.kubernetes.storage_class
-    if "NetworkPolicy" in shared:
-        _fill_network_policy(settings, shared["NetworkPolicy"])
+    if not settings.needs_service:
+        shared.pop("Service", None)
+    if not settings.has_network_policy:
+        shared.pop("NetworkPolicy", None)
+    for kind in ("NetworkPolicy", "Service"):
+        if kind in shared:
+            _fill_selectors(settings, shared[kind])
     for step, item in steps.items():
         _fill_step(settings, step, item)
     namespace = shared.pop("Namespace")
@@ -87,6 +99,8 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
         metadata["namespace"] = settings.kubernetes.namespace
     if settings.kubernetes.work_claim or settings.kubernetes.store:
         del shared["PersistentVolumeClaim"]
+    if "train" in steps and settings.training_kind == "trainjob":
+        steps["train"], shared["TrainingRuntime"] = as_trainjob(settings, steps["train"])
     return Manifests(namespace, tuple(shared.values()), steps)
 
 
@@ -122,62 +136,6 @@ def _components(settings: PipelineSettings, server_version: tuple[int, int] | No
     return [component for component, needed in components.items() if needed]
 
 
-# --- our own kustomizations, built without kustomize: resources, components and JSON patches (RFC 6902), and nothing else
-#
-# So the very manifests that `kubectl apply -k` takes are filled, on machines without kubectl too. What only overlays use
-# (name prefixes, image tags, generators) comes from the pipeline file instead.
-
-
-def build(resources: Sequence[str], components: Sequence[str] = ()) -> list[Manifest]:
-    """The objects of the kustomizations `resources`, patched by `components`; all are folders below `k8s/`."""
-    objects = [item for folder in resources for item in _build_folder(MANIFESTS / folder)]
-    for component in components:
-        _apply_patches(MANIFESTS / component, objects)
-    return objects
-
-
-def _build_folder(folder: Path) -> list[Manifest]:
-    kustomization = _read(folder / "kustomization.yaml")
-    objects: list[Manifest] = []
-    for name in kustomization.get("resources", ()):
-        path = (folder / name).resolve()
-        objects += _build_folder(path) if path.is_dir() else [_read(path)]
-    for name in kustomization.get("components", ()):
-        _apply_patches((folder / name).resolve(), objects)
-    _apply_patches(folder, objects)
-    return objects
-
-
-def _apply_patches(folder: Path, objects: Sequence[Manifest]) -> None:
-    """Apply the patches that `folder`'s kustomization lists to those of `objects` that they are meant for."""
-    for patch in _read(folder / "kustomization.yaml").get("patches", ()):
-        operations, target = _read(folder / patch["path"]), patch["target"]
-        for item in objects:
-            if item["kind"] == target["kind"] and re.fullmatch(target.get("name", ".*"), item["metadata"]["name"]):
-                for operation in operations:
-                    _apply_operation(item, operation)
-
-
-def _apply_operation(item: Any, operation: Mapping[str, Any]) -> None:
-    """One `add`, `replace` or `remove`; an index of a list is a number, and `-` is its end."""
-    *parents, last = operation["path"].lstrip("/").split("/")
-    for part in parents:
-        item = item[int(part)] if isinstance(item, list) else item[part]
-    value = copy.deepcopy(operation.get("value"))
-    if operation["op"] == "remove":
-        del item[int(last) if isinstance(item, list) else last]
-    elif not isinstance(item, list):
-        item[last] = value
-    elif operation["op"] == "replace":
-        item[int(last)] = value
-    else:
-        item.insert(len(item) if last == "-" else int(last), value)
-
-
-def _read(path: Path) -> Any:
-    return yaml.load(path.read_text(encoding="utf-8"), _LOADER)
-
-
 # --- what the steps share
 
 
@@ -204,13 +162,18 @@ def _needs_user_name(settings: PipelineSettings) -> bool:
     return settings.trains_as_mpijob and not settings.resources.cards and settings.kubernetes.user != _IMAGE_USER
 
 
-def _fill_network_policy(settings: PipelineSettings, item: Manifest) -> None:
-    """Name the MPIJob whose pods may reach one another; its figures are open to anyone."""
-    (rule,) = item["spec"]["ingress"]
-    for selector in (item["spec"]["podSelector"], *(source["podSelector"] for source in rule["from"])):
-        selector["matchLabels"][_MPIJOB_LABEL] = f"{settings.name}-{selector['matchLabels'][_MPIJOB_LABEL]}"
+def _fill_selectors(settings: PipelineSettings, item: Manifest) -> None:
+    """Say which pods a Service names, or a NetworkPolicy lets reach one another; their figures are open to anyone."""
+    spec = item["spec"]
+    kind = {"job": "Job", "mpijob": "MPIJob", "trainjob": "TrainJob"}[settings.training_kind]
+    pods = {POD_LABELS[kind]: f"{settings.name}-train"}
+    if item["kind"] == "Service":
+        spec["selector"] = pods
+        return
+    spec["podSelector"] = {"matchLabels": pods}
+    spec["ingress"] = [{"from": [{"podSelector": {"matchLabels": pods}}]}]
     if settings.training.metrics_port is not None:
-        item["spec"]["ingress"].append({"ports": [{"port": settings.training.metrics_port, "protocol": "TCP"}]})
+        spec["ingress"].append({"ports": [{"port": settings.training.metrics_port, "protocol": "TCP"}]})
 
 
 # --- the Job or MPIJob of a step: how many pods, what they run, what they request, where they run
@@ -231,8 +194,10 @@ def _fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
         _set_option(next(pod_specs(item))["containers"][0], "--workers", str(settings.resources.data_processes))
     if item["kind"] == "MPIJob":
         _fill_mpijob(settings, item)
+    elif is_main_step and step == "train" and settings.trains_on_nodes:
+        _fill_nodes(settings, item)
     elif stage.distributed:
-        _fill_training_job(settings, item)
+        _fill_training_job(settings, stage, item)
     else:
         container = next(pod_specs(item))["containers"][0]
         resources = settings.resources
@@ -250,21 +215,42 @@ def _fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
 
 def _share_out(item: Manifest, pods: int) -> None:
     """Let `pods` pods do an indexed step, each its part, and with retries for each where the Job counts them together."""
+    _set_pods(item, pods)
+    _set_option(next(pod_specs(item))["containers"][0], "--shard", f"$(JOB_COMPLETION_INDEX)/{pods}")
+
+
+def _set_pods(item: Manifest, pods: int) -> None:
     spec = item["spec"]
     if "backoffLimit" in spec:
         spec["backoffLimit"] = spec["backoffLimit"] // spec["completions"] * pods
     spec["completions"] = spec["parallelism"] = pods
-    _set_option(next(pod_specs(item))["containers"][0], "--shard", f"$(JOB_COMPLETION_INDEX)/{pods}")
 
 
-def _fill_training_job(settings: PipelineSettings, item: Manifest) -> None:
+def _fill_nodes(settings: PipelineSettings, item: Manifest) -> None:
+    """The pods of an Indexed Job that train together, each with processes of its own."""
+    _set_pods(item, settings.resources.workers)
+    spec = next(pod_specs(item))
+    spec["subdomain"] = f"{settings.name}-{spec['subdomain']}"
+    container = spec["containers"][0]
+    container["resources"] = training_resources(settings)
+    counts = {"PET_NNODES": settings.resources.workers, "PET_NPROC_PER_NODE": settings.resources.processes_per_worker}
+    for variable in container["env"]:
+        if variable["name"] in counts:
+            variable["value"] = str(counts[variable["name"]])
+    _set_environment(settings, container)
+
+
+def _fill_training_job(settings: PipelineSettings, stage: Stage, item: Manifest) -> None:
     # A Job is one worker with all of its cards, whatever the pipeline's MPIJob has.
     resources = settings.resources.model_copy(update={"workers": 1})
     kubernetes = settings.kubernetes.model_copy(update={"efa": 0})
     settings = settings.model_copy(update={"resources": resources, "kubernetes": kubernetes})
     spec = next(pod_specs(item))
     container = spec["containers"][0]
-    container["command"] = training_command(settings, _of_one_process(container["command"]), over_ssh=False)
+    command = _of_one_process(container["command"])
+    if stage_engine(settings, stage) == "tensorflow":
+        command = training_command(settings, command, over_ssh=False)
+    container["command"] = command
     container["resources"] = training_resources(settings)
     _set_environment(settings, container)
 
@@ -425,16 +411,18 @@ def _use_store(settings: PipelineSettings, item: Manifest) -> None:
 
 
 def pod_templates(item: Manifest) -> Iterator[Manifest]:
-    """The pod templates of a Job or of an MPIJob (launcher, then workers)."""
-    if item["kind"] == "MPIJob":
+    """The pod templates of a Job, a TrainingRuntime or an MPIJob (launcher, then workers); a TrainJob has none itself."""
+    if item["kind"] == "TrainingRuntime":
+        yield from (job["template"]["spec"]["template"] for job in item["spec"]["template"]["spec"]["replicatedJobs"])
+    elif item["kind"] == "MPIJob":
         for replica in ("Launcher", "Worker"):
             yield item["spec"]["mpiReplicaSpecs"][replica]["template"]
-    else:
+    elif item["kind"] == "Job":
         yield item["spec"]["template"]
 
 
 def pod_specs(item: Manifest) -> Iterator[Manifest]:
-    """The pod specs of a Job or of an MPIJob (launcher, then workers)."""
+    """The pod specs of what has pod templates."""
     for template in pod_templates(item):
         yield template["spec"]
 

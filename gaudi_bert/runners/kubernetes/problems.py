@@ -63,7 +63,7 @@ _BAD_INPUT = 2
 _STOPPED = 75
 _KILLED = 137
 # Of training pods, and of the workers of an MPIJob.
-_TRAINING_CONTAINERS = ("worker", *(name for name, stage in STAGES.items() if stage.trains))
+_TRAINING_CONTAINERS = ("worker", "node", *(name for name, stage in STAGES.items() if stage.trains))
 
 # What is requested and lacking, as the scheduler writes it, and the remedy.
 _SCARCE = {
@@ -90,6 +90,8 @@ RUN_AGAIN = "run it again: it resumes where it stopped"
 # Of several pods with the same problem, so many are named in addition to the first one.
 _MOST_NAMED = 3
 # What training reports when it stops on request.
+# ... and a rank that ends because another one has.
+_BECAUSE_OF_ANOTHER = " aborts: "
 _STOP = re.compile(r"stopped on request after update \d+")
 # How long after the removal of a worker, at most, its launcher has ended: ranks save, and mpirun notices.
 _REPLACEMENT_SECONDS = 60.0
@@ -152,7 +154,13 @@ def worst_problem(pods: Sequence[Json], read_log: ReadLog = lambda pod, containe
     replaced = {_name(pod) for pod in pods if _created(pod) < newest[_task_of(pod)]}
     name, worst = min(
         problems.items(),
-        key=lambda item: (item[0] in replaced, not item[1].hopeless, item[1].only_slow, not item[1].started),
+        key=lambda item: (
+            item[0] in replaced,
+            not item[1].hopeless,
+            item[1].only_slow,
+            not item[1].started,
+            _BECAUSE_OF_ANOTHER in item[1].reason,
+        ),
     )
     likewise = [one for one, problem in problems.items() if one != name and problem.without_names == worst.without_names]
     if not likewise or worst.only_slow:
@@ -369,6 +377,13 @@ _REFUSALS = (
 )
 
 
+# Who makes the pods where Kubernetes itself does not.
+_MAKERS = {
+    "MPIJob": "see that the MPI operator runs",
+    "TrainJob": "see that the controllers of Kubeflow Trainer and JobSet run",
+}
+
+
 def job_outcome(item: Json) -> str | None:
     """`complete`, `failed: <reason>`, or None while a Job or an MPIJob runs."""
     for condition in item.get("status", {}).get("conditions") or ():
@@ -386,30 +401,38 @@ def no_pods_problem(item: Json, events: Sequence[Json]) -> Problem:
     refused = _refusal(item, "no pods", events)
     if refused is not None:
         return refused
-    remedy = "see that the MPI operator runs" if item["kind"] == "MPIJob" else "see `kubectl describe job`"
+    remedy = _MAKERS.get(item["kind"], "see `kubectl describe job`")
     return Problem(f"{item['kind']} {_name(item)} has no pods", remedy, started=False, only_slow=True)
 
 
 def few_pods_problem(item: Json, pods: Sequence[Json], events: Sequence[Json]) -> Problem | None:
     """Why a Job or MPIJob has fewer pods than it wants, where the cluster refuses some; None where it refuses none.
 
-    The pods that a Job has do its work one after another; those of an MPIJob wait for the others.
+    The pods that a Job has do its work one after another; those that train together wait for the others.
     """
     at_work = sum(_works(item, pod) for pod in pods)
-    refused = _refusal(item, f"{at_work} of {_expected_pods(item)} pods", events)
-    return (
-        None if refused is None else replace(refused, started=item["kind"] == "Job" and not refused.hopeless, may_pass=True)
-    )
+    refused = _refusal(item, f"{at_work} of {expected_pods(item)} pods", events)
+    if refused is None:
+        return None
+    return replace(refused, started=not needs_all_pods(item) and not refused.hopeless, may_pass=True)
 
 
 def lacks_pods(item: Json, pods: Sequence[Json]) -> bool:
     """Whether a Job or MPIJob has fewer pods than it should have now."""
-    return sum(_works(item, pod) for pod in pods) < _expected_pods(item)
+    return sum(_works(item, pod) for pod in pods) < expected_pods(item)
 
 
-def _expected_pods(item: Json) -> int:
-    """How many pods a Job should have at a time, or how many workers an MPIJob."""
+def needs_all_pods(item: Json) -> bool:
+    """Whether the pods of a step train together, so that none goes on without the others."""
+    labels = item["metadata"].get("labels") or {}
+    return item.get("kind", "Job") != "Job" or labels.get("app.kubernetes.io/component") == "train"
+
+
+def expected_pods(item: Json) -> int:
+    """How many pods a step should have at a time; of an MPIJob, how many workers."""
     spec = item.get("spec", {})
+    if item["kind"] == "TrainJob":
+        return int(spec.get("trainer", {}).get("numNodes") or 1)
     if item["kind"] == "MPIJob":
         return int(spec.get("mpiReplicaSpecs", {}).get("Worker", {}).get("replicas") or 0)
     remaining = int(spec.get("completions") or 1) - int(item.get("status", {}).get("succeeded") or 0)
@@ -418,7 +441,7 @@ def _expected_pods(item: Json) -> int:
 
 def _works(item: Json, pod: Json) -> bool:
     """Whether a pod runs or waits, and for an MPIJob is a worker."""
-    return (item["kind"] == "Job" or is_worker(pod)) and pod.get("status", {}).get("phase") in ("Pending", "Running")
+    return (item["kind"] != "MPIJob" or is_worker(pod)) and pod.get("status", {}).get("phase") in ("Pending", "Running")
 
 
 def _refusal(item: Json, gets: str, events: Sequence[Json]) -> Problem | None:

@@ -26,7 +26,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster, ConflictError, Connection, Json
 from gaudi_bert.runners.kubernetes.follow import PodsDisruptedError, follow
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifest, Manifests, pod_specs, render, work_claim_name
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, Manifest, Manifests, render, work_claim_name
 from gaudi_bert.runners.kubernetes.problems import job_outcome
 from gaudi_bert.runners.stage_table import KUSTOMIZATIONS, STAGES, steps_of
 
@@ -113,18 +113,27 @@ def _create(cluster: Cluster, item: Manifest) -> Manifest:
 
 def _make_shared(cluster: Cluster, manifests: Manifests) -> None:
     for item in manifests.shared:
-        if item["kind"] == "PersistentVolumeClaim":
+        kind, metadata = item["kind"], item["metadata"]
+        if kind == "PersistentVolumeClaim":
             continue
-        if cluster.read(item["kind"], item["metadata"]["name"]) is None:
+        existing = cluster.read(kind, metadata["name"])
+        if existing is None:
             _create(cluster, item)
-        elif item["kind"] in ("ConfigMap", "NetworkPolicy"):
-            cluster.replace(item)
+        elif kind == "Service" and (existing.get("spec") or {}).get("selector") != item["spec"]["selector"]:
+            raise InputError(
+                f"Service {metadata['name']} exists in namespace {cluster.namespace}, and is not of this pipeline; "
+                "remove it, or give this pipeline another name"
+            )
+        elif kind in ("ConfigMap", "NetworkPolicy", "TrainingRuntime"):
+            version = existing["metadata"].get("resourceVersion")  # objects of other groups are replaced by their version
+            cluster.replace({**item, "metadata": {**metadata, "resourceVersion": version}})
 
 
 def _signed(item: Manifest, shared: Sequence[Manifest], work: str) -> Manifest:
     """`item` with the digest of all that its result depends on."""
-    pipeline = [one["data"] for one in shared if one["kind"] == "ConfigMap"]
-    text = json.dumps([item, pipeline, work], sort_keys=True)
+    read = [one["data"] for one in shared if one["kind"] == "ConfigMap"]
+    read += [one["spec"] for one in shared if one["kind"] == "TrainingRuntime" and item["kind"] == "TrainJob"]
+    text = json.dumps([item, read, work], sort_keys=True)
     digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
     metadata = {**item["metadata"], "annotations": {**item["metadata"].get("annotations", {}), DIGEST: digest}}
     return {**item, "metadata": metadata}
@@ -136,8 +145,8 @@ def _digest(item: Manifest) -> str | None:
 
 def _refuse_other_runs(cluster: Cluster, settings: PipelineSettings, steps: dict[str, Manifest]) -> None:
     ours = {(item["kind"], item["metadata"]["name"]): _digest(item) for item in steps.values()}
-    for kind in ("Job", "MPIJob"):
-        for job in cluster.find(kind, f"{PIPELINE_LABEL}={settings.name}"):
+    for kind in POD_LABELS:
+        for job in cluster.find_if_allowed(kind, f"{PIPELINE_LABEL}={settings.name}"):
             name = job["metadata"]["name"]
             if job_outcome(job) is None and ours.get((kind, name)) != _digest(job):
                 raise InputError(
@@ -300,8 +309,8 @@ def _named_by_content(manifests: Manifests) -> Manifests:
     configuration = next(item for item in renamed.shared if item["kind"] == "ConfigMap")
     digest = hashlib.sha256(json.dumps(configuration["data"], sort_keys=True).encode("utf-8")).hexdigest()
     configuration["metadata"]["name"] += f"-{digest[:10]}"
-    for item in renamed.steps.values():
-        for spec in pod_specs(item):
+    for step in renamed.steps:
+        for spec in renamed.pod_specs(step):
             for volume in spec["volumes"]:
                 if "configMap" in volume:
                     volume["configMap"]["name"] = configuration["metadata"]["name"]

@@ -215,6 +215,10 @@ def open_model(start: StartWeights, head: TaskHead | VectorHead, engine: Engine,
     return model
 
 
+_OF_A_FILE = {"labels", "format", "delimiter", "encoding", "on_bad_row"}
+"""Settings of the task that say how one file is written, which a model does not keep: the next may be written otherwise."""
+
+
 def write_task_folder(
     folder: Path,
     start: StartWeights,
@@ -228,7 +232,7 @@ def write_task_folder(
     own = {
         "task": task.name,
         "max_sequence_length": max_sequence_length,
-        "settings": task.settings.model_dump(mode="json", exclude_defaults=True, exclude={"labels"}),
+        "settings": task.settings.model_dump(mode="json", exclude_defaults=True, exclude=_OF_A_FILE),
     }
     if isinstance(config, BertConfig):
         tensors = to_hugging_face(variables)

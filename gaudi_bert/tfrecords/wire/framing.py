@@ -284,7 +284,7 @@ def append_frames(crc: int, buffer: ByteArray, position: int, end: int) -> int:
 _TAR_MAGIC = slice(257, 262)
 _MEGATRON_INDEX = b"MMIDIDX"
 _TABLES = {b"PAR1": "a Parquet table", b"ARROW1": "an Arrow table"}
-_AS_A_TABLE = "write its token ids as a Parquet table with a list column `input_ids` and run `gaudi-bert import` on that"
+_AS_A_TABLE = "write its token ids as a Parquet table with a list column `input_ids` and run `gaudi-bert pack` on that"
 
 
 def _foreign_format(path: Path) -> str | None:
@@ -297,7 +297,7 @@ def _foreign_format(path: Path) -> str | None:
         return f"one of the two files of a Megatron data set (.bin and .idx); {_AS_A_TABLE}"
     for magic, name in _TABLES.items():
         if head.startswith(magic):
-            return f"{name}; run `gaudi-bert import` on it first"
+            return f"{name}; give it to `gaudi-bert pack` alone, as a table"
     return None
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
 import numpy as np
@@ -24,8 +25,8 @@ from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32A
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import as_packed
-from gaudi_bert.reading.global_order import GlobalOrder, check_rank, numbers_of_rank
-from gaudi_bert.reading.streams import StreamReader
+from gaudi_bert.reading.global_order import numbers_of_rank
+from gaudi_bert.reading.stored_packs import StoredPacks
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.training.input.source import DataSource
 
@@ -51,45 +52,51 @@ class TrainingOrder:
     packs_done: int = 0
 
 
-class _PackReader(Protocol):
-    """Packs in the one global order; `packs` are those of an epoch."""
-
-    packs: int
-
-    def read(self, epoch: int, numbers: IntArray) -> Batch:
-        """Packs of an epoch by their numbers."""
-
-    def close(self) -> None:
-        """Close all files."""
+_Features = Callable[[IntArray, IntArray, int], Batch]
+"""Packs by their shards, their numbers there, and the epoch."""
 
 
 def training_batches(source: DataSource, limits: _ValueLimits, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
     """Batches of packed features without end, each int32 or float32 [batch_packs, ...]."""
-    check_rank(order.rank, order.size)
-    reader = _StreamedReader(source, limits, order)
-    if reader.packs == 0:
-        raise InputError(f"{source.path}: no records in it; give data that has some")
-    return batches_in_order(reader, batch_packs, order)
+    packs = source.open_packs()
+
+    def features(shards: IntArray, records: IntArray, epoch: int) -> Batch:
+        return _checked(source, packs.files, shards, records, limits)
+
+    return batches_in_order(packs, features, batch_packs, order, source.path)
 
 
-def batches_in_order(reader: _PackReader, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
-    """The batches of one process, without end."""
+def batches_in_order(
+    packs: StoredPacks, features: _Features, batch_packs: int, order: TrainingOrder, path: Path
+) -> Iterator[Batch]:
+    """The batches of one process in the one global order, without end."""
+    of_epochs = packs.order(order.seed, order.shuffle_packs)
+    reader = packs.reader(of_epochs, order.rank, order.size)
+    if of_epochs.packs == 0:
+        raise InputError(f"{path}: no records in it; give data that has some")
 
     def batches() -> Iterator[Batch]:
         done = order.packs_done
         while True:
             end = done + batch_packs * order.size
-            epochs, numbers = np.divmod(numbers_of_rank(done, end, order.rank, order.size), reader.packs)
-            parts = [reader.read(int(epoch), numbers[epochs == epoch]) for epoch in np.unique(epochs)]
+            epochs, numbers = np.divmod(numbers_of_rank(done, end, order.rank, order.size), of_epochs.packs)
+            parts = [
+                features(*reader.locate(epoch, numbers[epochs == epoch]), epoch) for epoch in np.unique(epochs).tolist()
+            ]
             yield (
                 parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             )
             done = end
 
+    return _closing(batches(), reader.close)
+
+
+def _closing(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
+    """The batches, a few of them decoded ahead; at the end, or when nobody wants more, all files are closed."""
     try:
-        yield from ahead(batches())
+        yield from ahead(batches)
     finally:
-        reader.close()
+        close()
 
 
 class _NumberedFiles(Protocol):
@@ -105,7 +112,7 @@ def evaluation_batches(
     source: DataSource, limits: _ValueLimits, batch_packs: int, rank: int = 0, size: int = 1, take_packs: int | None = None
 ) -> Iterator[Batch]:
     """Every record of a source once; its values are checked."""
-    files = source.open_files()
+    files = source.open_packs().files
     return each_pack_once(files, partial(_checked, source, files, limits=limits), batch_packs, rank, size, take_packs)
 
 
@@ -134,30 +141,7 @@ def each_pack_once(
             missing = batch_packs - len(numbers)
             yield cast(Batch, {name: np.pad(values, [(0, missing), (0, 0)]) for name, values in batch.items()})
 
-    try:
-        yield from ahead(batches())
-    finally:
-        files.close_except(())
-
-
-class _StreamedReader:
-    """Records in the one global order."""
-
-    def __init__(self, source: DataSource, limits: _ValueLimits, order: TrainingOrder) -> None:
-        self._source, self._limits, self._files = source, limits, source.open_files()
-        of_epochs = GlobalOrder(
-            self._files.sizes, order.seed, order.shuffle_packs, source.streams, source.sets, source.regions
-        )
-        self._reader = StreamReader(self._files, of_epochs, order.rank, order.size)
-        self.packs = of_epochs.packs
-
-    def read(self, epoch: int, numbers: IntArray) -> Batch:
-        """Packs of an epoch by their numbers."""
-        return _checked(self._source, self._files, *self._reader.locate(epoch, numbers), self._limits)
-
-    def close(self) -> None:
-        """Close all files."""
-        self._reader.close()
+    return _closing(batches(), lambda: files.close_except(()))
 
 
 def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: IntArray, limits: _ValueLimits) -> Batch:

@@ -15,16 +15,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import Metadata, pack_kind
 from gaudi_bert.artefacts.references import METADATA_NAME
-from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import open_file
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.reading.dealing import MOST_SETS, regions_of_groups
 from gaudi_bert.reading.global_order import MOST_STREAMS, streams_of
+from gaudi_bert.reading.stored_packs import StoredPacks
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
-from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_before_reading, is_packed, open_shards, read_metadata
+from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_before_reading, open_packs, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.shard_cache import ShardCache
 from gaudi_bert.tfrecords.wire.example import decode_example
@@ -77,18 +76,6 @@ class DataSource:
         """How many shards are read at once."""
         return streams_of(self.metadata.shard_multiple if self.metadata is not None else 1)
 
-    @property
-    def sets(self) -> int:
-        """How many sets of so many shards take turns: one where no index locates the records of a shard."""
-        return MOST_SETS if self.metadata is not None and self.metadata.groups else 1
-
-    @property
-    def regions(self) -> IntArray | None:
-        """From which part of the input each shard comes, int64 [shards]; None for the sequence of the files."""
-        if self.metadata is None or not self.metadata.groups:
-            return None
-        return regions_of_groups(self.metadata.shard_table.group_sizes, self.metadata.input_files, self.metadata.seed)
-
     def reading_cost(self, processes: int) -> str | None:
         """What so many processes cost that have no streams of their own; None where each has."""
         readers = processes // math.gcd(self.streams, processes)
@@ -101,11 +88,11 @@ class DataSource:
             f"of the packs are read (of a bucket, fetched); `pack --set packing.shard_multiple={multiple}` makes it {gain}"
         )
 
-    def open_files(self) -> RecordFiles:
-        """The records by their files and numbers."""
+    def open_packs(self) -> StoredPacks:
+        """The records as they are read, by their files and numbers."""
         if self.metadata is None:
-            return RecordFiles(self.files, self.schema)
-        return open_shards(self.path, self.metadata, self.cache)
+            return StoredPacks(RecordFiles(self.files, self.schema), self.streams)
+        return open_packs(self.path, self.metadata, self.cache)
 
     def records_of(self, number: int) -> Iterator[bytes]:
         """The records of one of the files."""
@@ -127,7 +114,7 @@ class DataSource:
 def open_source(path: Path | str) -> DataSource:
     """What `path` is: a packed folder, or unpacked records (a folder, a file or a glob)."""
     path = Path(path)
-    if path.is_dir() and is_packed(path):
+    if path.is_dir() and pack_kind(path) is not None:
         metadata = read_metadata(path)
         check_before_reading(path, metadata.shard_table)
         return packed_source(path, metadata)

@@ -69,7 +69,8 @@ def test_training_without_cards_gets_shared_memory_and_the_training_resources(tm
 
 
 def test_cards_bring_the_runtime_the_hosts_ipc_and_mpirun_and_no_privilege(tmp_path: Path) -> None:
-    run = docker_run(tmp_path, {"resources": CARDS, "docker": {"visible_devices": "0,1"}})
+    named = {"training": {"engine": "tensorflow"}, "docker": {"visible_devices": "0,1"}}
+    run = docker_run(tmp_path, {"resources": CARDS, **named})
     (container,), (without,) = stage_containers(run, "train"), stage_containers(run, "plan")
     assert without["user"] == "1234:567"
     assert not {"runtime", "ipc_mode", "cap_add"} & without.keys()
@@ -82,6 +83,8 @@ def test_cards_bring_the_runtime_the_hosts_ipc_and_mpirun_and_no_privilege(tmp_p
     launcher = ["python3", "-m", "gaudi_bert.runners.stop_ranks", "/opt/amazon/openmpi/bin/mpirun"]
     assert container["entrypoint"][:4] == launcher
     assert container["entrypoint"][container["entrypoint"].index("-np") + 1] == "8"
+    (by_itself,) = stage_containers(docker_run(tmp_path, {"resources": CARDS}), "train")
+    assert by_itself["entrypoint"][:2] == ["gaudi-bert", "run"], "ranks of PyTorch need no mpirun"
     assert not {"privileged", "ulimits", "network_mode", "shm_size"} & container.keys()
 
 

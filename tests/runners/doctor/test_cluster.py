@@ -21,7 +21,16 @@ QUEUED = load_pipeline(None, ["resources.workers=2", "kubernetes.queue=gpus"])
 SERVER = ("resources.training={cpu: 95, memory: 409Gi}", "resources.hugepages_2Mi=95000Mi", "resources.cards=8")
 CARDS = load_pipeline(None, SERVER)
 STORED = load_pipeline(None, ["kubernetes.store=s3://bucket/work", "kubernetes.store_secret=object-store"])
-EFA = load_pipeline(None, [*SERVER, "resources.workers=2", "kubernetes.efa=4", "kubernetes.access_mode=ReadWriteMany"])
+EFA = load_pipeline(
+    None,
+    [
+        *SERVER,
+        "resources.workers=2",
+        "training.engine=tensorflow",
+        "kubernetes.efa=4",
+        "kubernetes.access_mode=ReadWriteMany",
+    ],
+)
 POLICY = {value: load_pipeline(None, [f"kubernetes.failure_policy={str(value).lower()}"]) for value in (True, False)}
 LAPTOP = {"cpu": "2", "memory": "16374368Ki"}
 
@@ -330,7 +339,7 @@ def test_a_cluster_can_be_asked(gaudi_server: FakeApiServer, cluster: Cluster) -
     assert set(wrong_at(cluster, EFA)) == {"MPI operator"}
 
 
-@pytest.mark.parametrize("right", needed_rights(mpijob=True, queue=True, network_policy=True), ids=str)
+@pytest.mark.parametrize("right", needed_rights(training="mpijob", queue=True, network_policy=True), ids=str)
 def test_each_right_that_a_run_needs_is_asked_for(right: Any, gaudi_server: FakeApiServer, cluster: Cluster) -> None:
     gaudi_server.forbidden = {(right.verb, right.resource)}
     kubernetes = EFA.kubernetes.model_copy(update={"queue": "gpus", "efa": 0})
@@ -338,18 +347,37 @@ def test_each_right_that_a_run_needs_is_asked_for(right: Any, gaudi_server: Fake
     assert f"may not {right}" in wrong_at(cluster, queued)["rights"].found
 
 
-def rights_for(**more: bool) -> set[str]:
+def rights_for(**more: Any) -> set[str]:
     """What is needed besides what every run needs."""
-    least = {"mpijob": False, "queue": False, "network_policy": False}
+    least: dict[str, Any] = {"training": "job", "queue": False, "network_policy": False}
     return {str(right) for right in set(needed_rights(**{**least, **more})) - set(needed_rights(**least))}
 
 
 def test_rights_are_asked_for_where_they_are_needed() -> None:
     """MPIJobs of other runs are listed in any case."""
-    assert rights_for(mpijob=True) == {f"{verb} mpijobs" for verb in ("create", "get", "watch", "delete")}
+    assert rights_for(training="mpijob") == {f"{verb} mpijobs" for verb in ("create", "get", "watch", "delete")}
+    assert rights_for(training="nodes") == {f"{verb} services" for verb in ("create", "get", "delete")}
+    of_trainer = {f"{verb} trainjobs" for verb in ("create", "get", "list", "watch", "delete")}
+    of_trainer |= {f"{verb} trainingruntimes" for verb in ("create", "get", "update", "delete")}
+    assert rights_for(training="trainjob") == of_trainer
     assert rights_for(network_policy=True) == {f"{verb} networkpolicies" for verb in ("create", "get", "update", "delete")}
     assert rights_for(queue=True) == {"list workloads"}
     assert [MPI.has_network_policy, EFA.has_network_policy, DEMO.has_network_policy] == [True, False, False]
+
+
+def test_kubeflow_trainer_is_asked_for_where_it_is_needed(gaudi_server: FakeApiServer, cluster: Cluster) -> None:
+    trained = [*SERVER, "resources.workers=2", "kubernetes.training=trainjob", "kubernetes.access_mode=ReadWriteMany"]
+    settings = load_pipeline(None, trained)
+    assert wrong_at(cluster, settings) == {}
+    gaudi_server.kinds_unknown = {"TrainJob"}
+    found = wrong_at(cluster, settings)
+    assert set(found) == {"Kubeflow Trainer"}
+    assert_failed(
+        found["Kubeflow Trainer"], "v1alpha1 is not served; install Kubeflow Trainer 2 (docs/kubernetes.md), or set"
+    )
+    gaudi_server.kinds_unknown, gaudi_server.forbidden = set(), {("list", "trainjobs")}
+    assert wrong_at(cluster, settings)["Kubeflow Trainer"].verdict == "warning"
+    assert "Kubeflow Trainer" not in wrong_at(cluster, CARDS)
 
 
 def test_the_queues_of_either_version_are_found(gaudi_server: FakeApiServer, cluster: Cluster) -> None:

@@ -98,13 +98,21 @@ def test_the_role_allows_all_that_is_used_and_no_more(
     for overrides in ([], ["packing.depth=4"], [*TWO, "kubernetes.queue=gpus"]):
         run_on_kubernetes(load_pipeline(None, overrides), ["plan", "train"], reporter, cluster)
     run_on_kubernetes(load_pipeline(None, overrides), ["train"], reporter, cluster)
+    for name, kind in (("three", "job"), ("four", "trainjob")):
+        server.script(f"{name}-train", State({}), complete())
+        nodes = [*TWO, f"name={name}", "training.engine=pytorch", f"kubernetes.training={kind}"]
+        run_on_kubernetes(load_pipeline(None, nodes), ["train"], reporter, cluster)
+        run_on_kubernetes(load_pipeline(None, [*nodes, "training.seed=3"]), ["train"], reporter, cluster)
+        manage.delete(load_pipeline(None, nodes), cluster, data=True)
     cluster.events("demo-work")
     manage.status(SETTINGS, cluster)
     manage.delete(load_pipeline(None, TWO), cluster, data=True)
     _, role, _ = yaml.safe_load_all((repository / "k8s" / "in-cluster" / "account.yaml").read_text())
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert server.verbs == allowed
-    assert {(right.verb, right.resource) for right in needed_rights(mpijob=True, queue=True, network_policy=True)} == allowed
+    kinds = ("job", "nodes", "mpijob", "trainjob")
+    rights = [right for kind in kinds for right in needed_rights(training=kind, queue=True, network_policy=True)]
+    assert {(right.verb, right.resource) for right in rights} == allowed
 
 
 @pytest.mark.parametrize("data", [False, True])

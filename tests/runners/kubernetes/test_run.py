@@ -371,7 +371,7 @@ def test_the_error_of_the_rank_that_failed_is_the_reason(
 @pytest.mark.parametrize(
     ("stage", "override", "error", "said_why"),
     [
-        ("train", "resources.workers=2", ClusterError, "404: .*that the MPI operator is installed"),
+        ("train", "resources.workers=2", ClusterError, "404: .*or a TrainJob that its operator is installed"),
         ("plan", "kubernetes.namespace=nowhere", InputError, "namespace nowhere does not exist .*`kubectl create"),
         ("plan", "kubernetes.data_claim=corpus", InputError, "kubernetes.data_claim: no claim corpus in namespace gaudi"),
     ],

@@ -1,0 +1,200 @@
+"""How the processes of a launch meet before they compute: rank 0 listens, the others find it, and all run the same.
+
+torch's own meeting waits where no signal is heard, an hour for a process that never comes, and names none. So processes
+look for one another here, for `meeting_seconds` at most: names may not resolve yet, and pods start at different times. Each
+says who it is and what it runs; rank 0 compares that with its own, and lets all begin or none. A process that is lost
+meanwhile is worth another try (exit code 1), one that runs something else is not (2), and one that is stopped on request
+stops the others likewise (75).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed as torch_distributed
+
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
+from gaudi_bert.common.launch import MASTER_ADDRESS, MASTER_PORT, Launch
+from gaudi_bert.common.progress import Reporter
+
+_POLL_SECONDS = 0.2
+# What passes sooner is not said.
+_QUIET_SECONDS = 5.0
+_CONNECT_SECONDS = 5.0
+# How long a process may take to answer that was there a moment ago.
+_ANSWER_SECONDS = 30.0
+# Long enough for all to have read the verdict of a process that ends.
+_FAREWELL_SECONDS = 5 * _POLL_SECONDS
+_ERRORS = {error.exit_code: error for error in (FailedError, InputError, StoppedError)}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where processes meet, how long they wait there, and who this one is."""
+
+    launch: Launch
+    host: str
+    port: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"rank {self.launch.rank} of {self.launch.size}"
+
+    def wait(self, reason: Callable[[], str | None], hopeless: str) -> None:
+        """Return when there is no `reason` to wait any more: it is said once, and ends the run after `seconds`."""
+        began, is_said = time.monotonic(), False
+        while (because := reason()) is not None:
+            waited = time.monotonic() - began
+            if waited >= self.seconds:
+                raise FailedError(f"{self}: {because}, after {self.seconds:g} s; {hopeless}")
+            if waited >= _QUIET_SECONDS and not is_said:
+                is_said = True
+                Reporter().say(f"{self} waits, at most {self.seconds:g} s: {because}")
+            time.sleep(_POLL_SECONDS)
+
+
+def meet(launch: Launch, seconds: float, facts: Mapping[str, Any]) -> Any:
+    """The store by which all processes of the launch go on, once all are there and have the same `facts`.
+
+    Raises:
+        FailedError: a process does not come within `seconds`, or is lost.
+        InputError: rank 0 cannot listen, or `facts` differ.
+        StoppedError: one of them is stopped on request.
+    """
+    place = _Place(launch, os.environ[MASTER_ADDRESS], int(os.environ[MASTER_PORT]), seconds)
+    with _lost_as_failure(place):
+        store = _open_store(place)
+        try:
+            _introduce(store, place, facts)
+            _agree(store, place)
+        except KeyboardInterrupt:
+            _tell(store, StoppedError(f"{place} was stopped on request before training had started; run it again"))
+            raise
+        except GaudiBertError as error:
+            _tell(store, error)
+            raise
+    return store
+
+
+@contextmanager
+def _lost_as_failure(place: _Place) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError, OSError) as error:
+        reason = " ".join(str(error).split("\n")[0].split())
+        raise FailedError(
+            f"{place}: another process was lost while they met at {place.host}, port {place.port} ({reason}); "
+            "the same command tries again"
+        ) from error
+
+
+def _open_store(place: _Place) -> Any:
+    """The store of rank 0, or of torchrun, which has one of its own."""
+    of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    listens = place.launch.rank == 0 and not of_torchrun
+    if listens:
+        _check_port(place)
+    else:
+        hopeless = (
+            f"see that rank 0 runs, and that {MASTER_ADDRESS} and {MASTER_PORT} are right; the same command tries again"
+        )
+        place.wait(lambda: _silence(place), hopeless)
+    store = torch_distributed.TCPStore(
+        place.host,
+        place.port,
+        place.launch.size,
+        listens,
+        timeout=timedelta(seconds=_ANSWER_SECONDS),
+        wait_for_workers=False,
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return torch_distributed.PrefixStore(f"gaudi-bert/{attempt}", store)
+
+
+def _check_port(place: _Place) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", place.port))
+        except OSError as error:
+            raise InputError(
+                f"{place}: cannot listen at {MASTER_PORT} = {place.port} ({error.strerror}); "
+                "set another one, the same in all processes, or end what listens there"
+            ) from error
+
+
+def _silence(place: _Place) -> str | None:
+    """Why rank 0 does not answer; None if something does."""
+    try:
+        socket.create_connection((place.host, place.port), _CONNECT_SECONDS).close()
+    except OSError as error:
+        return f"rank 0 does not answer at {place.host}, port {place.port} ({error.strerror or error})"
+    return None
+
+
+def _introduce(store: Any, place: _Place, facts: Mapping[str, Any]) -> None:
+    """Say who this process is; rank 0 waits for all and decides."""
+    _set(store, f"hello/{place.launch.rank}", {"host": socket.gethostname(), "facts": dict(facts)})
+    if place.launch.rank == 0:
+        place.wait(lambda: _absent(store, place, "hello"), "see their errors; the same command tries again")
+        difference = next(filter(None, (_difference(store, rank) for rank in range(1, place.launch.size))), None)
+        if difference is not None:
+            raise InputError(difference)
+        _set(store, "verdict", {"text": "", "exit_code": 0})
+
+
+def _agree(store: Any, place: _Place) -> None:
+    """Wait for what is decided, and then until every process has heard it."""
+    hopeless = "see the error of rank 0; the same command tries again"
+    place.wait(lambda: None if _is_decided(store) else "not all ranks have come", hopeless)
+    store.set(f"ready/{place.launch.rank}", "")
+    place = _Place(place.launch, place.host, place.port, _ANSWER_SECONDS)
+    place.wait(lambda: _absent(store, place, "ready"), "it was lost; the same command tries again")
+
+
+def _absent(store: Any, place: _Place, what: str) -> str | None:
+    """Which processes have not come."""
+    _is_decided(store)
+    absent = [str(rank) for rank in range(place.launch.size) if not store.check([f"{what}/{rank}"])]
+    shown = f"{', '.join(absent[:8])}{', ...' if len(absent) > 8 else ''}"
+    return f"rank{'s' if len(absent) > 1 else ''} {shown} did not come" if absent else None
+
+
+def _difference(store: Any, rank: int) -> str | None:
+    """What a process runs that rank 0 does not."""
+    first, other = (json.loads(store.get(f"hello/{each}")) for each in (0, rank))
+    for name, value in first["facts"].items():
+        if other["facts"].get(name) != value:
+            others = f"rank {rank} ({other['host']}) has {name} = {other['facts'].get(name)}"
+            remedy = "start all ranks with the same version and the same settings"
+            return f"{others}, rank 0 ({first['host']}) has {value}; {remedy}"
+    return None
+
+
+def _tell(store: Any, error: GaudiBertError) -> None:
+    """Tell all processes why the run ends, and give them time to read it before this one does."""
+    with suppress(RuntimeError):  # nobody listens any more
+        _set(store, "verdict", {"text": str(error), "exit_code": error.exit_code})
+        time.sleep(_FAREWELL_SECONDS)
+
+
+def _is_decided(store: Any) -> bool:
+    """Whether all may begin; the error of a process that ends the run."""
+    if not store.check(["verdict"]):
+        return False
+    verdict = json.loads(store.get("verdict"))
+    if verdict["exit_code"]:
+        raise _ERRORS[verdict["exit_code"]](verdict["text"])
+    return True
+
+
+def _set(store: Any, key: str, value: Mapping[str, Any]) -> None:
+    store.set(key, json.dumps(value))

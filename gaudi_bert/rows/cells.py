@@ -1,0 +1,178 @@
+"""CSV and TSV as records: columns by their header, or by the names that settings give.
+
+TSV is split at tabs, with no quoting, as GLUE and GoEmotions are written; CSV is quoted. Spreadsheets write other separators
+where a comma is the decimal sign: such a header is recognised, and refused with the option that names the separator.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import TypeAlias
+
+from gaudi_bert.common import files
+from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.rows.parts import Line, RowPart, longest_row
+from gaudi_bert.rows.types import Place, PlacedRecord
+
+_CellRows: TypeAlias = Iterator[tuple[int, list[str] | UnicodeDecodeError]]
+
+MOST_CELLS = 1 << 20
+_AFTER_RETURN = re.compile("(?<=\r)(?!\n)")  # where lines of old spreadsheets end
+_SEPARATORS = (";", "\t", ",", "|")
+_ROWS_LOOKED_AT = 20
+_LONGEST_NAME = 40
+_NAME = re.compile(r"[^\W\d]\w*(?:[ ._-]\w+){0,2}")
+_NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+")
+_USUAL_NAMES = frozenset(
+    {"text", "text_pair", "text1", "text2", "text_a", "text_b", "sentence", "sentence1", "sentence2", "comment", "review"}
+    | {"comment_text", "title", "body", "content", "message", "tweet", "question", "question1", "question2", "answer"}
+    | {"premise", "hypothesis", "query", "passage", "document", "label", "labels", "class", "category", "target"}
+    | {"sentiment", "emotion", "score", "rating", "stars", "similarity", "id", "idx", "index"}
+)
+
+
+def read_table(
+    part: RowPart, settings: TaskSettings, lines: Iterator[tuple[int, Line]]
+) -> Generator[PlacedRecord, None, None]:
+    """An empty cell means that the value is missing; that of the text is an empty text."""
+    separator = settings.delimiter or ("\t" if part.kind == "tsv" else ",")
+    rows = _tab_cells(part, lines, separator) if part.kind == "tsv" else _comma_cells(part, lines, separator)
+    columns = list(settings.columns) if settings.columns is not None else None
+    if columns is None:
+        if settings.no_header:
+            raise InputError(f"{part.name}: without a header, name the columns too: --columns text,label,id")
+        columns = _header(part, settings, rows, separator)
+    elif not settings.no_header:
+        rows = _without_header(part, columns, rows)
+    for number, (line, cells) in enumerate(rows, start=1):
+        place = Place(number, line)
+        if isinstance(cells, UnicodeDecodeError):
+            yield place, part.not_text(part.location(place), cells)
+        elif len(cells) != len(columns):
+            problem = f"has {len(cells):,} cells, the columns are {len(columns):,} ({', '.join(columns[:99])[:80]})"
+            remedy = _other_separator(cells, separator, len(columns)) or "fix the row"
+            yield place, InputError(f"{part.location(place)}: {problem}; {remedy}")
+        else:
+            named = zip(columns, cells, strict=True)
+            record: dict[str, str | None] = {name: cell for name, cell in named if cell != "" or name == settings.text}
+            if settings.text_pair in columns:
+                record.setdefault(settings.text_pair, None)
+            yield place, record
+
+
+def _header(part: RowPart, settings: TaskSettings, rows: _CellRows, separator: str) -> list[str]:
+    """The names of the columns, which the first line holds; [] of a file without any line."""
+    line, cells = next(rows, (0, []))
+    if isinstance(cells, UnicodeDecodeError):
+        raise part.not_text(f"{part.name}: line {line:,}", cells)
+    columns = [cell.strip() for cell in cells]
+    remedy = _other_separator(columns, separator)
+    if remedy is not None and columns != [settings.text]:
+        raise InputError(f"{part.name}: its header is one cell, {shown(columns[0])}; {remedy}{_other_encoding(part)}")
+    twice = next((column for column, times in Counter(columns).items() if times > 1), None)
+    if twice is not None:
+        raise InputError(f"{part.name}: two columns are called {shown(twice)}; name them apart, or pass --columns")
+    return columns
+
+
+def _other_separator(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
+    """The option for a row that is one cell because other characters separate its cells; `columns` that it should have."""
+    if len(cells) != 1:
+        return None
+    for other in _SEPARATORS:
+        if other != separator and (cells[0].count(other) == columns - 1 if columns else other in cells[0]):
+            return f"its cells are separated by {other!r}: pass --delimiter {'TAB' if other == chr(9) else repr(other)}"
+    return None
+
+
+def _other_encoding(part: RowPart) -> str:
+    """What else is to be said of a file of the wrong separator, so that both are mended at once."""
+    if part.path is None:
+        return ""
+    with part.lines() as lines:
+        wrong = any(isinstance(line, UnicodeDecodeError) for _, line in islice(lines, 1000))
+    return f", and its text is not {part.encoding}: pass --encoding cp1252 or whatever it is too" if wrong else ""
+
+
+def _without_header(part: RowPart, columns: Sequence[str], rows: _CellRows) -> _CellRows:
+    """The rows of a table whose columns are named; refused where the first one names them too."""
+    beginning = list(islice(rows, _ROWS_LOOKED_AT))
+    (line, first), *following = beginning or [(0, [])]
+    if isinstance(first, list) and _is_header(first, columns, [cells for _, cells in following if isinstance(cells, list)]):
+        raise InputError(
+            f"{part.location(Place(1, line))}: {shown(first)} looks like a header, which --columns replaces; leave "
+            "--columns out and name the column with --text-column, or pass --no-header if it is a row"
+        )
+    yield from chain(beginning, rows)
+
+
+def _is_header(first: Sequence[str], columns: Sequence[str], following: Iterable[Sequence[str]]) -> bool:
+    """Whether each cell is a name, and one is a usual or a given name, or has nothing but numbers below it."""
+    names = [cell.strip() for cell in first if cell.strip()]
+    if len(set(names)) < len(names) or not all(len(name) <= _LONGEST_NAME and _NAME.fullmatch(name) for name in names):
+        return False
+    known = _USUAL_NAMES.union(map(str.lower, columns))
+    if any(name.lower() in known for name in names):
+        return True
+    below = zip(*(cells for cells in following if len(cells) == len(first)), strict=True)
+    return any(name.strip() and all(map(_NUMBER.fullmatch, cells)) for name, cells in zip(first, below, strict=False))
+
+
+def _tab_cells(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
+    for number, line in lines:
+        if isinstance(line, UnicodeDecodeError):
+            yield number, line
+        elif text := line.removesuffix("\n").removesuffix("\r"):
+            _check_cells(part, number, text, separator)
+            yield number, text.split(separator)
+
+
+def _comma_cells(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
+    csv.field_size_limit(files.LONGEST_ROW_BYTES)
+    quoted = _QuotedLines(part, lines, separator)
+    reader = csv.reader(quoted, strict=True, delimiter=separator)
+    try:
+        first = 1
+        for cells in reader:
+            quoted.row_size = 0
+            if cells:
+                yield first, cells
+            first = reader.line_num + 1
+    except csv.Error as error:
+        problem = f"not CSV ({error}); fix its quotes, or name what separates its cells with --delimiter"
+        raise InputError(f"{part.name}: line {reader.line_num:,}: {problem}") from error
+
+
+class _QuotedLines:
+    """The lines of CSV as Python's reader takes them, which asks for more until a row is complete.
+
+    `row_size` counts the characters of the row that is being read.
+    """
+
+    def __init__(self, part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> None:
+        self._part, self._separator, self.row_size = part, separator, 0
+        self._pieces = chain.from_iterable(map(self._checked, lines))
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def _checked(self, numbered: tuple[int, Line]) -> list[str]:
+        number, line = numbered
+        if isinstance(line, UnicodeDecodeError):
+            raise self._part.not_text(f"{self._part.name}: line {number:,}", line)
+        self.row_size += len(line)
+        if self.row_size > files.LONGEST_ROW_BYTES:
+            problem = f"the row that ends here is longer than {longest_row()}; is a quote missing?"
+            raise InputError(f"{self._part.name}: line {number:,}: {problem}")
+        _check_cells(self._part, number, line, self._separator)
+        return _AFTER_RETURN.split(line) if "\r" in line[:-2] else [line]
+
+
+def _check_cells(part: RowPart, number: int, line: str, separator: str) -> None:
+    if line.count(separator) > MOST_CELLS:
+        raise InputError(f"{part.name}: line {number:,}: has more than {MOST_CELLS:,} cells; is this a table?")
