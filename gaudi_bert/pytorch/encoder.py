@@ -17,7 +17,7 @@ import torch
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
+from gaudi_bert.model.heads import Pooling, TaskHead, TaskKind, VectorHead
 from gaudi_bert.pytorch.asking import feeding_of
 from gaudi_bert.pytorch.packed_model import PackedModel
 from gaudi_bert.pytorch.trial import on_device, positions_of
@@ -36,7 +36,7 @@ _TOKENS_OF_A_BATCH = 2048
 _MOST_POSITIONS = 1 << 20
 _MOST_SEGMENTS = 1 << 20  # a model that has fewer than a pair needs is not given any (`asking.py`)
 _TRIED_TOKENS = 512  # of rows, before it is known how long they are
-_PROBLEMS: dict[str | None, TaskName] = {
+_PROBLEMS: dict[str | None, TaskKind] = {
     "single_label_classification": "classification",
     "multi_label_classification": "multi-label",
     "regression": "regression",
@@ -183,7 +183,7 @@ class _Outputs(NamedTuple):
         return outputs
 
 
-def _task_of(model: Any) -> tuple[TaskName | None, tuple[str, ...]]:
+def _task_of(model: Any) -> tuple[TaskKind | None, tuple[str, ...]]:
     """What the model's head answers, and the names of its labels; None for a bare encoder."""
     config, name = model.config, type(model).__name__
     if not name.endswith(("ForTokenClassification", "ForSequenceClassification")):

@@ -98,7 +98,7 @@ class TaskModel:
                 f"{self._folder.path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task"
             )
         with _with_a_way_on(self._folder.path):
-            return _runner(self._engine, self._start, head, head.width, precision, longest)
+            return _runner(self._engine, self._start, head, task.width, precision, longest)
 
     def answers(
         self, settings: TaskSettings, values: Float32Array, sequences: Sequences, rows: Sequence[Row]

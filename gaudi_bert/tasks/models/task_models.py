@@ -11,7 +11,7 @@ import dataclasses
 import importlib.util
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import InputError, install_command
 from gaudi_bert.common.files import atomic_file, check_model, read_json, write_json
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
-from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, misfit, shapes_of
+from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, initial_value, misfit, parameter_specs, shapes_of
 from gaudi_bert.model.heads import TaskHead, VectorHead, variables_of
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.model.masking import Vocabulary
@@ -91,6 +91,7 @@ class StartWeights:
         kind: what they are, for people.
         architecture: the class of `transformers` for the task.
         variables: those that the model has; `fresh` are the ones that keep their initial values.
+        kept: those that `transformers` has besides and the task does not read; they stay as they are.
         identity: distinguishes them from others.
     """
 
@@ -102,6 +103,7 @@ class StartWeights:
     variables: WeightArrays
     fresh: tuple[str, ...]
     identity: str
+    kept: WeightArrays = field(default_factory=dict)
 
 
 def start_weights(path: Path, task: Task, *, lacks_head: bool = True) -> StartWeights:
@@ -124,7 +126,7 @@ def _weights_for(path: Path, head: TaskHead | VectorHead, architecture: str, lac
     config = dataclasses.replace(weights.config, attention="causal") if is_causal else weights.config
     specs = variables_of(config, head)
     known = {name: weights.variables[name] for name in specs if name in weights.variables}
-    problem = None if lacks_head else misfit(shapes_of(specs), known)
+    problem = None if lacks_head or isinstance(head, VectorHead) else misfit(shapes_of(specs), known)
     if problem is not None:
         raise InputError(f"{path}: {problem}; fine-tune the model again")
     variables = {name: value for name, value in known.items() if value.shape == specs[name].shape}
@@ -133,7 +135,15 @@ def _weights_for(path: Path, head: TaskHead | VectorHead, architecture: str, lac
         if name.startswith("bert/") and not name.startswith("bert/pooler/"):
             raise InputError(f"{weights.path}: {name} is missing; give the weights of a complete encoder")
     identity = weights_checksum(weights)
-    return StartWeights(weights.path, weights.kind, config, config.sizes, architecture, variables, fresh, identity)
+    kept = _unread_pooler(weights, config) if isinstance(head, VectorHead) else {}
+    return StartWeights(weights.path, weights.kind, config, config.sizes, architecture, variables, fresh, identity, kept)
+
+
+def _unread_pooler(weights: Weights, config: BertConfig) -> WeightArrays:
+    """BERT's pooler, which `transformers` expects below any vectors; of weights without one, initial values."""
+    specs = {name: spec for name, spec in parameter_specs(config).items() if name.startswith("bert/pooler/")}
+    fresh = {name: initial_value(name, spec, config.initializer_range, 0) for name, spec in specs.items()}
+    return {name: np.asarray(weights.variables.get(name, value), np.float32) for name, value in fresh.items()}
 
 
 def _weights_of_transformers(path: Path, head: TaskHead | VectorHead, lacks_head: bool) -> StartWeights:
@@ -183,6 +193,8 @@ class TaskDescription:
 
 def read_task_folder(path: Path) -> TaskDescription:
     """The description of a model in a folder of `finetune`, or of transformers' `...For<Task>`."""
+    check_model(path)
+    check_finished(path)
     file = path / "config.json"
     if not file.is_file():
         raise InputError(
@@ -235,7 +247,7 @@ def write_task_folder(
         "settings": task.settings.model_dump(mode="json", exclude_defaults=True, exclude=_OF_A_FILE),
     }
     if isinstance(config, BertConfig):
-        tensors = to_hugging_face(variables)
+        tensors = to_hugging_face({**variables, **start.kept})
         values = {**config.to_json(), "model_type": "bert", "pad_token_id": tokenizer.pad_id or 0}
     else:
         tensors = {name: np.asarray(value, order="C") for name, value in variables.items()}
