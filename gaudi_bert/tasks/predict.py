@@ -40,7 +40,7 @@ from gaudi_bert.tasks.answers import (
     shown_progress,
 )
 from gaudi_bert.tasks.models.folders import Encoder, TaskModel
-from gaudi_bert.tasks.models.task_models import read_task_folder
+from gaudi_bert.tasks.models.task_models import check_finished, read_task_folder
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
@@ -228,6 +228,7 @@ def embed(
         shown_progress("embed", rows_file, answers_file, reporter) as task,
     ):
         check_model(path)
+        check_finished(path)
         read_first_row(rows_file, None, settings, reporter)
         own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
         prompt = _prompt(path, own, options)
