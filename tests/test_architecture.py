@@ -125,7 +125,17 @@ ROOMS = {
 # Files that are not named are the room's floor, and import no storey.
 STOREYS = {
     "config": ("values", "problems", "sections", "places", "models", "pipeline"),
-    "packing": ("heuristics", "nnls_solver", "long_packs", "nnls", "exact", "algorithms", "pack_lengths", "estimate"),
+    "packing": (
+        "heuristics",
+        "nnls_solver",
+        "long_packs",
+        "nnls",
+        "exact",
+        "algorithms",
+        "pack_lengths",
+        "estimate",
+        "row_lengths",
+    ),
     "tfrecords": (
         *("wire", "files", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
         *("group_proof", "histogram", "plan", "write"),

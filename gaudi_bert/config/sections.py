@@ -38,7 +38,7 @@ class PrepareSettings(Settings):
 class PackingSettings(Settings):
     """How sequences are packed into rows."""
 
-    algorithm: Algorithm = "nnls"
+    algorithm: Algorithm = "optimal"
     depth: Depth = Field(3, description="most sequences per pack, at most 1,024; or `max` for no limit")
     leftovers: Literal["best-fit", "complement"] = Field(
         "best-fit", description="nnls only: remaining sequences are packed by best fit, or padded as published"
@@ -60,7 +60,7 @@ class TableSettings(Settings):
 
     max_sequence_length: int = Field(ge=1, le=2**20, description="slots of a pack")
     input_column: str = "input_ids"
-    algorithm: Algorithm = "lpfhp"
+    algorithm: Algorithm = "optimal"
     depth: Depth = "max"
     too_long: Literal["error", "truncate", "split", "drop"] = "error"
     index_only: bool = False
