@@ -199,7 +199,7 @@ def other_parts(folder: Path) -> dict[str, Any]:
     records = read_histograms(histograms_of(folder))
     for file in records.files[:VARIANTS]:
         counts = np.zeros(LENGTH, np.int64)
-        counts[file.counts.rows[:, 0] - 1] = file.counts.rows[:, 2]
+        counts[file.counts[:, 0] - 1] = file.counts[:, 2]
         keys[number_of(file.name)] = counts.tobytes()
     formed = form_groups(records.files, chosen.group_sequences, chosen.group_bytes, chosen.seed)
     for part, first in enumerate(range(0, len(formed), GROUPS_OF_A_PART)):
@@ -253,9 +253,7 @@ def solve(folder: Path) -> dict[str, Any]:
     for number, file in enumerate(files):
         if number == 1:
             started = time.process_time()  # the first one loads the kernels
-        packing = pack_histogram(
-            group_histogram([file.counts.rows], LENGTH), "nnls", 3, max_predictions=PREDICTIONS, seed=12345
-        )
+        packing = pack_histogram(group_histogram([file.counts], LENGTH), "nnls", 3, max_predictions=PREDICTIONS, seed=12345)
         budgets = smaller_budgets(PREDICTIONS, packing.masked_slots_needed)
         budget_costs([(packing.mixture, packing.histogram)], 3, budgets)
     return {"cpu_seconds_a_group": round((time.process_time() - started) / 3, 2)}
