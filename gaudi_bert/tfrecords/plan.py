@@ -188,7 +188,7 @@ class _Planning:
         whole, settings = self.records.histogram, self.settings
 
         def pack(files: Sequence[CountedFile]) -> Packing:
-            counts = (file.counts.rows for file in files)
+            counts = (file.counts for file in files)
             packing = pack_histogram(
                 group_histogram(counts, whole.max_sequence_length) if files else whole,
                 settings.algorithm,
