@@ -95,7 +95,7 @@ class CoupledJob(FineTuneJob):
         section, own = self._section, getattr(self, "_sentences", None)
         if own is None or "max_sequence_length" in section.model_fields_set or own.max_sequence_length is None:
             return section.max_sequence_length
-        return int(own.max_sequence_length)
+        return min(own.max_sequence_length, self._start.sizes.positions)
 
     def _tokenized(
         self,

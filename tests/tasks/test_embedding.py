@@ -19,10 +19,13 @@ pytest.importorskip("transformers", exc_type=ImportError)
 import transformers
 
 from gaudi_bert.common.errors import InputError, StoppedError
+from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.reporting.estimate import estimate_task
 from gaudi_bert.tasks.answers import PredictOptions
+from gaudi_bert.tasks.finetune import finetune
 from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
+from gaudi_bert.training.results import FineTuneInput
 from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout, write_bert
 from tests.builders.encoders import TOKENIZER, write_encoder
@@ -128,6 +131,26 @@ def test_a_folder_of_sentence_transformers(kind: str, settings: dict[str, Any], 
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     again = train(*files, model, tmp_path / "out", task_settings={**settings, **prompts})
     assert (again.skipped, again.content) == (True, result)
+
+
+@pytest.mark.parametrize(("stored", "length"), [(23, 23), (10**30, 64)])
+def test_texts_are_cut_where_the_folder_cuts_them(stored: int, length: int, tmp_path: Path) -> None:
+    """Unless the settings say otherwise; a number that stands for none means all positions."""
+    model = write_bert(tmp_path / "m", layers=1, positions=64)
+    (model / "modules.json").write_text('[{"type": "x.Transformer"}, {"type": "x.Pooling", "path": "1_Pooling"}]')
+    (model / "1_Pooling").mkdir()
+    (model / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    (model / "tokenizer_config.json").write_text(json.dumps({"model_max_length": stored}))
+    rows = [{"anchor": f"cat {number}", "positive": "the hill " * 90 + str(number)} for number in range(3)]
+    values = {
+        "task": {"name": "embedding", "too_long": "truncate"},
+        "finetune": {"epochs": 1, "batch_sequences": 3},
+    }
+    files, out = FineTuneInput(write(tmp_path / "x.jsonl", rows), None, model), tmp_path / "out"
+    result = finetune(pipeline_from_mapping(values, "test"), files, out, reporter=QUIET).content
+    assert result.max_sequence_length == length
+    assert json.loads((out / "sentence_bert_config.json").read_text())["max_seq_length"] == length
+    assert json.loads((out / "1_Pooling" / "config.json").read_text())["pooling_mode_cls_token"] is True
 
 
 @pytest.mark.parametrize(
