@@ -95,10 +95,11 @@ ROOMS = {
     "artefacts": {"common", "config"},
     "packing": {"common"},
     "reading": {"common"},
-    "tfrecords": {"common", "config", "artefacts", "packing", "reading"},
+    "proof": {"common", "artefacts", "packing"},
+    "tfrecords": {"common", "config", "artefacts", "packing", "reading", "proof"},
     "corpus": {"common", "config", "artefacts", "tfrecords"},
     "rows": {"common", "config", "packing", "corpus"},
-    "tables": {"common", "config", "artefacts", "packing", "reading", "tfrecords", "corpus", "rows"},
+    "tables": {"common", "config", "artefacts", "packing", "reading", "proof", "tfrecords", "corpus", "rows"},
     "model": {"common"},
     "pytorch": {"common", "config", "artefacts", "reading", "tfrecords", "rows", "tables", "model"},
     "engines": {"common", "config", "artefacts", "model", "pytorch"},
@@ -124,16 +125,27 @@ ROOMS = {
 # Files that are not named are the room's floor, and import no storey.
 STOREYS = {
     "config": ("values", "problems", "sections", "places", "models", "pipeline"),
-    "packing": ("heuristics", "nnls_solver", "long_packs", "nnls", "exact", "algorithms", "pack_lengths", "estimate"),
+    "packing": (
+        "heuristics",
+        "nnls_solver",
+        "long_packs",
+        "nnls",
+        "exact",
+        "algorithms",
+        "pack_lengths",
+        "estimate",
+        "row_lengths",
+    ),
     "tfrecords": (
         *("wire", "files", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
-        *("packed_proof", "group_proof", "histogram", "plan", "write"),
+        *("group_proof", "histogram", "plan", "write"),
         *("verify", "inspect", "pack", "convert"),
     ),
+    "proof": ("checks", "folder", "parts"),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (
         *("rows", "write_packs", "groups", "packed_parquet"),
-        *("verify", "verify_parts", "pack", "tokenize"),
+        *("group_proof", "verify", "pack", "tokenize"),
     ),
     "training": (
         *("input", "objective", "run_plan", "metrics", "results", "checkpoint", "stored_inputs", "mlperf"),
@@ -141,7 +153,10 @@ STOREYS = {
         *("model_files", "weights", "train", "verify_model", "check_graph"),
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
-    "tasks": ("kinds", "task_data", "answers", "objective", "models", "finetune", "pretrain", "predict"),
+    "tasks": (
+        *("kinds", "task_data", "answers", "objective", "coupled", "models", "finetune_job", "coupled_job", "finetune"),
+        *("pretrain", "predict"),
+    ),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": (*("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands", "main"),),
 }
@@ -151,7 +166,7 @@ STOREYS = {
 HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "numba": ({"common/compiled", "common/crc32c", "common/memory", "tfrecords", "reading", "tables", "packing"}, set()),
     "llvmlite": ({"common/compiled", "common/crc32c", "common/memory", "tfrecords/wire"}, set()),
-    "scipy": (set(), {"tasks/kinds/classification"}),
+    "scipy": (set(), {"tasks/ranking"}),
     "seqeval": (set(), {"tasks/kinds/classification"}),
     "sklearn": (set(), {"tasks/kinds/classification"}),
     "highspy": (set(), {"packing/exact/linear_program"}),

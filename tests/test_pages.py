@@ -213,11 +213,11 @@ def typed(command: str, folder: Path) -> Done:
     return run_command(*words, *(matching(ADDED, command) or []), folder=folder)
 
 
-def run_python(block: Block, names: dict[str, Any], page: str) -> None:
-    """A script whose `print` say in a comment what they print."""
+def run_python(block: Block, page: str) -> None:
+    """A script, complete in itself, whose `print` say in a comment what they print."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(block.text, page, "exec"), names)
+        exec(compile(block.text, page, "exec"), {})
     lines = [line for line in printed.getvalue().splitlines() if not TRAINERS_OWN.match(line)]
     assert lines == PRINTS.findall(block.text)
 
@@ -230,13 +230,12 @@ def test_what_a_page_says_to_type_works_and_prints_what_it_says(
     for item in PRESUPPOSED[name(page)].split():
         copy = shutil.copytree if (page_data / item).is_dir() else shutil.copyfile
         copy(page_data / item, tmp_path / item)
-    names: dict[str, Any] = {}
     printed, exact = "", False
     left_out: dict[str, str] = {}
     for block in blocks(page):
         where = f"{name(page)}:{block.line}"
         if block.language == "python" and name(page) not in PYTHON_ELSEWHERE:
-            run_python(block, names, where)
+            run_python(block, where)
         for number, command in enumerate(block.commands):
             if number == 0:
                 printed, exact = "", SHIPPED in command

@@ -4,8 +4,9 @@ packs of a group are dealt to them; and the index of their records."""
 from __future__ import annotations
 
 import itertools
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c
-from gaudi_bert.artefacts.store.mirrored_folder import read_part
+from gaudi_bert.artefacts.store.mirrored_folder import files_in, is_mirrored, read_part
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 
 
@@ -204,3 +206,26 @@ def read_starts(path: Path, first: int, packs: int, shard_bytes: int) -> IntArra
     if len(data) == packs * _SIZE.itemsize:
         np.cumsum(np.frombuffer(data, _SIZE), dtype=np.int64, out=starts[1:])
     return starts if starts[-1] == shard_bytes else None
+
+
+def check_shards(folder: Path, table: ShardTable, remedy: str = "write the packed data again") -> None:
+    """Refuse a folder in which a shard is missing, or has another size than the metadata state."""
+    sizes = np.full(len(table), -1, np.int64)
+    for name, size in sizes_in(folder):
+        number = table.number(name)
+        if number is not None:
+            sizes[number] = size
+    if (sizes != table.bytes).any():
+        number = int(np.argmax(sizes != table.bytes))
+        differs = f"has {sizes[number]:,} bytes, but {table.bytes[number]:,} in the metadata"
+        problem = "the shard is missing, the metadata names it" if sizes[number] < 0 else differs
+        raise InputError(f"{folder / table.name(number)}: {problem}; {remedy}")
+
+
+def sizes_in(folder: Path) -> Iterator[tuple[str, int]]:
+    """The files of a folder and their sizes; of a folder on this machine, no list is stored."""
+    if is_mirrored(folder):
+        yield from ((name, info.bytes) for name, info in files_in(folder).items())
+        return
+    with os.scandir(folder) as entries:
+        yield from ((entry.name, entry.stat().st_size) for entry in entries if entry.is_file())

@@ -66,11 +66,15 @@ OnBadFile = Annotated[
     str, typer.Option(metavar="stop|skip", help="RECORDS: what to do about files that cannot be read; skip leaves them out.")
 ]
 Seed = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a setting (`gaudi-bert settings` lists them): training.updates=100."
-    ),
+_SET_HELP = "Change a setting (`gaudi-bert settings` lists them): "
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}packing.depth=4.")]
+SetTraining = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}training.updates=100.")
+]
+SetFinetune = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}finetune.epochs=5.")]
+SetTask = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}task.stride=64.")]
+SetPlace = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}kubernetes.namespace=mine.")
 ]
 SetPacking = Annotated[
     list[str] | None,
@@ -122,6 +126,16 @@ def set_key(override: str) -> str:
 def task_settings(overrides: list[str] | None, options: Mapping[str, tuple[str, object]]) -> TaskSettings:
     """How rows are read: options by key, then `--set task.key=value`."""
     return pipeline_settings(None, overrides, options).task
+
+
+Task = Annotated[
+    str | None,
+    typer.Option(
+        help="classification, multi-label, regression, token-classification, question-answering, reranking, "
+        "masked-language-modelling or causal-language-modelling.",
+        show_default=False,
+    ),
+]
 
 
 # --- how files of rows are read: the same options on every command that reads them

@@ -38,7 +38,7 @@ def estimate(
     model: Annotated[Path | None, typer.Option(help="With --task: a folder with the tokenizer.")] = None,
     row_lengths: Annotated[str, typer.Option(help="With --task: row lengths to compare, in tokens.")] = "128,256,384,512",
     rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
-    set_: arguments.Set = None,
+    set_: arguments.SetTask = None,
     json: arguments.Json = False,
 ) -> None:
     """Show what packing would give at each depth and with each algorithm; nothing is written."""

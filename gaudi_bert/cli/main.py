@@ -28,6 +28,7 @@ from gaudi_bert.common.errors import (
     StoppedError,
     has_tensorflow,
     install_command,
+    library_title,
     shortened,
 )
 from gaudi_bert.common.files import BAD_PATH
@@ -218,7 +219,9 @@ def _missing_extra(module: str) -> InputError:
     extra = _EXTRAS[module]
     if module in _OF_EITHER_ENGINE and find_spec("tensorflow") is not None:
         extra = "tensorflow"
-    return InputError(f"this command needs {module}, {reason}; run: {install_command(extra)}")
+    elif extra == "pytorch" and find_spec("torch") is None:
+        module = "torch"  # what comes with it is not what is missing
+    return InputError(f"this command needs {library_title(module)}, {reason}; run: {install_command(extra)}")
 
 
 def _end(error: GaudiBertError) -> NoReturn:

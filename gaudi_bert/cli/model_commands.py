@@ -32,7 +32,7 @@ def train(
     ] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with model and training settings.")] = None,
     engine: arguments.Engine = None,
-    set_: arguments.Set = None,
+    set_: arguments.SetTraining = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run; do not train.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that had fewer updates, up to training.updates.")
@@ -146,7 +146,7 @@ def finetune(
         Path, typer.Option(help="A Hugging Face folder, a TF1 checkpoint, or a checkpoint of ours.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(help="The folder to create; transformers can open it.", show_default=False)],
-    task: Annotated[str | None, typer.Option(help="classification, multi-label, ...: see docs/finetuning.md.")] = None,
+    task: arguments.Task = None,
     evaluation: Annotated[Path | None, typer.Option(help="Held-out rows of the same kind.")] = None,
     vocab: Annotated[Path | None, typer.Option(help="A folder with the tokenizer, if MODEL has none.")] = None,
     depth: arguments.Depth = None,
@@ -156,7 +156,7 @@ def finetune(
     ] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with task and finetune settings.")] = None,
     engine: arguments.Engine = None,
-    set_: arguments.Set = None,
+    set_: arguments.SetFinetune = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the packs and the plan; do not train.")] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -197,7 +197,7 @@ def predict(
     precision: Precision = "float32",
     unpacked: Unpacked = False,
     group_by: Annotated[str | None, typer.Option(help="Reranking: query, for a line for each query, ranked.")] = None,
-    set_: arguments.Set = None,
+    set_: arguments.SetTask = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
@@ -231,7 +231,7 @@ def embed(
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
-    set_: arguments.Set = None,
+    set_: arguments.SetTask = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:

@@ -220,7 +220,9 @@ def report(
 
 
 def settings(
-    section: Annotated[str | None, typer.Argument(help="One section: prepare, packing, training, ...")] = None,
+    section: Annotated[
+        str | None, typer.Argument(help="One section or key: packing, training.learning_rate, ...", show_default=False)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the JSON schema of a pipeline file, for editors.")] = False,
 ) -> None:
     """Print every key of a pipeline file: allowed values, default, meaning."""
@@ -230,14 +232,14 @@ def settings(
 
     if json and section is not None:
         raise InputError(f"{section}: --json prints the schema of all sections; leave the section out")
-    for line in [dumps(settings_schema(), indent=1)] if json else settings_page(section):
+    for line in [dumps(settings_schema(), indent=1)] if json else settings_page(section, markdown=not sys.stdout.isatty()):
         typer.echo(line)
 
 
 def init(
     name: Annotated[str, typer.Argument(help="The pipeline's name, and that of the file: NAME.yaml.")] = "my-pipeline",
 ) -> None:
-    """Write a pipeline file with the keys that most pipelines set, each with a comment."""
+    """Write a pipeline file with the keys that most pipelines set; `init retrieval`, one for embedding models."""
     from gaudi_bert.common.files import write_text
     from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
     from gaudi_bert.config.shipped import new_pipeline
@@ -283,7 +285,7 @@ def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[
 
 
 @k8s.command(cls=help.Command)
-def status(pipeline: arguments.Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
+def status(pipeline: arguments.Pipeline, set_: arguments.SetPlace = None, json: arguments.Json = False) -> None:
     """Show the state of each step, and what is wrong with it."""
     from gaudi_bert.runners.kubernetes import manage
 
@@ -305,7 +307,7 @@ def _describe_status(steps: Mapping[str, Any]) -> list[str]:
 def logs(
     pipeline: arguments.Pipeline,
     step: Annotated[str | None, typer.Option(help="One step only, e.g. train or write-finish.")] = None,
-    set_: arguments.Set = None,
+    set_: arguments.SetPlace = None,
 ) -> None:
     """Show the logs of a pipeline's pods."""
     from gaudi_bert.runners.kubernetes import manage
@@ -320,7 +322,7 @@ def delete(
     data: Annotated[
         bool, typer.Option("--data", help="Also remove the work folder, on its volume or in its store.")
     ] = False,
-    set_: arguments.Set = None,
+    set_: arguments.SetPlace = None,
     json: arguments.Json = False,
 ) -> None:
     """Remove all Jobs of a pipeline; its work folder stays unless you add --data."""
@@ -336,7 +338,7 @@ def open_(
     out: Annotated[
         Path | None, typer.Option(help="The folder for the files; default: opened/NAME.", show_default=False)
     ] = None,
-    set_: arguments.Set = None,
+    set_: arguments.SetPlace = None,
     json: arguments.Json = False,
 ) -> None:
     """Fetch the report and TensorBoard's files of a run, and open the report in a browser."""
@@ -362,7 +364,7 @@ def doctor(
     graph: Annotated[Path | None, typer.Option(metavar="PIPELINE", help="Check a pipeline's training step.")] = None,
     work: arguments.Work = Path("work"),
     store: Annotated[str | None, typer.Option(metavar="URL", help="Check a folder in an object store.")] = None,
-    set_: arguments.Set = None,
+    set_: arguments.SetPlace = None,
     json: arguments.Json = False,
 ) -> None:
     """Check whether everything is ready for Gaudi, and say what to fix."""

@@ -165,8 +165,7 @@ def verify_as_table(
     json: bool,
 ) -> None:
     """Verify a packed table, or a part of it, and print the result."""
-    from gaudi_bert.tables.verify import verify_table
-    from gaudi_bert.tables.verify_parts import finish_table, verify_table_shard
+    from gaudi_bert.tables.verify import finish_table, verify_table, verify_table_shard
 
     reporter = Reporter()
     result: object

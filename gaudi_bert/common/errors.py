@@ -10,6 +10,7 @@ import json
 import reprlib
 import shlex
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -96,16 +97,27 @@ def refuse_removed(name: str) -> None:
 _TENSORFLOW_PYTHONS = ((3, 10), (3, 11))
 
 
-def require(library: str, extra: str, what: str) -> None:
-    """Refuse `what` where a library is missing that an extra installs; for what takes long before it would notice."""
-    if find_spec(library) is None:
-        raise InputError(f"{what} needs {library}, which is not installed; run: {install_command(extra)}")
+def require(extras: Mapping[str, str], what: str) -> None:
+    """Refuse `what` where libraries are missing, each of which an extra installs, before long work would notice it."""
+    missing = [library for library in extras if find_spec(library) is None]
+    if missing:
+        names = " and ".join(filter(None, [", ".join(map(library_title, missing[:-1])), library_title(missing[-1])]))
+        are = "which is" if len(missing) == 1 else "which are"
+        command = install_command(",".join(dict.fromkeys(extras[library] for library in missing)))
+        raise InputError(f"{what} needs {names}, {are} not installed; run: {command}")
+
+
+def library_title(library: str) -> str:
+    """What people call a library."""
+    return {"torch": "PyTorch", "tensorflow": "TensorFlow", "sklearn": "scikit-learn"}.get(library, library)
 
 
 def install_command(extra: str) -> str:
-    """The command that installs what an extra needs, for the Python that runs."""
+    """The command that installs what an extra needs (or several, `text,report`), for the Python that runs."""
     python, package = shlex.quote(sys.executable), _package(extra)
-    if extra == "pytorch":  # on a machine without a GPU, uv takes PyTorch's build for CPUs; pip takes 3 GB, that for GPUs
+    if "pytorch" in extra.split(
+        ","
+    ):  # on a machine without a GPU, uv takes PyTorch's build for CPUs; pip takes 3 GB, that for GPUs
         return f"{python} -m pip install uv && {python} -m uv pip install --torch-backend auto {package}"
     if extra == "tensorflow" and not has_tensorflow():
         return f"python3.11 -m venv env && env/bin/python -m pip install {package}"

@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ LOG_LINE_EVERY_SECONDS = 10.0
 LONGEST_SILENCE_SECONDS = 60.0
 """In the log of work that takes hours."""
 TERMINAL_LINE_EVERY_SECONDS = 0.5
+_LEAST_SECONDS, _MOST_SLOWER, _MOST_GROWTH = 5.0, 2.0, 1.5
 _BYTE_UNITS = {unit: 1000.0**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB"))}
 
 
@@ -60,13 +62,19 @@ def human_rate(rate: float, unit: str) -> str:
 
 
 class Task:
-    """One piece of work of known size; `advance` may be called from several threads."""
+    """One piece of work of known size; `advance` may be called from several threads.
+
+    The time left is told once it is worth something: by the speed in the last half of the time, if work was done in the half
+    before too, and not more than `_MOST_SLOWER` times as fast. From one line to the next it never grows by more than half.
+    """
 
     def __init__(self, name: str, total: float, unit: str) -> None:
         self.name, self.total, self.unit = name, total, unit
         self.done = 0.0
         self.started = self._counts_since = time.monotonic()
         self._done_before = 0.0
+        self._seen: deque[tuple[float, float]] = deque([(self.started, 0.0)])
+        self._told: float | None = None
         self._lock = threading.Lock()
 
     def advance(self, amount: float = 1) -> None:
@@ -82,17 +90,42 @@ class Task:
         with self._lock:
             self.total = self.total if total is None else total
             self.done = self._done_before = done
-            self._counts_since = time.monotonic()
+            self._counts_since, self._told = time.monotonic(), None
+            self._seen = deque([(self._counts_since, done)])
 
     def line(self, now: float) -> str:
-        """The state of the task as one line: share done, speed, time remaining; until there is a speed, the time so far."""
+        """The state of the task as one line: share done, speed, time left; until that is known, the time so far."""
         with self._lock:
-            done, new, elapsed = self.done, self.done - self._done_before, max(now - self._counts_since, 1e-9)
-        share = 100.0 * done / self.total if self.total else 100.0
-        if not new:
-            return f"{self.name}: {share:.0f} %, {human_seconds(now - self.started)} so far"
-        remaining = human_seconds(max(self.total - done, 0.0) * elapsed / new)
-        return f"{self.name}: {share:.0f} %, {human_rate(new / elapsed, self.unit)}, {remaining} left"
+            share = 100.0 * self.done / self.total if self.total else 100.0
+            speed = self._speed(now)
+            so_far = f"{self.name}: {share:.0f} %, {human_seconds(now - self.started)} so far"
+            if self.done >= self.total:
+                return f"{so_far}, ending"
+            if speed is None:
+                return so_far
+            left = (self.total - self.done) / speed
+            self._told = left if self._told is None else min(left, _MOST_GROWTH * self._told)
+            return f"{self.name}: {share:.0f} %, {human_rate(speed, self.unit)}, {human_seconds(self._told)} left"
+
+    def observe(self, now: float) -> None:
+        """Remember how much is done now, for `line`: call it often."""
+        with self._lock:
+            self._seen.append((now, self.done))
+            self._forget_first_half(now)
+
+    def _forget_first_half(self, now: float) -> None:
+        """Of what was seen in the first half of the time, the last look is enough."""
+        while len(self._seen) > 1 and self._seen[1][0] <= (self._counts_since + now) / 2:
+            self._seen.popleft()
+
+    def _speed(self, now: float) -> float | None:
+        """Units per second in the last half of the time; None where nothing was done in it, or it tells nothing yet."""
+        self._forget_first_half(now)
+        middle, done = self._seen[0]
+        before = (done - self._done_before) / max(middle - self._counts_since, 1e-9)
+        lately = (self.done - done) / max(now - middle, 1e-9)
+        is_steady = now - self._counts_since >= _LEAST_SECONDS and 0 < before <= _MOST_SLOWER * lately
+        return lately if lately and (is_steady or self._told is not None) else None
 
 
 _PASSING_LINE_TAKEN = threading.Event()
@@ -179,6 +212,7 @@ class Reporter:
         """Show the state of a task: on a terminal all the time, in a log where nothing was printed for a while."""
         while not ended.wait(TERMINAL_LINE_EVERY_SECONDS if self.live else 1.0):
             now = time.monotonic()
+            task.observe(now)
             silence = min(max(LOG_LINE_EVERY_SECONDS, (now - task.started) / 60), LONGEST_SILENCE_SECONDS)
             if self.live or now - max(self._last_line, task.started) >= silence - 0.5:
                 self.show(task.line(now))

@@ -39,7 +39,7 @@ def model_overrides(name: str) -> list[str]:
     content = read_json(Path(name))
     kind = content.get("model_type", "bert") if isinstance(content, dict) else None
     if kind != "bert":
-        raise InputError(f"{name}: is not of a BERT; other types are trained on packed tables (docs/train.md)")
+        raise InputError(f"{name}: is not of a BERT; other types are trained on packed tables: give one with --data")
     known = {key: content[key] for key in ModelSettings.model_fields if content.get(key) is not None}
     return [f"model.{key}={json.dumps(value)}" for key, value in known.items()]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -18,7 +18,7 @@ from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import read_text
 from gaudi_bert.common.yaml_text import parse_yaml
 from gaudi_bert.config.places import DockerSettings, ImageSettings, KubernetesSettings, ResourceSettings, StoreSettings
-from gaudi_bert.config.problems import allowed_values, field_at, first_problem, plain_types
+from gaudi_bert.config.problems import allowed_values, field_at, first_problem, nearest_keys, plain_types
 from gaudi_bert.config.sections import (
     FineTuneSettings,
     GaudiSettings,
@@ -234,37 +234,63 @@ def settings_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **PipelineSettings.model_json_schema()}
 
 
-def settings_page(only: str | None = None) -> list[str]:
-    """The lines of the page, or those of one section alone."""
-    lines = [
-        "# Every key of a pipeline file",
-        "",
-        "All keys are optional. `--set packing.depth=4` changes one on the command line. A wrong key or value is refused",
-        "with the nearest right one. This page is `gaudi-bert settings`.",
-        "",
-    ]
-    sections = {"": PipelineSettings(), **dict(PipelineSettings())}
-    if only is not None:
-        names = [name for name, section in sections.items() if name and isinstance(section, Settings)]
-        if only not in names:
-            raise InputError(f"{shortened(only)}: not a section of a pipeline file; choose one of {', '.join(names)}")
-        lines, sections = [], {only: sections[only]}
-    for name, section in sections.items():
-        if isinstance(section, Settings):
-            if name:
-                lines += [*([""] if lines else []), f"## {name}", "", (type(section).__doc__ or "").splitlines()[0], ""]
-            lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
-            lines += _rows(section, f"{name}." if name else "")
+class _Key(NamedTuple):
+    """A key for people: its values, its default and what it means."""
+
+    name: str
+    allowed: str
+    default: str
+    meaning: str
+
+    def row(self) -> str:
+        """A row of a Markdown table."""
+        default = self.default and f"`{self.default}`"
+        meaning = self.meaning.replace("|", "\\|")
+        return f"| `{self.name}` | {self.allowed} | {default} | {meaning} |"
+
+    def paragraph(self) -> str:
+        """For a terminal."""
+        default = self.default and f"; default {self.default}"
+        return f"{self.name}: {self.allowed.replace('`', '')}{default}" + (self.meaning and f"\n    {self.meaning}")
+
+
+def settings_page(only: str | None = None, *, markdown: bool = True) -> list[str]:
+    """The lines of the page, or those of one section or key alone; as Markdown, or for a terminal."""
+    defaults = PipelineSettings()
+    sections = {"": defaults, **{name: section for name, section in defaults if isinstance(section, Settings)}}
+    keys = {name: list(_keys(section, f"{name}." if name else "")) for name, section in sections.items()}
+    lines = []
+    if only is None:
+        lines += ["# Every key of a pipeline file", ""] * markdown + [*_INTRODUCTION, ""]
+    elif only in sections:
+        keys = {only: keys[only]}
+    else:
+        own = [key for section in keys.values() for key in section if f"{key.name}.".startswith(f"{only}.")]
+        if not own:
+            problem = f"no section or key of a pipeline file; {nearest_keys(only, PipelineSettings)}"
+            raise InputError(f"{shortened(only)}: {problem}")
+        keys = {"": own}
+    for name, section in keys.items():
+        if name:
+            title = (type(sections[name]).__doc__ or "").splitlines()[0]
+            lines += [*([""] if lines else []), *([f"## {name}", "", title, ""] if markdown else [f"{name}: {title}", ""])]
+        lines += _TABLE * markdown + [key.row() if markdown else key.paragraph() for key in section]
     return lines
 
 
-def _rows(defaults: Settings, prefix: str) -> Iterator[str]:
-    """A row for each key, and for each of those below it; the sections of a pipeline file have tables of their own."""
+_TABLE = ["| key | value | default | meaning |", "|---|---|---|---|"]
+_INTRODUCTION = (
+    "All keys are optional. `--set packing.depth=4` changes one on the command line. A wrong key or value is refused",
+    "with the nearest right one. This page is `gaudi-bert settings`.",
+)
+
+
+def _keys(defaults: Settings, prefix: str) -> Iterator[_Key]:
+    """Each key, and each of those below it; the sections of a pipeline file have tables of their own."""
     for name, field in type(defaults).model_fields.items():
         default = getattr(defaults, name)
         if not isinstance(default, Settings):
-            shown = "" if default is None else f"`{yaml.safe_dump(default, default_flow_style=True).splitlines()[0]}`"
-            described = (field.description or "").replace("|", "\\|")
-            yield f"| `{prefix}{name}` | {allowed_values(field)} | {shown} | {described} |"
+            shown = "" if default is None else yaml.safe_dump(default, default_flow_style=True).splitlines()[0]
+            yield _Key(f"{prefix}{name}", allowed_values(field), shown, field.description or "")
         elif prefix:
-            yield from _rows(default, f"{prefix}{name}.")
+            yield from _keys(default, f"{prefix}{name}.")

@@ -130,7 +130,7 @@ def first_problem(
     typed_key = max((each for each in typed if _is_part(each, key) or _is_part(key, each)), key=len, default=None)
     where = shortened(source if typed_key is None else typed[typed_key])
     if problem["type"] in ("extra_forbidden", "invalid_key"):
-        return f"{where}: unknown key `{shortened(key)}`; {_nearest_keys(key, settings)}{more}"
+        return f"{where}: unknown key `{shortened(key)}`; {nearest_keys(key, settings)}{more}"
     field, message = field_at(settings, key.split(".")), plain_message(problem)
     is_one_of_several = sum(other == key for other, _ in problems) > 1
     if field is not None and (is_one_of_several or problem["type"].partition("_")[0] in _BY_FIELD):
@@ -160,7 +160,7 @@ def _is_part(key: str, of: str) -> bool:
     return of == key or of.startswith(f"{key}.")
 
 
-def _nearest_keys(key: str, settings: type[Settings]) -> str:
+def nearest_keys(key: str, settings: type[Settings]) -> str:
     """Where an unknown key may belong: keys of this name in any section, or the most similar one."""
     known = list(full_keys(settings))
     section, _, name = key[:160].rpartition(".")
@@ -173,4 +173,4 @@ def _nearest_keys(key: str, settings: type[Settings]) -> str:
         near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.6)
         if near:
             return f"did you mean `{by_name[near[0]]}`?"
-    return f"known: {', '.join(siblings)}" if siblings else "see: gaudi-bert settings"
+    return f"`gaudi-bert settings{f' {section}' if siblings and section else ''}` lists the keys"

@@ -38,7 +38,7 @@ class PrepareSettings(Settings):
 class PackingSettings(Settings):
     """How sequences are packed into rows."""
 
-    algorithm: Algorithm = "nnls"
+    algorithm: Algorithm = "optimal"
     depth: Depth = Field(3, description="most sequences per pack, at most 1,024; or `max` for no limit")
     leftovers: Literal["best-fit", "complement"] = Field(
         "best-fit", description="nnls only: remaining sequences are packed by best fit, or padded as published"
@@ -60,7 +60,7 @@ class TableSettings(Settings):
 
     max_sequence_length: int = Field(ge=1, le=2**20, description="slots of a pack")
     input_column: str = "input_ids"
-    algorithm: Algorithm = "lpfhp"
+    algorithm: Algorithm = "optimal"
     depth: Depth = "max"
     too_long: Literal["error", "truncate", "split", "drop"] = "error"
     index_only: bool = False
@@ -314,12 +314,14 @@ TaskName = Literal[
     "token-classification",
     "question-answering",
     "reranking",
+    "embedding",
     "masked-language-modelling",
     "causal-language-modelling",
 ]
 TASK_NAMES: tuple[str, ...] = get_args(TaskName)
 
 TooLong = Literal["error", "truncate", "window"]
+RetrievalLoss = Literal["cosent", "cosine", "listwise"]
 
 
 class TaskSettings(Settings):
@@ -333,9 +335,14 @@ class TaskSettings(Settings):
     tags: str = Field("tags", description="column of the tag of each word")
     query: str = Field("query", description="reranking: column of the query")
     document: str = Field("document", description="reranking: column of a document")
-    positive: str = Field("positive", description="column of the text that answers, or of a list of them")
+    anchor: str = Field("anchor", description="embedding: column of the text that is asked for")
+    positive: str = Field(
+        "positive", description="embedding, reranking: column of the text that answers; reranking also takes a list"
+    )
     negative: str | None = Field(
-        None, description="column of a text that does not answer, or of a list of them; default: `negative` or `negatives`"
+        None,
+        description="embedding, reranking: column of a text that does not answer, or of a list of them; default: `negative` "
+        "or `negatives`",
     )
     id: str = Field("id", description="column of a name of the row; ignored")
     columns: tuple[str, ...] | None = Field(None, description="names of the columns of a CSV or TSV file without a header")
@@ -366,6 +373,25 @@ class TaskSettings(Settings):
         None,
         description="question answering: no answer where its score is better by more than this; default: 0 if the training "
         "data has questions without an answer, otherwise there is always one",
+    )
+    loss: RetrievalLoss | None = Field(
+        None,
+        description="embedding, pairs with a score: `cosent`, the default, or `cosine`; other rows have in-batch negatives. "
+        "reranking: `listwise`, over the documents of a query; default: binary cross-entropy",
+    )
+    scale: float = Field(20.0, gt=0, description="embedding: what cosines are multiplied by, 1 / temperature")
+    symmetric: bool = Field(False, description="embedding, in-batch negatives: find the anchor of each positive too")
+    dimensions: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), description="embedding: learn vectors that may be cut to these first values (Matryoshka)"
+    )
+    pooling: Literal["cls", "mean", "max", "last"] | None = Field(
+        None, description="embedding: cls, mean, max or last; default: as the folder of the model says, else mean"
+    )
+    query_prompt: str | None = Field(
+        None, description="embedding: what precedes an anchor (or `text`); default: the folder's prompt `query`, or nothing"
+    )
+    document_prompt: str | None = Field(
+        None, description="embedding: what precedes the other texts; default: the folder's prompt `document`, or nothing"
     )
     masked_lm_probability: float = Field(0.15, gt=0, lt=1, description="masked language modelling: share of masked tokens")
 

@@ -17,5 +17,6 @@ def pipeline_path(path: Path) -> Path:
 
 
 def new_pipeline(name: str) -> str:
-    """The text of a pipeline file with the keys that most pipelines set."""
-    return read_text(_FOLDER / "new-pipeline.yaml").replace("NAME", name)
+    """The text of a pipeline file with the keys that most pipelines set; of `retrieval`, with those of embedding models."""
+    template = "new-retrieval.yaml" if name == "retrieval" else "new-pipeline.yaml"
+    return read_text(_FOLDER / template).replace("NAME", name)

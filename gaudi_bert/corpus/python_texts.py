@@ -38,6 +38,8 @@ _RULER = re.compile(r"\s*([*=~^+|\-])[*=~^+|\-\s]*")
 _MARKER = re.compile(r"(?:[*\-•]|\d+\.|\[\d+\])\s+")
 # Shorter paragraphs ("For example:", "Note:") occur in many texts anyway.
 _SHORTEST_REPEATED_PARAGRAPH = 40
+# Of what follows the first line of a docstring.
+_LEAST_WORDS = 3
 
 LABELS = 12
 """Packages that are labels: those with the most docstrings."""
@@ -179,6 +181,33 @@ def labelled_docstrings(texts: Mapping[str, str], labels: int = LABELS) -> list[
         for text, name in sorted(by_text.items(), key=lambda item: item[1])
         if _package(name) in chosen
     ]
+
+
+@dataclass(frozen=True)
+class TitledText:
+    """A docstring's first line, and the rest of it; whether the row is held out."""
+
+    title: str
+    body: str
+    held_out: bool
+
+
+def titled_docstrings(texts: Mapping[str, str]) -> list[TitledText]:
+    """Docstrings (by qualified name, from `python_texts`) that have a first line and more, in the order of the names.
+
+    A title and a body appear once each.
+    """
+    titles: set[str] = set()
+    bodies: set[str] = set()
+    rows = []
+    for name, text in sorted(texts.items()):
+        title, _, rest = text.strip().partition("\n")
+        title, body = " ".join(title.split()), " ".join(rest.split())
+        if title and len(body.split()) >= _LEAST_WORDS and title not in titles and body not in bodies:
+            titles.add(title)
+            bodies.add(body)
+            rows.append(TitledText(title, body, _is_held_out(name)))
+    return rows
 
 
 def _package(name: str) -> str:

@@ -171,7 +171,7 @@ class UpdateScalars(NamedTuple):
     second_correction: float
 
 
-Coupling = Callable[[Sequence[FloatArray | Float32Array]], tuple[FloatArray, Sequence[FloatArray]]]
+Coupling = Callable[[Sequence[NDArray[Any]]], tuple[FloatArray, Sequence[FloatArray]]]
 """A loss of all micro-batches of an update together, those of other processes too.
 
 From what the head gives for each micro-batch of this process, [M] arrays [B, ...], to the K sums and the loss's gradients by

@@ -108,6 +108,7 @@ class VectorHead:
     sums: int = 0
     keeps_outputs: bool = True
     per_token: bool = False
+    is_causal: bool = False
 
     @property
     def read_positions(self) -> str | None:

@@ -19,7 +19,7 @@ from gaudi_bert.common.compiled import announce_kernels
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.packing import nnls_solver, pricing
 from gaudi_bert.packing.certificate import simple_certificate
-from gaudi_bert.packing.exact import linear_program, whole_packs
+from gaudi_bert.packing.exact import last_packs, table_pricer
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.exact.optimal import solve_optimally
 from gaudi_bert.packing.heuristics import pack_first_fit, pack_greedily, pack_longest_first, pack_none, pack_shortest_first
@@ -29,7 +29,7 @@ from gaudi_bert.packing.mixture import Leftovers, Mixture, Packing, Solved, Work
 from gaudi_bert.packing.nnls import pack_by_nnls, pack_ennlshp, pack_nnlshp
 
 _LEAST_SQUARES = (pricing, nnls_solver)
-_PROOF = (pricing, linear_program)
+_PROOF = (pricing, table_pricer)
 
 
 class _Algorithm(NamedTuple):
@@ -51,7 +51,7 @@ MOST_DIFFERENT = 2**20
 
 ALGORITHMS = {
     "nnls": _Algorithm(pack_by_nnls, needs=("leftovers", "work"), modules=_LEAST_SQUARES),
-    "optimal": _Algorithm(solve_optimally, needs=("work",), modules=(*_LEAST_SQUARES, whole_packs)),
+    "optimal": _Algorithm(solve_optimally, needs=("work",), modules=(*_LEAST_SQUARES, last_packs)),
     "nnlshp": _Algorithm(pack_nnlshp, modules=_LEAST_SQUARES),
     "ennlshp": _Algorithm(pack_ennlshp, modules=_LEAST_SQUARES),
     "spfhp": _Algorithm(pack_shortest_first),
@@ -105,7 +105,7 @@ def solve(
 
 def pack_histogram(
     histogram: Histogram,
-    algorithm: str = "nnls",
+    algorithm: str = "optimal",
     depth: int | str = 3,
     *,
     leftovers: Leftovers = "best-fit",

@@ -34,7 +34,7 @@ BINS = 512  # of a grid: its program takes a second, and its prices prove a boun
 GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))  # bins and how often the slack, until packs are near the bound
 SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3  # a sequence's slack: of the mean length, or of a pack for all of them; the larger
 NEAR = 10_000  # within one pack in so many of the bound a plan is good enough to be matched or searched for the last pack
-LAST_PACK_SHARE = 0.1  # of the work, to find out whether the last pack can be saved
+LAST_PACK_SHARE = 0.3  # of the work, to find out whether the last pack can be saved
 MATCHING_WORK = 2e9  # for matching in the end, besides the limit of work: two seconds, mostly for the last pack or two
 
 MOST_DEALT = 2_000_000  # more sequences would take gigabytes and minutes if each had a separate slot

@@ -108,7 +108,7 @@ def estimate(
     if picture is not None:
         if picture.suffix.lower() not in PICTURE_ENDINGS:
             raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
-        require("matplotlib", "report", "a picture")
+        require({"matplotlib": "report"}, "a picture")
     histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
     factors = [row.packing_factor for row in rows if row.algorithm != "sort"]

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -19,7 +20,8 @@ from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_file
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.rows.parts import RowPart
-from gaudi_bert.rows.types import LABELLED_TEXTS, TASKS_WITH_LABELS, IdsRow, Place, Record, Row, TaggedRow, TextRow
+from gaudi_bert.rows.retrieval import negatives_of
+from gaudi_bert.rows.types import LABELLED_TEXTS, TASKS_WITH_LABELS, IdsRow, Place, Record, Row, TaggedRow, TextRow, TupleRow
 
 _OPTIONS = {"text": "--text-column NAME", "text_pair": "--text-pair-column NAME", "label": "--label-column NAME"}
 _LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
@@ -60,6 +62,8 @@ class RowReader:
         """The row that `record` holds."""
         if self.task == "token-classification":
             return self._tagged_row(place, record)
+        if self.task == "embedding":
+            return self._tuple_row(place, record)
         if self.task in _LANGUAGE_MODELLING and _INPUT_IDS in record:
             return self._ids_row(place, record)
         return self._text_row(place, record)
@@ -85,6 +89,22 @@ class RowReader:
         label = self._label(place, record) if self.labelled and self.task in LABELLED_TEXTS else None
         return TextRow(place, text, pair, label)
 
+    def _tuple_row(self, place: Place, record: Record) -> TupleRow:
+        """An anchor, a positive and negatives; or, without an anchor, two texts and a score."""
+        settings = self.settings
+        if settings.anchor not in record and settings.text in record:
+            texts = self._text(place, record, settings.text), self._text(place, record, settings.text_pair, "text_pair")
+            return TupleRow(place, self._different(place, texts), float(cast(float, self._label(place, record))))
+        anchor = self._text(place, record, settings.anchor, "anchor")
+        positive = self._text(place, record, settings.positive, "positive")
+        negatives = negatives_of(self.part, place, record, settings)
+        return TupleRow(place, (*self._different(place, (anchor, positive)), *negatives))
+
+    def _different(self, place: Place, texts: tuple[str, str]) -> tuple[str, str]:
+        if texts[0] == texts[1]:
+            raise self.error(place, f"both texts are {shown(texts[0])}", "there is nothing to learn from it: leave it out")
+        return texts
+
     def _pair(self, place: Place, record: Record, column: str) -> str | None:
         """The second text; a row may hold none, but not lack the column that was named."""
         if column not in record:
@@ -92,9 +112,9 @@ class RowReader:
         may_lack = self.task != "reranking"
         return None if record[column] is None and may_lack else self._text(place, record, column)
 
-    def _text(self, place: Place, record: Record, column: str) -> str:
+    def _text(self, place: Place, record: Record, column: str, setting: str = "text") -> str:
         if column not in record:
-            raise self.error(place, f"has no {column!r}, only {_names(record)}", self._column_remedy("text", column))
+            raise self.error(place, f"has no {column!r}, only {_names(record)}", self._column_remedy(setting, column))
         value = record[column]
         if not isinstance(value, str):
             raise self.error(place, f"{column} is {shown(value)}", "it must be a text")
@@ -114,7 +134,7 @@ class RowReader:
         if value is None:
             problem = f"has no {column!r}, only {_names(record)}" if column not in record else f"{column} is null"
             raise self.error(place, problem, self._column_remedy("label", column))
-        if self.task in ("regression", "reranking"):
+        if self.task in ("regression", "reranking", "embedding"):
             return self._number(place, value)
         if self.task == "multi-label":
             values = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
@@ -135,7 +155,7 @@ class RowReader:
         if self.task == "reranking" and not 0 <= result <= 1:
             raise self.error(place, f"{self.settings.label} is {shown(value)}", "reranking needs a number of 0 to 1")
         if math.isnan(result):
-            remedy = "regression needs a finite number that fits into float32"
+            remedy = f"{self.task} needs a finite number that fits into float32"
             raise self.error(place, f"{self.settings.label} is {shown(value)}", remedy)
         return result
 

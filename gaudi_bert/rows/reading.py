@@ -20,13 +20,13 @@ from gaudi_bert.rows.parts import TABLES, RowPart, complete_file, longest_row
 from gaudi_bert.rows.questions import question_of_record, read_squad
 from gaudi_bert.rows.records import read_records
 from gaudi_bert.rows.retrieval import ranked_pairs, reading_settings
-from gaudi_bert.rows.types import BadRow, Place, PlacedRecord, QuestionRow, Record, Row, TaggedRow, TextRow
+from gaudi_bert.rows.types import BadRow, Place, PlacedRecord, QuestionRow, Record, Row, TaggedRow, TextRow, TupleRow
 
 _Row = TypeVar("_Row")
 _DOCUMENT_LINE = "-DOCSTART-"
 _FORMATS = {"jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "conll": "CoNLL", "squad": "SQuAD"}
 _OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
-_COLUMNS = ("text", "text_pair", "label", "tokens", "tags", "query", "document", "positive", "negative")
+_COLUMNS = ("text", "text_pair", "label", "tokens", "tags", "anchor", "query", "document", "positive", "negative")
 _MOST_SHOWN = 60
 
 
@@ -156,6 +156,8 @@ def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings,
         columns = set()
     elif task == "reranking":
         columns = {"query", "document", "positive", "negative", "label"}
+    elif task == "embedding":
+        columns = {"anchor", "positive", "negative", "text", "text_pair", "label"}
     columns -= set() if labelled else {"label", "tags"}
     for key in _COLUMNS:
         if key in settings.model_fields_set and not (has_columns and key in columns):
@@ -170,6 +172,10 @@ def _described(part: RowPart, settings: TaskSettings, row: Row, task: TaskName |
         keys = ["query", "document", "label"] if task == "reranking" else ["text", "text_pair", "label"]
         values = zip(keys, (row.text, row.text_pair, row.label), strict=True)
         columns, text = _named(settings, [key for key, value in values if value is not None]), row.text
+    elif isinstance(row, TupleRow):
+        keys = ["text", "text_pair", "label"] if row.score is not None else ["anchor", "positive"]
+        columns, text = _named(settings, keys), row.texts[0]
+        columns += f", {count_of(len(row.texts) - 2, 'negative')}" if len(row.texts) > 2 else ""
     elif isinstance(row, TaggedRow):
         keys = ["text"] if row.starts is not None else ["tokens", "tags"][: 1 + (row.tags is not None)]
         columns, text = _named(settings, keys), " ".join(row.tokens[:_MOST_SHOWN])

@@ -1,13 +1,17 @@
-"""Records of queries with the documents that answer them and those that do not, as the pairs that a reranker reads."""
+"""Texts that are searched for and found: the pairs that a reranker reads, and the distinct texts of rows to be embedded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+import numpy as np
+
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.rows.parts import RowPart
-from gaudi_bert.rows.types import Place, PlacedRecord, Record
+from gaudi_bert.rows.types import Place, PlacedRecord, Record, TextRow, TupleRow
 
 _NEGATIVE_COLUMNS = ("negative", "negatives")
 
@@ -53,3 +57,40 @@ def texts_of(part: RowPart, place: Place, record: Record, column: str) -> list[s
         if not text.strip():
             raise InputError(f"{part.location(place)}: {column} is empty; give it a text, or leave it out")
     return texts
+
+
+# --- rows to be embedded: each distinct text once
+
+
+class TextTable(NamedTuple):
+    """The distinct texts of rows, with their prompts, in the order in which they appear; those of row i are
+    `members[starts[i] : starts[i + 1]]`.
+
+    `content` [texts]: equal for texts that are equal without their prompts.
+    """
+
+    texts: list[TextRow]
+    members: IntArray
+    starts: IntArray
+    content: IntArray
+
+
+def text_table(
+    rows: Sequence[TupleRow], query_prompt: str = "", document_prompt: str = "", *, lower_case: bool = False
+) -> TextTable:
+    """The texts of rows; the first of a row is a query, all others are documents."""
+    numbers: dict[str, int] = {}
+    contents: dict[str, int] = {}
+    texts: list[TextRow] = []
+    members, content = [], []
+    for row in rows:
+        for place, text in enumerate(row.texts):
+            prompted = (query_prompt if place == 0 else document_prompt) + text
+            number = numbers.setdefault(prompted, len(texts))
+            members.append(number)
+            if number == len(texts):
+                texts.append(TextRow(row.place, prompted.lower() if lower_case else prompted))
+                content.append(contents.setdefault(text, len(contents)))
+    sizes = np.fromiter((len(row.texts) for row in rows), np.int64, len(rows))
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    return TextTable(texts, np.array(members, np.int64), starts, np.array(content, np.int64))

@@ -58,6 +58,14 @@ class TextRow(NamedTuple):
         return self.text if self.text_pair is None else (self.text, self.text_pair)
 
 
+class TupleRow(NamedTuple):
+    """Texts whose vectors are compared: an anchor, what answers it, and what does not; or two texts and their score."""
+
+    place: Place
+    texts: tuple[str, ...]
+    score: float | None = None
+
+
 class TaggedRow(NamedTuple):
     """Words with their tags; `starts` are their positions in the text, None for words with one space between."""
 
@@ -99,7 +107,7 @@ class BadRow(NamedTuple):
     problem: str
 
 
-Row: TypeAlias = TextRow | TaggedRow | QuestionRow | IdsRow
+Row: TypeAlias = TextRow | TupleRow | TaggedRow | QuestionRow | IdsRow
 
 
 @dataclass(frozen=True, eq=False)

@@ -256,7 +256,7 @@ def run_training_processes(settings: PipelineSettings, stage: str, command: Sequ
         command = training_command(settings, list(command), over_ssh=False, python=sys.executable)
         _check_ends(stage, _run_all([command], [dict(os.environ)]), ["mpirun"])
         return
-    cores = _cores(settings.resources, node.processes if node is not None else processes)
+    cores = cores_of_processes(settings.resources, node.processes if node is not None else processes)
     with _environments(node, settings, stage, processes) as own:
         ends = _run_all([command] * len(own), [os.environ | variables for variables in own], cores)
     first, size = (node.rank * node.processes, node.count * node.processes) if node is not None else (0, processes)
@@ -271,7 +271,7 @@ def _is_tensorflows(section: LoopSettings) -> bool:
     return section.engine == "tensorflow" or (section.engine == "auto" and find_spec("horovod") is not None)
 
 
-def _cores(resources: ResourceSettings, processes: int) -> list[set[int]] | None:
+def cores_of_processes(resources: ResourceSettings, processes: int) -> list[set[int]] | None:
     """The cores of each process, with all threads of each; None where the pipeline binds none."""
     count = resources.cores_per_process
     if count is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from gaudi_bert.artefacts.store.copies import exists
@@ -15,12 +16,14 @@ from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError, require
 from gaudi_bert.common.progress import Reporter, human_seconds
+from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.stage_calls import RunRequest, StageResult
 from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, STEPS, check_stages, select_stages
 
 _TASK_STAGES = frozenset({"finetune", "predict"})
-# The library of an extra that a stage needs: that it is missing is reported before any stage runs.
-_EXTRAS = {"prepare": ("tokenizers", "text"), "report": ("matplotlib", "report")}
+# The libraries that a stage needs, and the extra that installs each.
+_OF_STAGE = {"prepare": {"tokenizers": "text"}, "report": {"matplotlib": "report"}}
+_OF_ENGINE = {"tensorflow": {"tensorflow": "tensorflow"}, "pytorch": {"torch": "pytorch"}}
 POLL_SECONDS = 2.0
 _SAY_EVERY_SECONDS = 60.0
 
@@ -29,9 +32,7 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
     """Run `stages` in the pipeline's order; the result of each."""
     _check_sharing(run, stages)
     check_stages(run.settings, stages)
-    for name in select_stages(stages):
-        if name in _EXTRAS:
-            require(*_EXTRAS[name], f"the stage {name}")
+    require(_libraries(run.settings, stages), "this run")
     if _TASK_STAGES.intersection(stages) and in_store(run.folder.root):
         raise InputError(
             f"--work {shown_location(run.folder.root)}: the stages finetune and predict need a work folder on this machine; "
@@ -45,6 +46,19 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
                 raise InputError(f"{shown_location(path)}: does not exist; run the stage `{needed}` first")
         results[name] = STAGES[name].call(run)
     return results
+
+
+def _libraries(settings: PipelineSettings, stages: Sequence[str]) -> dict[str, str]:
+    """All that the stages need beyond the core, so that what is missing is named before the first of them runs."""
+    needed: dict[str, str] = {}
+    for name in select_stages(stages):
+        needed |= _OF_STAGE.get(name, {})
+        if STAGES[name].trains:
+            engine = settings.finetune.engine if name in _TASK_STAGES else settings.training.engine
+            if engine == "auto":
+                engine = "pytorch" if find_spec("tensorflow") is None else "tensorflow"
+            needed |= _OF_ENGINE[engine]
+    return needed
 
 
 def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:

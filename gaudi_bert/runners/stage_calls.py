@@ -210,7 +210,7 @@ class RunRequest:
             from gaudi_bert.tasks.task_data import make_built_in_rows
 
             train, evaluation = self.folder.rows("train"), self.folder.rows("evaluation")
-            make_built_in_rows(train, evaluation, reporter=self.reporter, overwrite=self.overwrite)
+            make_built_in_rows(train, evaluation, self.settings.task.name, reporter=self.reporter, overwrite=self.overwrite)
 
     def _with_label_file(self) -> PipelineSettings:
         """The settings, with the file of label names as it is seen from this process."""

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+from gaudi_bert.artefacts.shards import check_shards
 from gaudi_bert.common.arrays import AnyArray, Float32Array, IntArray
 from gaudi_bert.common.arrow import named, opened_parquet, require_pyarrow, validated
 from gaudi_bert.common.errors import InputError
@@ -32,7 +33,7 @@ from gaudi_bert.tables.rows import ListValues
 from gaudi_bert.tables.sources import is_list
 from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.convert import PackFormat, Writer
-from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_shards
+from gaudi_bert.tfrecords.packed_folder import ShardPaths
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 

@@ -86,8 +86,7 @@ def tokenize_texts(
     Returns:
         The content of tokens.json and whether there was nothing to do; or the parts that remain for other shards.
     """
-    for needed in ("pyarrow", "tokenizers"):
-        require(needed, "parquet,text", "tokenize")
+    require({"pyarrow": "parquet", "tokenizers": "text"}, "tokenize")
     check_name(out)
     with local_copies([*texts, tokenizer], store) as copies, mirrored(out, store) as folder:
         *files, model = [str(copy) for copy in copies]

@@ -24,7 +24,7 @@ from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown_path
 from gaudi_bert.artefacts.store.objects import in_store, url_of
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, hidden_beside, move_finished_file
 from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task
 from gaudi_bert.config.places import StoreSettings
@@ -210,13 +210,35 @@ def open_answers(
 
 
 @contextmanager
-def shown_progress(name: str, rows_file: str, reporter: Reporter) -> Iterator[Task | None]:
-    """Show how far `name` is, from the moment on that the model is opened; None for a pipe, whose rows nobody can count."""
+def shown_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> Iterator[Task | None]:
+    """Show how far `name` is, from the moment on that the model is opened; None for a pipe, whose rows nobody can count.
+
+    A command that is stopped before its first window says that nothing is kept.
+    """
+    try:
+        if rows_file == STANDARD_INPUT:
+            yield None
+        else:
+            with reporter.task(name, 1, "rows") as task:  # how many rows there are is seen when they are checked
+                yield task
+    except KeyboardInterrupt as error:
+        if out == STANDARD_OUTPUT or not _count_path(Path(out)).exists():
+            raise StoppedError(
+                "stopped before the first rows were answered; the same command starts from the beginning"
+            ) from error
+        raise
+
+
+def read_first_row(rows_file: str, task: TaskName | None, settings: TaskSettings, reporter: Reporter) -> None:
+    """Say what is read of a file, or refuse it, before a model is opened, which takes seconds; a pipe is read once only."""
     if rows_file == STANDARD_INPUT:
-        yield None
         return
-    with reporter.task(name, 1, "rows") as task:  # how many rows there are is seen when they are checked
-        yield task
+    rows = rows_of_part(complete_file(rows_file, settings), task, settings, say=reporter.say)
+    next(good_rows(rows, settings.on_bad_row), None)
+
+
+def _count_path(out: Path) -> Path:
+    return hidden_beside(out, "progress.json")
 
 
 class AnswerStream:
@@ -234,14 +256,12 @@ class AnswerStream:
         """The rows without an answer. Those of a file are all checked before the first window; a pipe is read once only."""
         if self.finished:
             return
-        say: Callable[[str], None] | None = self._reporter.say
         total = 0
         if not self._rows.from_pipe:
-            for window in windows(self._rows.read(say), WINDOW_ROWS):
+            for window in windows(self._rows.read(), WINDOW_ROWS):
                 self._rows.check(window)
                 total += len(window)
-            say = None
-        remaining = windows(self._rows.read(say), WINDOW_ROWS)
+        remaining = windows(self._rows.read(self._reporter.say if self._rows.from_pipe else None), WINDOW_ROWS)
         if not self._skip_answered(remaining):
             if self._rows.from_pipe:
                 raise InputError(
@@ -337,7 +357,7 @@ class AnswerFile(AnswerStream):
     ) -> None:
         super().__init__(rows, reporter, task)
         self.out, self.name = out, str(shown_path(out))
-        self._partial, self._count = hidden_beside(out, "partial"), hidden_beside(out, "progress.json")
+        self._partial, self._count = hidden_beside(out, "partial"), _count_path(out)
         self.finished = begin_artefact(out, out, signature, overwrite)
         if self.finished:
             if rows.from_pipe:

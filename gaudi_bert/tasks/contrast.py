@@ -16,22 +16,38 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
+from gaudi_bert.tasks.update_plan import GroupedRows
 
 _LEAST_NORM = 1e-12
 
 
 class CoupledLoss(NamedTuple):
-    """A loss, its gradient by the vectors [N, H], and how many rows it answers right."""
+    """A loss, its gradient by the vectors [N, H], and how many rows are answered right."""
 
     loss: float
     gradient_NH: FloatArray
     right: int = 0
+
+
+class CoupledRows(Protocol):
+    """Rows of several sequences that stay in one update, and the loss of some of them."""
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether a row can be answered right."""
+
+    @property
+    def groups(self) -> GroupedRows:
+        """The sequences of each row."""
+
+    def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> CoupledLoss:
+        """The loss of these rows; `outputs` are for these sequences, which are those of the rows, sorted."""
 
 
 LossOfVectors: TypeAlias = Callable[[FloatArray], CoupledLoss]

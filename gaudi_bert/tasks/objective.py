@@ -22,7 +22,7 @@ from gaudi_bert.training.input.batches import Batch
 
 
 @dataclass(frozen=True)
-class _TaskFigures:
+class TaskFigures:
     """Mean loss of a task, and the share of right answers; None where answers are not right or wrong."""
 
     loss: float
@@ -49,10 +49,10 @@ class TaskObjective:
         """What the loss is a mean of, the only loss."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 
-    def figures(self, sums: FloatArray) -> _TaskFigures:
+    def figures(self, sums: FloatArray) -> TaskFigures:
         """The loss, and the share of right answers where the task has such."""
         loss, _, right = sums / max(sums[1], 1.0)
-        return _TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)
+        return TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)
 
     def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> None:
         """None: losses of micro-batches are added up."""
@@ -125,7 +125,7 @@ class TaskEvaluation:
         """Logits [N, C] or [T, C], of heads that keep them."""
         head, sequences = self.task.head, self.data.sequences
         count = len(sequences.input_ids) if head.per_token else len(sequences)
-        return np.zeros((count, head.width), np.float32) if head.keeps_outputs else None
+        return np.zeros((count, self.task.width), np.float32) if head.keeps_outputs else None
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
         """The loss, and the metrics of the task."""

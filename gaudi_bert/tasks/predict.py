@@ -18,7 +18,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import open_file
+from gaudi_bert.common.files import check_model, open_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings
@@ -36,9 +36,11 @@ from gaudi_bert.tasks.answers import (
     check_choice,
     local_files,
     open_answers,
+    read_first_row,
     shown_progress,
 )
 from gaudi_bert.tasks.models.folders import TaskFolder, open_encoder_folder
+from gaudi_bert.tasks.models.task_models import read_task_folder
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
@@ -71,14 +73,17 @@ def predict(
     """
     with (
         local_files(model, data, out, store) as (path, rows_file, answers_file),
-        shown_progress("predict", rows_file, reporter) as task,
+        shown_progress("predict", rows_file, answers_file, reporter) as task,
     ):
-        folder = TaskFolder(path)
-        name = changes.get("name", folder.task)
-        if name != folder.task:
-            raise InputError(f"task.name = {name}: {path} is a model of {folder.task}; leave it out, or fine-tune another")
+        described = read_task_folder(path)
+        name = changes.get("name", described.task)
+        if name != described.task:
+            problem = f"{path} is a model of {described.task}; leave it out, or fine-tune another"
+            raise InputError(f"task.name = {name}: {problem}")
         # The columns that the model was trained on are defaults: those that are named here must apply.
-        settings = TaskSettings.model_construct(_fields_set=set(changes), **{**dict(folder.settings), **changes})
+        settings = TaskSettings.model_construct(_fields_set=set(changes), **{**dict(described.settings), **changes})
+        read_first_row(rows_file, described.task, settings, reporter)
+        folder = TaskFolder(path)
         length = options.sequence_length(folder.positions, folder.usual_length)
         rows = ModelRows(rows_file, settings, folder.tokenizer, length, folder.task, folder.labels)
         _check_groups(options, settings, folder.task, out)
@@ -220,8 +225,10 @@ def embed(
         raise InputError(f"{out}: vectors are written as {', '.join(_ENDINGS)}; give it one of these endings")
     with (
         local_files(model, data, out, store) as (path, rows_file, answers_file),
-        shown_progress("embed", rows_file, reporter) as task,
+        shown_progress("embed", rows_file, answers_file, reporter) as task,
     ):
+        check_model(path)
+        read_first_row(rows_file, None, settings, reporter)
         own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
         prompt = _prompt(path, own, options)
         folder = open_encoder_folder(path)

@@ -135,7 +135,7 @@ class _TableJob(Job[TableTraining]):
         self.spec = ModelSpec(self._start.config, self._task.head)
         self.objective = TaskObjective(self._task)
         share = self._task.settings.masked_lm_probability
-        self._targets = WordTargets(self._task.head.kind, settings.training.seed, share, self._task.vocabulary)
+        self._targets = WordTargets(cast(TaskKind, self._task.name), settings.training.seed, share, self._task.vocabulary)
 
     def plan(self, processes: int) -> RunPlan:
         """Decide on the batches; refuse tables that the model cannot take."""

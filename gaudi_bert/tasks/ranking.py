@@ -45,6 +45,9 @@ def ranking_figures(gains_QK: FloatArray, answers_Q: IntArray, ideal_Q: FloatArr
     return {name: float(np.mean(values)) for name, values in figures.items()}
 
 
+# --- the documents of a query, scored for it
+
+
 def best_gain(gains: FloatArray) -> float:
     """The discounted gain of the best ranking of documents with these gains."""
     best = np.sort(gains)[::-1][:_TOP]
@@ -63,3 +66,70 @@ def figures_of_groups(scores: Float32Array, gains: FloatArray, queries: Sequence
     answers_Q = (gains_QK >= _ANSWERS).sum(axis=1)
     figures = ranking_figures(gains_QK, answers_Q, ideal_Q, gains_QK.shape[1])
     return {name: figures[name] for name in ("ndcg@10", "mrr@10", "map")}
+
+
+# --- search among all documents, by vectors: a block of queries and a block of documents at a time
+
+_DEEPEST = 100
+_QUERIES_AT_ONCE, _DOCUMENTS_AT_ONCE = 1024, 8192
+_LOW_BITS = np.int64(2**32 - 1)
+
+
+def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers: Sequence[IntArray]) -> dict[str, float]:
+    """nDCG@10, MRR@10, accuracy@1, recall@10 and MAP@100 of a search by cosines.
+
+    `answers[q]` are the numbers of the documents that answer query q, each once.
+    """
+    answers_Q = np.array([len(numbers) for numbers in answers])
+    of_query = np.repeat(np.arange(len(answers)), answers_Q) * len(documents_NH)
+    right = of_query + np.concatenate(answers)
+    found_QK = nearest(_units(queries_QH), _units(documents_NH), _DEEPEST)
+    gains_QK = np.isin(found_QK + np.arange(len(answers))[:, np.newaxis] * len(documents_NH), right).astype(np.float64)
+    ideal_Q = np.cumsum(_DISCOUNTS)[np.minimum(answers_Q, _TOP) - 1]
+    figures = ranking_figures(gains_QK, answers_Q, ideal_Q, _DEEPEST)
+    return {"map@100" if name == "map" else name: value for name, value in figures.items()}
+
+
+def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> IntArray:
+    """The numbers of the documents with the largest products with each query, best first; the lower number of equals."""
+    parts = []
+    for first in range(0, len(queries_QH), _QUERIES_AT_ONCE):
+        block_QH = queries_QH[first : first + _QUERIES_AT_ONCE]
+        best = np.zeros((len(block_QH), 0), np.int64)
+        for document in range(0, len(documents_NH), _DOCUMENTS_AT_ONCE):
+            scores = block_QH @ documents_NH[document : document + _DOCUMENTS_AT_ONCE].T
+            best = np.concatenate([best, _keys(scores, document)], axis=1)
+            if best.shape[1] > count:
+                best = np.partition(best, best.shape[1] - count, axis=1)[:, -count:]
+        parts.append(_LOW_BITS - (np.sort(best, axis=1)[:, ::-1] & _LOW_BITS))
+    return np.concatenate(parts)
+
+
+def _keys(scores: Float32Array, first: int) -> IntArray:
+    """An integer for each score and document: larger for larger scores, and of equal ones for lower numbers."""
+    bits = (scores + np.float32(0)).astype(np.float32, copy=False).view(np.int32).astype(np.int64)
+    ordered = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    keys: IntArray = (ordered << 32) + (_LOW_BITS - (first + np.arange(scores.shape[1])))
+    return keys
+
+
+def _units(vectors: Float32Array) -> Float32Array:
+    units: Float32Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return units
+
+
+def cosines(firsts: Float32Array, seconds: Float32Array) -> FloatArray:
+    """Of each vector with the one in the same place, float64."""
+    products: FloatArray = (_units(firsts).astype(np.float64) * _units(seconds)).sum(axis=1)
+    return products
+
+
+def correlations(guesses: FloatArray, right: FloatArray) -> dict[str, float]:
+    """Pearson's and Spearman's; 0 where one side is constant."""
+    from scipy.stats import pearsonr, spearmanr
+
+    varies = len(right) > 1 and np.ptp(guesses) > 0 and np.ptp(right) > 0
+    return {
+        "pearson": float(pearsonr(right, guesses)[0]) if varies else 0.0,
+        "spearman": float(spearmanr(right, guesses)[0]) if varies else 0.0,
+    }

@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import json
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +31,7 @@ from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, open_file, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, LabelledText, labelled_docstrings, python_texts
+from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, labelled_docstrings, python_texts, titled_docstrings
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
@@ -42,6 +42,7 @@ from gaudi_bert.rows.reading import LeftOut, read_rows, windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import tokenize_readable, tokenize_rows
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, Sequences, join_sequences
+from gaudi_bert.tasks.kinds.embedding import texts_of_rows
 from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 
@@ -102,6 +103,8 @@ def tokenized_file(
             length_key="finetune.max_sequence_length",
         )
 
+    if task == "embedding":
+        return tokenized_texts(path, settings, tokenizer, max_sequence_length, say, left_out)
     labelled = not task.endswith("-language-modelling")
     left_out = left_out or LeftOut()
     parts, counts, all_rows = [], [], []
@@ -118,26 +121,70 @@ def tokenized_file(
     return join_sequences(parts, counts), tuple(all_rows)
 
 
-def make_built_in_rows(training: Path, held_out: Path, *, reporter: Reporter, overwrite: bool = False) -> None:
-    """Write the rows that `python-docstrings` stands for, `{"text": ..., "label": ...}`, where they do not exist yet.
+def tokenized_texts(
+    path: Path,
+    settings: TaskSettings,
+    tokenizer: RowTokenizer,
+    max_sequence_length: int,
+    say: Callable[[str], None] | None = None,
+    left_out: LeftOut | None = None,
+    *,
+    lower_case: bool = False,
+) -> tuple[Sequences, tuple[Row, ...]]:
+    """The distinct texts of a file of rows to be embedded, each a sequence (`rows.retrieval.text_table`), and the rows."""
+    rows = tuple(read_rows(path, "embedding", settings, labelled=True, say=say, left_out=left_out))
+    if not rows:
+        raise InputError(f"{path}: holds no rows; give a file with at least one")
+    texts, parts = texts_of_rows(settings, rows, lower_case=lower_case).texts, []
+    for first in range(0, len(texts), _WINDOW_ROWS):
+        parts.append(
+            tokenize_rows(
+                texts[first : first + _WINDOW_ROWS],
+                tokenizer,
+                task=None,
+                settings=settings,
+                max_sequence_length=max_sequence_length,
+                file=path,
+                length_key="finetune.max_sequence_length",
+            )
+        )
+    return join_sequences(parts, [len(part) for part in parts]), rows
 
+
+def make_built_in_rows(
+    training: Path, held_out: Path, task: TaskName | None = None, *, reporter: Reporter, overwrite: bool = False
+) -> None:
+    """Write the rows that `python-docstrings` stands for, where they do not exist yet.
+
+    For embeddings they are `{"anchor": first line, "positive": the rest}`, else `{"text": ..., "label": package}`.
     They are a function of the Python that runs; the files are of one folder. Several processes may call this at the same
     time: one writes, the others wait for it.
     """
     folder, (name,) = held_out.parent, BUILT_IN_ROWS
-    signature = Signature("rows", {"labels": LABELS, "held_out_of": HELD_OUT_OF}, {name: platform.python_version()})
+    pairs = task == "embedding"
+    settings = {"held_out_of": HELD_OUT_OF, **({"task": task} if pairs else {"labels": LABELS})}
+    signature = Signature("rows", settings, {name: platform.python_version()})
     with exclusive_lock(folder, str(folder), wait=True):
         if begin_artefact(folder, held_out, signature, overwrite):
             return
-        rows = labelled_docstrings(python_texts(name))
-        write_text(training, _json_lines(row for row in rows if not row.held_out))
-        write_text(held_out, _json_lines(row for row in rows if row.held_out))
-    held_out_rows = sum(row.held_out for row in rows)
-    reporter.say(f"{folder}: {len(rows) - held_out_rows:,} docstrings of {LABELS} packages, and {held_out_rows:,} held out")
+        rows = list((_titled_rows if pairs else _labelled_rows)(python_texts(name)))
+        for path, is_held_out in ((training, False), (held_out, True)):
+            chosen = (row for row, out in rows if out == is_held_out)
+            write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen))
+    held_out_rows = sum(out for _, out in rows)
+    what = "docstrings with their first lines" if pairs else f"docstrings of {LABELS} packages"
+    reporter.say(f"{folder}: {len(rows) - held_out_rows:,} {what}, and {held_out_rows:,} held out")
 
 
-def _json_lines(rows: Iterable[LabelledText]) -> str:
-    return "".join(json.dumps({"text": row.text, "label": row.label}, ensure_ascii=False) + "\n" for row in rows)
+def _labelled_rows(texts: Mapping[str, str]) -> Iterator[tuple[dict[str, str], bool]]:
+    """Rows, and whether each is held out."""
+    for row in labelled_docstrings(texts):
+        yield {"text": row.text, "label": row.label}, row.held_out
+
+
+def _titled_rows(texts: Mapping[str, str]) -> Iterator[tuple[dict[str, str], bool]]:
+    for row in titled_docstrings(texts):
+        yield {"anchor": row.title, "positive": row.body}, row.held_out
 
 
 # --- packs of the sequences

@@ -113,6 +113,10 @@ class RowStream:
             most = max(most, int(needed.max(initial=0)))
         return most, deepest
 
+    def distinct_tokens(self, updates: int) -> int:
+        """The tokens of the first updates, of sequences that are shared within an update once."""
+        return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._parts(updates))
+
     def _parts(self, updates: int) -> Iterator[tuple[IntArray, IntArray]]:
         for first in range(0, updates, _UPDATES_AT_ONCE):
             yield self.distinct(first, min(first + _UPDATES_AT_ONCE, updates))

@@ -23,6 +23,7 @@ import numpy as np
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
 from gaudi_bert.artefacts.packed import Conversion, Metadata, PackFormatName, conversion_path, predecessor_metadata_path
 from gaudi_bert.artefacts.results import StageOutput
+from gaudi_bert.artefacts.shards import check_shards
 from gaudi_bert.artefacts.store.objects import in_store, url_of
 from gaudi_bert.common.arrays import AnyArray, ByteArray
 from gaudi_bert.common.errors import InputError
@@ -30,7 +31,7 @@ from gaudi_bert.common.features import Axis, PackedFeature
 from gaudi_bert.common.files import atomic_file, exclusive_lock, followed, open_file, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tfrecords.arrays import pack_rows
-from gaudi_bert.tfrecords.packed_folder import PREDECESSOR_DEPTH, ShardPaths, check_shards, read_metadata
+from gaudi_bert.tfrecords.packed_folder import PREDECESSOR_DEPTH, ShardPaths, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.scanning.scan import map_in_threads
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py

@@ -5,10 +5,9 @@ The manifest is rebuilt from what was read, and the stored one must be the same.
 
 from __future__ import annotations
 
+import itertools
 import re
-import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +24,7 @@ from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError, shown
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Task
-from gaudi_bert.tfrecords import packed_proof as proof
+from gaudi_bert.proof.checks import check_crc32c, check_inputs, check_same, read_manifest
 from gaudi_bert.tfrecords.scanning.file_contents import (
     Pieces,
     SequenceSums,
@@ -33,7 +32,7 @@ from gaudi_bert.tfrecords.scanning.file_contents import (
     sum_pieces,
     unpacked_pieces,
 )
-from gaudi_bert.tfrecords.scanning.scan import map_files, worker_count
+from gaudi_bert.tfrecords.scanning.scan import each_in_threads, scan_buffer, worker_count
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, PackedSchema
 
@@ -49,7 +48,7 @@ class FileToRead(NamedTuple):
 
 @dataclass
 class ReadGroup:
-    """What was read of a group so far; `missing` counts the files that are still to be read.
+    """What was read of a group.
 
     Attributes:
         inputs: the input files as they are.
@@ -57,15 +56,13 @@ class ReadGroup:
         unpacked, repacked: sums of the input files and of the shards.
     """
 
-    missing: int = 0
     inputs: list[InputFile] = field(default_factory=list)
     shards: dict[int, tuple[Shard, SizeArray]] = field(default_factory=dict)
     unpacked: SequenceSums = field(default_factory=SequenceSums)
     repacked: SequenceSums = field(default_factory=SequenceSums)
 
-    def add(self, file: FileToRead, sums: SequenceSums) -> None:
-        """Add one of its files."""
-        self.missing -= 1
+    def add(self, file: FileToRead, sums: SequenceSums, sizes: SizeArray) -> None:
+        """Add one of its files; `sizes` are those of its records."""
         name = file.path.name
         if file.shard is None:
             self.unpacked.add(sums)
@@ -73,7 +70,46 @@ class ReadGroup:
         else:
             self.repacked.add(sums)
             shard = Shard(name=name, packs=sums.record_sizes.size, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
-            self.shards[file.shard] = shard, _sizes_on_disk(file.path, sums)
+            self.shards[file.shard] = shard, sizes
+
+
+def read_groups(
+    files: Sequence[FileToRead], schema: PackedSchema, task: Task, workers: int | None
+) -> Iterator[tuple[int, ReadGroup]]:
+    """Read the files of groups, which are given group after group, ahead of the group that is held to its manifest.
+
+    Files of a store are fetched shortly before. Damaged input files are an InputError, damaged shards a FailedError.
+    """
+    ahead = worker_count(workers, len(files))
+    sides = [[file.path for file in files if (file.shard is None) == is_input] for is_input in (False, True)]
+    # Of each file, which one it is of its side.
+    of_side = np.cumsum([file.shard is None for file in files], dtype=np.int64)
+    with read_ahead(sides[0], ahead) as shards, read_ahead(sides[1], ahead) as inputs:
+
+        def read(number: int, buffer: ByteArray) -> tuple[SequenceSums, SizeArray]:
+            file, before = files[number], int(of_side[number])
+            batches, batch = (inputs, before - 1) if file.shard is None else (shards, number - before)
+            with batches.batch(batch):
+                is_empty = not file.path.stat().st_size
+                sums = sum_pieces(iter(()) if is_empty else _pieces(file, schema, task, buffer))
+                return sums, sums.record_sizes if file.shard is None else _sizes_on_disk(file.path, sums)
+
+        results = zip(files, each_in_threads(read, range(len(files)), workers, scan_buffer), strict=True)
+        for number, of_group in itertools.groupby(results, key=lambda result: result[0].group):
+            group = ReadGroup()
+            for file, (sums, sizes) in of_group:
+                group.add(file, sums, sizes)
+            yield number, group
+
+
+def _pieces(file: FileToRead, schema: PackedSchema, task: Task, buffer: ByteArray) -> Pieces:
+    if file.shard is None:
+        yield from unpacked_pieces(file.path, schema.unpacked, buffer, task.advance)
+        return
+    try:
+        yield from packed_pieces(file.path, schema, buffer, task.advance)
+    except InputError as error:
+        raise FailedError(str(error)) from error
 
 
 def _sizes_on_disk(path: Path, sums: SequenceSums) -> SizeArray:
@@ -83,72 +119,11 @@ def _sizes_on_disk(path: Path, sums: SequenceSums) -> SizeArray:
     return np.array([len(payload) + FRAME_BYTES for payload in read_records(path)], np.uint32)
 
 
-class GroupReader:
-    """Reads the files of groups, group after group; `take` gets each group whose shards hold the sequences of its inputs.
-
-    Attributes:
-        problems: of groups that are wrong, or that `take` refused with a FailedError, by their numbers.
-        differing: of groups whose shards do not hold the sequences of their inputs, the first, and what was read of it.
-    """
-
-    def __init__(self, schema: PackedSchema, take: Callable[[int, ReadGroup], None]) -> None:
-        self.problems: dict[int, str] = {}
-        self.differing: tuple[int, ReadGroup] | None = None
-        self._schema, self._take = schema, take
-        self._sizes: Counter[int] = Counter()
-        self._open: dict[int, ReadGroup] = {}
-
-    def read(self, files: Sequence[FileToRead], task: Task, workers: int | None) -> None:
-        """Read the files of complete groups; those of a store are fetched shortly before."""
-        self._sizes = Counter(file.group for file in files)
-        lock, ahead = threading.Lock(), worker_count(workers, len(files))
-        sides = [[file.path for file in files if (file.shard is None) == is_input] for is_input in (False, True)]
-        # Of each file, which one it is of its side.
-        of_side = np.cumsum([file.shard is None for file in files], dtype=np.int64)
-        with read_ahead(sides[0], ahead) as shards, read_ahead(sides[1], ahead) as inputs:
-
-            def read_file(number: int, buffer: ByteArray) -> None:
-                file, before = files[number], int(of_side[number])
-                batches, batch = (inputs, before - 1) if file.shard is None else (shards, number - before)
-                with batches.batch(batch):
-                    sums = sum_pieces(self._pieces(file, task, buffer) if file.path.stat().st_size else iter(()))
-                    with lock:
-                        self._add(file, sums)
-
-            map_files(read_file, range(len(files)), workers)
-
-    def _pieces(self, file: FileToRead, task: Task, buffer: ByteArray) -> Pieces:
-        if file.shard is None:
-            yield from unpacked_pieces(file.path, self._schema.unpacked, buffer, task.advance)
-            return
-        try:
-            yield from packed_pieces(file.path, self._schema, buffer, task.advance)
-        except InputError as error:
-            raise FailedError(str(error)) from error
-
-    def _add(self, file: FileToRead, sums: SequenceSums) -> None:
-        number = file.group
-        group = self._open.setdefault(number, ReadGroup(self._sizes[number]))
-        group.add(file, sums)
-        if group.missing:
-            return
-        del self._open[number]
-        if not group.unpacked.is_same(group.repacked):
-            self.problems[number] = "the shards do not hold the sequences of the input files"
-            if self.differing is None or number < self.differing[0]:
-                self.differing = number, group
-            return
-        try:
-            self._take(number, group)
-        except FailedError as error:
-            self.problems[number] = str(error)
-
-
 def hold_group(packed: Path, metadata: Metadata, plan_sha256: str, number: int, read: ReadGroup) -> GroupManifest:
     """The manifest of a group that was read, which is the stored one; else an error."""
-    stored, _ = proof.read_manifest(GroupManifest, packed, number)
+    stored, _ = read_manifest(GroupManifest, packed, number)
     shards, record_sizes = zip(*(read.shards[shard] for shard in sorted(read.shards)), strict=True)
-    proof.check_crc32c(packed, stored.shards, shards, metadata.remedy)
+    check_crc32c(packed, stored.shards, shards, metadata.remedy)
     counts = read.repacked.lengths[1 : metadata.max_sequence_length + 1]
     right = GroupManifest(
         format_version=2,
@@ -160,8 +135,8 @@ def hold_group(packed: Path, metadata: Metadata, plan_sha256: str, number: int, 
         index_crc32c=_check_index(index_path(packed, number), record_sizes, stored.remedy),
         shards=shards,
     )
-    proof.check_same(manifest_path(packed, number), stored, right)
-    proof.check_inputs(packed, right.inputs, read.inputs, metadata.remedy)
+    check_same(manifest_path(packed, number), stored, right)
+    check_inputs(packed, right.inputs, read.inputs, metadata.remedy)
     return right
 
 
@@ -186,7 +161,7 @@ def plan_sha256_of(packed: Path, metadata: Metadata) -> str:
     path = settings_path(packed)
     fetch(path)
     if not path.exists():
-        return proof.read_manifest(GroupManifest, packed, 0)[0].plan_sha256
+        return read_manifest(GroupManifest, packed, 0)[0].plan_sha256
     signature = read_signature(path)
     planned = {key: getattr(metadata, key) for key in Metadata.planned}
     difference = first_difference(dict(signature.settings), planned, "in metadata.json")

@@ -9,7 +9,7 @@ numbers are compared.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,8 +21,8 @@ import numpy as np
 from gaudi_bert.artefacts.base import LARGEST_COUNT
 from gaudi_bert.artefacts.packed import Metadata, predecessor_metadata_path
 from gaudi_bert.artefacts.references import METADATA_NAME
-from gaudi_bert.artefacts.shards import Shard, ShardTable, index_path, read_starts
-from gaudi_bert.artefacts.store.mirrored_folder import files_in, is_mirrored
+from gaudi_bert.artefacts.shards import Shard, ShardTable, check_shards, index_path, read_starts
+from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.features import PackingFigures
@@ -120,29 +120,6 @@ def check_before_reading(folder: Path, table: ShardTable) -> None:
     if not is_there.all():
         path = folder / table.name(int(np.argmin(is_there)))
         raise InputError(f"{path}: the shard is missing, the metadata names it; write the packed data again")
-
-
-def check_shards(folder: Path, table: ShardTable, remedy: str = "write the packed data again") -> None:
-    """Refuse a folder in which a shard is missing, or has another size than the metadata state."""
-    sizes = np.full(len(table), -1, np.int64)
-    for name, size in sizes_in(folder):
-        number = table.number(name)
-        if number is not None:
-            sizes[number] = size
-    if (sizes != table.bytes).any():
-        number = int(np.argmax(sizes != table.bytes))
-        differs = f"has {sizes[number]:,} bytes, but {table.bytes[number]:,} in the metadata"
-        problem = "the shard is missing, the metadata names it" if sizes[number] < 0 else differs
-        raise InputError(f"{folder / table.name(number)}: {problem}; {remedy}")
-
-
-def sizes_in(folder: Path) -> Iterator[tuple[str, int]]:
-    """The files of a folder and their sizes; of a folder on this machine, no list is stored."""
-    if is_mirrored(folder):
-        yield from ((name, info.bytes) for name, info in files_in(folder).items())
-        return
-    with os.scandir(folder) as entries:
-        yield from ((entry.name, entry.stat().st_size) for entry in entries if entry.is_file())
 
 
 def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:

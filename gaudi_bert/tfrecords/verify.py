@@ -2,8 +2,8 @@
 
 Each group is proven by itself: its shards must hold the sequences of the input files that its manifest names. At the speed
 of a scan and in constant memory, every file is read, checked (both CRCs of every record, every value) and summed into
-fingerprints (see `scanning.fingerprint`). With the last file of a group, its sums are compared and its manifest and index
-are held to what was read (`group_proof`); then metadata.json is held to all groups (`packed_proof`). So parts of the work
+fingerprints (see `scanning.fingerprint`). Then the sums of the group are compared and its manifest and index are held to
+what was read (`group_proof`); at last metadata.json is held to all groups (`proof.folder`). So parts of the work
 (`--shard K/N`) share nothing, and files that no manifest names are noticed by the last step.
 
 Only where the sums of a group differ, a second pass compares its sequences one by one and names them.
@@ -11,7 +11,7 @@ Only where the sums of a group differ, a second pass compares its sequences one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import GroupManifest, GroupVerification, Metadata, PackedSums, Verification
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification
 from gaudi_bert.artefacts.references import METADATA_NAME, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.shards import index_path
@@ -29,12 +29,14 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.certificate import simple_certificate
-from gaudi_bert.tfrecords import packed_proof as proof
+from gaudi_bert.proof.checks import check_bound, check_numbers, check_shards, counts_of_groups, read_manifest
+from gaudi_bert.proof.folder import Proof, ProvenGroup, VerifiedFolder, verify_folder
+from gaudi_bert.proof.parts import PartlyVerified
 from gaudi_bert.tfrecords.files import RecordInputs, input_file, open_inputs
-from gaudi_bert.tfrecords.group_proof import FileToRead, GroupReader, ReadGroup, hold_group, plan_sha256_of
+from gaudi_bert.tfrecords.group_proof import FileToRead, ReadGroup, hold_group, plan_sha256_of, read_groups
 from gaudi_bert.tfrecords.histogram import why_bad
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.scanning.file_contents import SequenceSums, describe_difference
+from gaudi_bert.tfrecords.scanning.file_contents import describe_difference
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
 _NAMED = 3
@@ -55,7 +57,7 @@ def verify(
     with _opened(records, packed, reporter, workers, store) as folder:
         if not folder.has_manifests:  # the predecessor's: we write nothing into it
             return StageOutput(folder.compare())
-        return proof.verify_folder(folder.verified, folder.prove, overwrite)
+        return verify_folder(folder, overwrite)
 
 
 def verify_shard(
@@ -70,7 +72,7 @@ def verify_shard(
 ) -> StageOutput[Verification] | GroupsResult:
     """Verify the groups K, K + N, ... of a packed folder, for `shard` (K, N); `finish_verification` afterwards, once."""
     with _opened(records, packed, reporter, workers, store) as folder:
-        return folder.in_parts().prove_shard(shard, folder.prove_some, overwrite)
+        return folder.in_parts().prove_part(shard, overwrite)
 
 
 def finish_verification(
@@ -78,7 +80,7 @@ def finish_verification(
 ) -> StageOutput[Verification]:
     """Write verification.json of a packed folder whose groups are all verified by `verify_shard`."""
     with _opened(records, packed, reporter, None, store) as folder:
-        return folder.in_parts().finish(folder.add_up)
+        return folder.in_parts().finish()
 
 
 @contextmanager
@@ -88,8 +90,8 @@ def _opened(
     with mirrored(packed, store) as here, open_inputs(records, Objects(store)) as inputs:
         fetch(here / METADATA_NAME)
         metadata = read_metadata(here)
-        proof.check_shards(here, metadata)
-        proof.check_numbers(here, metadata)
+        check_shards(here, metadata)
+        check_numbers(here, metadata)
         yield _Folder(inputs, here, metadata, reporter, workers)
 
 
@@ -108,49 +110,42 @@ class _Folder:
         """Whether gaudi-bert packed it."""
         return (self.packed / METADATA_NAME).exists()
 
-    @property
-    def verified(self) -> proof.VerifiedFolder[Verification]:
+    @cached_property
+    def verified(self) -> VerifiedFolder[Verification]:
         """Where the result is stored."""
-        return proof.VerifiedFolder(self.packed, self.metadata, self.inputs.sizes, Verification, self.reporter)
+        return VerifiedFolder(self.packed, self.metadata, self.inputs.sizes, Verification, self.reporter)
 
-    def in_parts(self) -> proof.PartlyVerified[Verification]:
+    def in_parts(self) -> PartlyVerified[Verification]:
         """The same, of the results of groups."""
         if not self.has_manifests:
             raise InputError(f"{self.packed}: the predecessor's folder has no groups; verify it at once, without --shard")
-        return proof.PartlyVerified(self.verified, self._files_of)
+        return PartlyVerified(self)
 
     def compare(self) -> Verification:
         """Compare the sequences of a folder without manifests."""
-        sums = SequenceSums()
-        self._read([0], lambda _, group: sums.add(group.repacked))
-        true = self.metadata.model_copy(update={"sequences": sums.sequences, "tokens": sums.tokens})
-        return Verification.of(true, sums.fingerprint)
+        for _, group in self._read([0]):
+            if not group.unpacked.is_same(group.repacked):
+                raise FailedError(f"{self.packed}: {self._difference(0, group)}")
+        true = self.metadata.model_copy(update={"sequences": group.repacked.sequences, "tokens": group.repacked.tokens})
+        return Verification.of(true, group.repacked.fingerprint)
 
-    def prove(self) -> proof.Proof[Verification]:
-        """Prove all groups, and what metadata.json must state by them."""
-        proven: list[tuple[int, int, str]] = []
-
-        def take(number: int, group: ReadGroup) -> None:
-            manifest = self._hold(number, group)
-            bound = simple_certificate(np.array(manifest.counts, np.int64), self.metadata.depth).bound
-            proven.append((number, bound, group.repacked.fingerprint))
-
-        self._read(range(len(self.metadata.shard_table.group_firsts)), take)
-        return self._proof_of(proven)
-
-    def prove_some(self, numbers: Sequence[int], take: proof.Take) -> None:
-        """Prove some groups, and call `take` with each that is proven."""
-
-        def take_group(number: int, group: ReadGroup) -> None:
-            manifest = self._hold(number, group)
-            figures = {key: getattr(manifest, key) for key in ("sequences", "packs", "tokens")}
-            take(number, {**figures, "lower_bound": self._bound(manifest), "fingerprint": group.repacked.fingerprint})
-
-        self._read(numbers, take_group)
-
-    def add_up(self, groups: Iterable[GroupVerification]) -> proof.Proof[Verification]:
-        """What the folder must state, by the proofs of all groups."""
-        return self._proof_of((group.group, group.lower_bound, group.fingerprint or "0") for group in groups)
+    def prove(self, groups: Sequence[int], in_parts: bool = False) -> Iterator[ProvenGroup]:
+        """Read groups and hold each to its manifest; where some are wrong, the first is reported when all are read."""
+        first_wrong: tuple[int, ReadGroup, str] | None = None
+        wrong = 0
+        for number, group in self._read(groups):
+            try:
+                manifest = self._hold(number, group)
+            except FailedError as error:
+                first_wrong, wrong = first_wrong or (number, group, str(error)), wrong + 1
+                continue
+            figures = manifest.sequences, manifest.packs, manifest.tokens
+            yield ProvenGroup(number, *figures, self._bound(manifest, in_parts), group.repacked.fingerprint)
+        if first_wrong is not None:
+            number, group, problem = first_wrong
+            if not group.unpacked.is_same(group.repacked):
+                problem = f"{self.packed}: group {number}: {self._difference(number, group)}"
+            raise FailedError(problem + (f" ({wrong - 1:,} more of the groups are wrong)" if wrong > 1 else ""))
 
     # --- the files of groups
 
@@ -161,7 +156,7 @@ class _Folder:
     def _inputs_of(self, group: int) -> list[str]:
         if not self.has_manifests:
             return list(self._paths)
-        return [file.name for file in proof.read_manifest(GroupManifest, self.packed, group)[0].inputs]
+        return [file.name for file in read_manifest(GroupManifest, self.packed, group)[0].inputs]
 
     def _shards_of(self, group: int) -> dict[int, Path]:
         """The shards of a group by their numbers in the folder."""
@@ -169,18 +164,16 @@ class _Folder:
         first = int(table.group_firsts[group])
         return {number: self.packed / table.name(number) for number in range(first, first + int(table.group_sizes[group]))}
 
-    def _files_of(self, group: int) -> Iterator[Path]:
+    def files_of(self, group: int) -> Iterator[Path]:
+        """The files that are read for a group."""
         yield from self._shards_of(group).values()
         yield from (manifest_path(self.packed, group), index_path(self.packed, group))
         yield from (self._paths[name] for name in self._inputs_of(group) if name in self._paths)
 
     # --- reading
 
-    def _read(self, numbers: Sequence[int], take: Callable[[int, ReadGroup], None]) -> None:
-        """Read groups, and call `take` with each whose sequences are those of its input files.
-
-        Of groups that are wrong, or that `take` refuses, the first is reported when all are read.
-        """
+    def _read(self, numbers: Sequence[int]) -> Iterator[tuple[int, ReadGroup]]:
+        """Read groups, one after the other."""
         names = {number: self._inputs_of(number) for number in numbers}
         known = [name for of_group in names.values() for name in of_group]
         missing = sorted(set(known) - set(self._paths))
@@ -194,14 +187,12 @@ class _Folder:
         firsts, counts = self.metadata.shard_table.group_firsts, self.metadata.shard_table.group_sizes
         total = sum(self.inputs.sizes[self._paths[name]] for name in known)
         total += sum(int(sizes[firsts[number] : firsts[number] + counts[number]].sum()) for number in numbers)
-        reader = GroupReader(PackedSchema.of(self.metadata), take)
+        schema = PackedSchema.of(self.metadata)
         with self.reporter.task("verify", total, "bytes") as task:
             for first in range(0, len(numbers), _GROUPS_AT_ONCE):
                 at_once = numbers[first : first + _GROUPS_AT_ONCE]
                 files = [file for number in at_once for file in self._files_to_read(number, names[number])]
-                reader.read(files, task, self.workers)
-        if reader.problems:
-            raise FailedError(self._problem(reader))
+                yield from read_groups(files, schema, task, self.workers)
 
     def _files_to_read(self, group: int, inputs: Sequence[str]) -> Iterator[FileToRead]:
         for name in inputs:
@@ -210,16 +201,10 @@ class _Folder:
         for shard, path in self._shards_of(group).items():
             yield FileToRead(path, int(sizes[shard]), group, shard)
 
-    def _problem(self, reader: GroupReader) -> str:
-        """The problem of the first group that is wrong, and how many are."""
-        number, problem = min(reader.problems.items())
-        if reader.differing is not None and reader.differing[0] == number:
-            group, shards = reader.differing[1], list(self._shards_of(number).values())
-            inputs = [self._paths[name] for name in self._inputs_of(number)]
-            difference = describe_difference(inputs, shards, self.metadata, group.unpacked, group.repacked, self.workers)
-            problem = f"{self.packed}: {f'group {number}: ' if self.has_manifests else ''}{difference}"
-        others = len(reader.problems) - 1
-        return problem + (f" ({others:,} more of the groups are wrong)" if others else "")
+    def _difference(self, number: int, group: ReadGroup) -> str:
+        """In which sequences the shards of a group differ from its input files."""
+        inputs, shards = [self._paths[name] for name in self._inputs_of(number)], list(self._shards_of(number).values())
+        return describe_difference(inputs, shards, self.metadata, group.unpacked, group.repacked, self.workers)
 
     # --- what the files of the folder must state
 
@@ -228,43 +213,45 @@ class _Folder:
         return plan_sha256_of(self.packed, self.metadata)
 
     def _hold(self, number: int, group: ReadGroup) -> GroupManifest:
+        if not group.unpacked.is_same(group.repacked):
+            raise FailedError(f"{self.packed}: the shards do not hold the sequences of the input files")
         return hold_group(self.packed, self.metadata, self._plan_sha256, number, group)
 
-    def _bound(self, manifest: GroupManifest) -> int:
+    def _bound(self, manifest: GroupManifest, in_parts: bool) -> int:
         """Packs that are proven to be necessary for a group.
 
-        By simple sums, if they miss no more than the group's share of the gap of the folder; else by a solver, so that the
-        last step, which adds the bounds up, seldom needs one.
+        By simple sums. In parts, by a solver where they miss more than the group's share of the gap of the folder, so that
+        the last step, which adds the bounds up, seldom needs one.
         """
         counts = np.array(manifest.counts, np.int64)
         depth, groups = self.metadata.depth, len(self.metadata.shard_table.group_firsts)
         simple = simple_certificate(counts, depth).bound
-        if (manifest.packs - simple) * groups <= self.metadata.gap:
+        if not in_parts or (manifest.packs - simple) * groups <= self.metadata.gap:
             return simple
         from gaudi_bert.packing.exact.bounds import prove_bound  # slow to load, and rarely needed here
 
         return max(simple, prove_bound(counts, depth).bound)
 
-    def _proof_of(self, proven: Iterable[tuple[int, int, str]]) -> proof.Proof[Verification]:
-        """What the folder must state, by the number, the proven bound and the fingerprint of each group."""
+    def add_up(self, groups: Iterable[ProvenGroup]) -> Proof[Verification]:
+        """What the folder must state, by all its groups."""
         sums, names = PackedSums(), list[str]()
         fingerprint = bound = 0
         metadata, path = self.metadata, self.packed / METADATA_NAME
-        for number, of_group, digits in proven:
-            manifest, crc = proof.read_manifest(GroupManifest, self.packed, number)
+        for proven in groups:
+            manifest, crc = read_manifest(GroupManifest, self.packed, proven.group)
             if manifest.plan_sha256 != self._plan_sha256:
                 raise FailedError(
-                    f"{manifest_path(self.packed, number)}: is of another plan than its folder; {manifest.remedy}"
+                    f"{manifest_path(self.packed, proven.group)}: is of another plan than its folder; {manifest.remedy}"
                 )
             sums.add(manifest, crc)
             names += [file.name for file in manifest.inputs]
-            fingerprint += int(digits, 16)
-            bound += of_group
+            fingerprint += int(proven.fingerprint or "0", 16)
+            bound += proven.lower_bound
         self._check_names(names)
         self._check_bad_files(names)
         if metadata.lower_bound > min(bound, metadata.packs):
-            counts = partial(proof.counts_of_groups, self.packed, metadata)
-            proof.check_bound(path, metadata.lower_bound, metadata.packs, counts, metadata.depth, metadata.remedy)
+            counts = partial(counts_of_groups, self.packed, metadata)
+            check_bound(path, metadata.lower_bound, metadata.packs, counts, metadata.depth, metadata.remedy)
         right = Metadata(
             # The sizes are those of every record that was read, the others those of the settings.
             **{key: getattr(metadata, key) for key in Metadata.planned},
@@ -274,7 +261,7 @@ class _Folder:
             input_files=len(names),
             bad_files=metadata.bad_files,
         )
-        return proof.Proof(right, Verification.of(right, f"{fingerprint % 2**64:016x}"))
+        return Proof(right, Verification.of(right, f"{fingerprint % 2**64:016x}"))
 
     def _check_names(self, names: Sequence[str]) -> None:
         """Each file of the records is that of one manifest; the files were held to their CRCs with their groups."""

@@ -155,6 +155,7 @@ class EvaluationBatch(NamedTuple):
     place: Callable[[Float32Array, Float32Array], None] | None = None
 
 
+_OUTPUTS_AT_ONCE = 8192
 E = TypeVar("E", bound=Evaluation, covariant=True)
 
 
@@ -198,7 +199,9 @@ class Evaluator(Generic[E]):
                 place(values, outputs)
         totals = communicator.sum_array(totals)
         if outputs is not None and communicator.size > 1:
-            outputs = communicator.sum_array(outputs).astype(np.float32)
+            for first in range(0, len(outputs), _OUTPUTS_AT_ONCE):  # sums travel in float64
+                part = slice(first, first + _OUTPUTS_AT_ONCE)
+                outputs[part] = communicator.sum_array(outputs[part])
         return data.figures(totals, outputs)
 
 

@@ -40,7 +40,7 @@ class TrainingLoop:
 
     `batches` is the training data from there, without end or with as many batches as there are updates.
     Every checkpoint holds `stored_settings`. `evaluated` is called, in every process, with each update that was
-    evaluated and its figures; `events` is for MLPerf's log.
+    evaluated and its figures, with `evaluates_first` for update 0 too; `events` is for MLPerf's log.
     """
 
     context: RunContext[Any]
@@ -53,6 +53,7 @@ class TrainingLoop:
     evaluator: Evaluator[Any] | None = None
     events: MlperfLog | None = None
     evaluated: Callable[[int, Evaluation], None] | None = None
+    evaluates_first: bool = False
     report: IntervalReport | None = field(default=None, init=False)
     evaluation: Evaluation | None = field(default=None, init=False)
     _metrics: MetricsWriter | None = field(default=None, init=False)
@@ -88,7 +89,7 @@ class TrainingLoop:
         """Whether the run that is resumed was stopped, or killed, between an update and its evaluation."""
         update, settings = self.progress.update, self._settings
         if self._metrics is None or update == 0:
-            return False
+            return self.evaluates_first and update == 0
         is_due = update % settings.evaluate_every_updates == 0 and update not in self._metrics.evaluated_updates
         return is_due or update == settings.updates
 

@@ -100,7 +100,7 @@ def tokenizer_length(folder: Path) -> int | None:
 # states how they are pooled, `sentence_bert_config.json` the most tokens of a text (else the tokenizer does, since version
 # 6), and `config_sentence_transformers.json` the prompts.
 
-_MODES: dict[str, Pooling] = {
+MODES: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
@@ -225,7 +225,7 @@ def _pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
         chosen = [f"{_MODE}{settings['pooling_mode']}_tokens"]
         short = {"cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
         chosen = [short.get(settings["pooling_mode"], chosen[0])]
-    if len(chosen) != 1 or chosen[0] not in _MODES:
+    if len(chosen) != 1 or chosen[0] not in MODES:
         modes = shortened(", ".join(chosen)) or "nothing"
         raise InputError(f"{path}: pools by {modes}; only one of cls, mean, max and last can be done, choose with --pooling")
-    return _MODES[chosen[0]]
+    return MODES[chosen[0]]

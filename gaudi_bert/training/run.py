@@ -16,6 +16,7 @@ from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.launch import is_first_process
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import LoopSettings
@@ -37,7 +38,7 @@ from gaudi_bert.training.run_folder import (
     run_folder,
     stored_settings,
 )
-from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.run_plan import STAGE_OF_SECTION, RunPlan
 
 
 class Job(ABC, Generic[R]):
@@ -47,6 +48,7 @@ class Job(ABC, Generic[R]):
         result_name: the file that is written last; `result_type` is its content.
         section: the settings of its loop.
         is_bert: whether its model is a BERT, which every engine runs.
+        evaluates_first: whether the model is evaluated before the first update too.
         spec: the model; `objective` is what is minimised, both known once the job is planned.
     """
 
@@ -54,6 +56,7 @@ class Job(ABC, Generic[R]):
     result_type: type[R]
     section: LoopSettings
     is_bert: bool
+    evaluates_first: ClassVar[bool] = False
     spec: ModelSpec
     objective: Objective
 
@@ -126,13 +129,16 @@ def run_job(
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
     with mirrored(Path(out), settings.store) as folder:
         chosen = run_engine(job.section, folder, is_bert=job.is_bert, overwrite=overwrite)
+        prefix = "" if dry_run else f"{STAGE_OF_SECTION[job.section.section_name]}: "
+        if is_first_process():  # before what takes seconds to load
+            reporter.say(f"{prefix}{chosen.line()}")
         engine = load_engine(chosen.name)
         communicator = engine.connect(job.section)
         reporter = reporter if communicator.is_first else Reporter(quiet=True)
         job.prepare(reporter)
         plan = job.plan(processes_of(settings, communicator, dry_run))
-        for line in [chosen.line(), *job.describe(plan, dry_run)]:
-            reporter.say(f"{plan.keys.stage}: {line}")
+        for line in job.describe(plan, dry_run):
+            reporter.say(f"{prefix}{line}")
         if dry_run:
             return DryRun(plan)
         with run_folder(
@@ -161,7 +167,8 @@ def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
     held_out = job.evaluation(plan)
     job.built(run, plan, model)
     progress = restore(run, step, model, partial(job.load_start, model, run.reporter))
-    order = TrainingOrder(settings.seed, settings.shuffle_packs, communicator.rank, communicator.size, progress.packs)
+    rank, size = communicator.rank, communicator.size
+    order = TrainingOrder(settings.seed, settings.shuffle_packs, rank, size, progress.packs, progress.update)
     loop = TrainingLoop(
         run,
         plan,
@@ -173,6 +180,7 @@ def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
         evaluator=None if held_out is None else Evaluator(model, held_out, communicator),
         events=events,
         evaluated=partial(job.evaluated, run, model),
+        evaluates_first=job.evaluates_first,
     )
     loop.run()
     return job.finish(loop)

@@ -50,6 +50,12 @@ TRAINING_KEYS = RunKeys(
 )
 # Fine-tuning takes the micro-batch that comes nearest already.
 FINE_TUNING_KEYS = RunKeys("finetune", "finetune", "finetune.batch_sequences", None, "finetune.warmup_share")
+STAGE_OF_SECTION = {keys.section: keys.stage for keys in (TRAINING_KEYS, FINE_TUNING_KEYS)}
+
+
+def _figure(value: float) -> str:
+    """A count; or an average, whose further digits tell nothing."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 
 def _correct_for_packing(settings: TrainingSettings, packing_factor: float) -> TrainingSettings:
@@ -200,7 +206,7 @@ class RunPlan:
         lines = [title, f"{'processes':22}" + "".join(f"{count:>16,}" for count in self.shares.values())]
         for name, one in self._figures().items():
             values = (one * count for count in self.shares.values())
-            lines.append(f"{name.replace('_', ' '):22}" + "".join(f"{value:>16,.6g}" for value in values))
+            lines.append(f"{name.replace('_', ' '):22}" + "".join(f"{_figure(value):>16}" for value in values))
         settings = self.settings
         for what in ("evaluate", "save", "log"):
             updates = getattr(settings, f"{what}_every_updates")
@@ -209,7 +215,7 @@ class RunPlan:
         lines.append(
             f"{settings.optimizer}, peak learning rate {settings.learning_rate:g}, decay power {settings.decay_power:g} "
             f"counted from the {settings.decay_from}, "
-            f"beta_1 {settings.beta_1:.6g}, beta_2 {settings.beta_2:.6g}, clip norm {settings.clip_norm:g}, "
+            f"betas {settings.beta_1:.6g} and {settings.beta_2:.6g}, clip norm {settings.clip_norm:g}, "
             f"losses normalized: {settings.loss_normalization}"
         )
         return lines

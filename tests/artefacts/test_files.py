@@ -12,7 +12,7 @@ import pytest
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, settings_path
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification, pack_kind
 from gaudi_bert.artefacts.plan import Plan, PlanPart, WritablePlan
 from gaudi_bert.artefacts.references import manifest_path
 from gaudi_bert.artefacts.shards import index_path, read_starts, write_index
@@ -223,3 +223,21 @@ def test_a_folder_with_an_ending_takes_nothing_beside_it_for_its_own(tmp_path: P
     assert [path.name for path in folder.iterdir()] == ["settings.json"]
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
     assert settings_path(folder) == settings_path(folder, folder / "metadata.json") == folder / "settings.json"
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        (["folder/metadata.json"], "records"),
+        (["folder/__gaudi_bert__/metadata.json"], "table"),
+        (["folder/metadata.json", "folder/__gaudi_bert__/metadata.json"], "table"),
+        (["folder_metadata.json"], "predecessor"),
+        (["folder/packed-00000.parquet", "folder/other.json"], None),
+        ([], None),
+    ],
+)
+def test_what_packs_a_folder_holds_is_decided_by_its_metadata(tmp_path: Path, files: list[str], kind: str | None) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert pack_kind(tmp_path / "folder") == kind

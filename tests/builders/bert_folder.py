@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,15 @@ def write_bert(folder: Path, seed: int = 1, layers: int = 2, positions: int = 64
     return folder
 
 
+def without_dropout(model: Path, folder: Path) -> Path:
+    """A copy of a model in a folder, which drops nothing."""
+    copy = shutil.copytree(model, folder / f"still-{model.name}", dirs_exist_ok=True)
+    config = copy / "config.json"
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **rates}))
+    return copy
+
+
 # --- labelled rows
 
 
@@ -84,6 +94,8 @@ def make_row(task: str, random: np.random.Generator) -> dict[str, Any]:
         return {"text": " ".join(words), "label": len(words) / 10}
     if task == "reranking":
         return {"query": words[0], "document": " ".join(words[1:]), "label": int("cat" in words)}
+    if task == "embedding":
+        return {"anchor": words[0], "positive": " ".join(words[1:]) + " ."}
     if task == "token-classification":
         return {"tokens": words, "tags": ["B-noun" if word in NOUNS else "O" for word in words]}
     if task == "question-answering":

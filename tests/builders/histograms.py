@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
@@ -42,6 +42,25 @@ def published(name: str) -> Histogram:
 @cache
 def expected() -> dict[str, Any]:
     return json.loads((DATA / "expected_packing.json").read_text())
+
+
+class BinPacking(NamedTuple):
+    """An instance of the literature, and the fewest packs that it takes."""
+
+    name: str
+    counts: IntArray
+    bins: int
+
+
+def bin_packing(kind: str) -> list[BinPacking]:
+    """The instances of a class of `bin_packing.json`."""
+    instances = []
+    for instance in json.loads((DATA / "bin_packing.json").read_text())["classes"][kind]:
+        counts = np.zeros(instance["capacity"], dtype=np.int64)
+        sizes, copies = np.array(instance["items"]).T
+        counts[sizes - 1] = copies
+        instances.append(BinPacking(instance["name"], counts, instance["bins"]))
+    return instances
 
 
 def depth_number(depth: str, histogram: Histogram) -> int:

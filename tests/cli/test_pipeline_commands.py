@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import os
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -46,11 +49,37 @@ def test_a_bare_name_is_a_pipeline_of_the_package_unless_there_is_a_file_of_that
     assert json.loads(succeed("run", "demo", "--dry-run", "--json").stdout)["settings"]["name"] == "mine"
 
 
+@pytest.mark.parametrize(
+    ("there", "stages", "names", "extras"),
+    [
+        ((), (), "tokenizers, PyTorch and matplotlib, which are", "text,pytorch,report"),
+        (("tensorflow",), (), "tokenizers and matplotlib, which are", "text,report"),
+        (("tokenizers", "matplotlib"), (), "PyTorch, which is", "pytorch"),
+        ((), ("--stages", "prepare,histogram"), "tokenizers, which is", "text"),
+    ],
+)
+def test_all_that_a_run_lacks_is_named_before_its_first_stage(
+    monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], stages: tuple[str, ...], names: str, extras: str
+) -> None:
+    for name in {"tokenizers", "torch", "tensorflow", "matplotlib"}.difference(there):
+        monkeypatch.setitem(sys.modules, name, None)  # as where it is not installed
+    for name in there:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name, "there"))
+        sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
+    message = refusal("run", "demo", *stages)
+    assert message.startswith(f"this run needs {names} not installed; run: ")
+    assert f"[{extras}]" in message
+    assert not list(Path().iterdir())
+
+
 def test_settings_of_one_section_and_the_schema() -> None:
     lines = succeed("settings", "mlperf").stdout.splitlines()
     assert lines[0] == "## mlperf"
     assert all("`mlperf." in line for line in lines if line.startswith("| `"))
-    assert refusal("settings", "nix").startswith("nix: not a section of a pipeline file; choose one of prepare, packing, ")
+    assert refusal("settings", "nix").startswith("nix: no section or key of a pipeline file; `gaudi-bert settings` lists")
+    rate = succeed("settings", "training.learning_rate").stdout.splitlines()
+    assert [line.split("|")[1].strip() for line in rate[2:]] == ["`training.learning_rate`"]
+    assert "did you mean `training.seed`?" in refusal("settings", "training.seeed")
     assert json.loads(succeed("settings", "--json").stdout)["properties"]["packing"]
     assert "leave the section out" in refusal("settings", "packing", "--json")
 

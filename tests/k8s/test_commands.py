@@ -98,8 +98,9 @@ def clone(tmp_path: Path) -> Path:
     """A folder that looks like the checkout, with the page's own pipeline file."""
     for name in ("k8s", "pipelines"):
         (tmp_path / name).symlink_to(ROOT / name)
-    pipeline = next(block for language, block in BLOCKS if language == "yaml")
-    (tmp_path / "wiki.yaml").write_text(pipeline)
+    for language, block in BLOCKS:
+        if language == "yaml" and block.startswith("name: "):
+            (tmp_path / f"{yaml.safe_load(block)['name']}.yaml").write_text(block)
     return tmp_path
 
 
@@ -147,13 +148,19 @@ def test_every_folder_that_the_pages_apply_can_be_built(clone: Path, kustomize: 
 
 
 def test_the_pages_have_no_other_commands() -> None:
-    known = ("gaudi-bert ", "kubectl apply -k ", "kubectl create namespace ", "kubectl delete ")
+    known = (
+        "gaudi-bert ",
+        "kubectl apply -k ",
+        "kubectl apply --server-side ",
+        "kubectl create namespace ",
+        "kubectl delete ",
+    )
     assert [command for command in COMMANDS if not command.startswith(known)] == []
 
 
 def test_what_the_pages_delete_are_the_jobs_of_the_demo_and_nothing_else() -> None:
     deleted = [shlex.split(command) for command in COMMANDS if command.startswith("kubectl delete ")]
-    assert [words[2] for words in deleted] == ["jobs", "mpijobs"]
+    assert [words[2] for words in deleted] == ["jobs", "mpijobs", "trainjobs"]
     settings = load_pipeline(ROOT / "pipelines" / "demo.yaml")
     for words in deleted:
         assert words[3:] == ["--namespace", settings.kubernetes.namespace, "--selector", f"{PIPELINE_LABEL}={settings.name}"]

@@ -15,9 +15,9 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate, threshold_certificate
 from gaudi_bert.packing.exact import bounds, linear_program
 from gaudi_bert.packing.exact.bounds import prove_bound
-from gaudi_bert.packing.exact.linear_program import TablePricer
+from gaudi_bert.packing.exact.last_packs import search_packs
 from gaudi_bert.packing.exact.optimal import pack_optimally, solve_optimally
-from gaudi_bert.packing.exact.whole_packs import search_packs
+from gaudi_bert.packing.exact.table_pricer import TablePricer
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram
 from gaudi_bert.packing.mixture import Work, check_mixture, estimate_limit, packs_of
@@ -200,18 +200,19 @@ def test_search_finds_the_fewest_and_no_fewer(counts: list[int], depth: int) -> 
     fewest = naive.fewest_packs(tuple(counts), depth)
     lengths = np.arange(1, max_length + 1)
     prices = lengths / max_length
-    mixture = search_packs(lengths, np.array(counts), prices, max_length, depth, fewest, 1_000_000, Work())
+    mixture = search_packs(lengths, np.array(counts), prices, max_length, depth, fewest, 1_000_000, Work()).packs
     assert mixture is not None
     assert packs_of(mixture) <= fewest
     if any(counts):
         check_mixture(mixture, Histogram(max_length, np.array(counts)), depth)
-        assert search_packs(lengths, np.array(counts), prices, max_length, depth, fewest - 1, 1_000_000, Work()) is None
+        fewer = search_packs(lengths, np.array(counts), prices, max_length, depth, fewest - 1, 1_000_000, Work())
+        assert fewer == (None, True)
 
 
 def test_search_gives_up() -> None:
     counts = np.ones(40, dtype=np.int64)
     lengths = np.arange(1, 41)
-    assert search_packs(lengths, counts, lengths / 40, 40, 3, 21, 3, Work()) is None
+    assert search_packs(lengths, counts, lengths / 40, 40, 3, 21, 3, Work()) == (None, False)
 
 
 # --- few lengths in very long packs: planned exactly at any length, from a list of strategies; the bound by thresholds

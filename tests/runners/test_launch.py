@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
+from gaudi_bert.common.launch import Launch, find_launch, find_node
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.runners import launch
@@ -61,6 +62,70 @@ def test_processes_of_pytorch_are_told_what_torchrun_tells_them(
         assert (each["LOCAL_RANK"], each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"]) == (str(rank), "3", "3")
         assert (each["MASTER_ADDR"], each["MASTER_PORT"]) == ("127.0.0.1", found[0]["MASTER_PORT"])
         assert ("HOROVOD_RANK" in each) == (engine == "auto" and has_horovod)
+
+
+NODE = {
+    "PET_NODE_RANK": "1",
+    "PET_NNODES": "3",
+    "PET_NPROC_PER_NODE": "2",
+    "PET_MASTER_ADDR": "first",
+    "PET_MASTER_PORT": "99",
+}
+
+
+def test_a_pod_starts_the_ranks_of_its_cards_whatever_launchers_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in NODE.items():
+        monkeypatch.setenv(name, value)
+    settings = pipeline_from_mapping({"resources": {"workers": 3, "cards": 2}}, "test")
+    code = f"import json, os; json.dump(dict(os.environ), open('{tmp_path}/' + os.environ['RANK'], 'w'))"
+    run_training_processes(settings, "train", [sys.executable, "-c", code])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3"]
+    for local_rank, rank in enumerate(("2", "3")):
+        told = json.loads((tmp_path / rank).read_text())
+        wanted = {"RANK": rank, "WORLD_SIZE": "6", "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": "2"}
+        wanted |= {"MASTER_ADDR": "first", "MASTER_PORT": "99"}
+        assert told.items() >= wanted.items()
+        assert find_launch(told) == Launch("torchrun", int(rank), 6), "its own number counts, not the pod's"
+    with pytest.raises(FailedError, match=r"train: rank 3 of 6 \(process \d+\) was killed by SIGKILL"):
+        run_training_processes(
+            settings,
+            "train",
+            [sys.executable, "-c", "import os; os.environ['LOCAL_RANK'] == '1' and os.kill(os.getpid(), 9)"],
+        )
+
+
+def test_a_pod_of_one_process_is_a_rank_itself() -> None:
+    assert find_launch({**NODE, "PET_NPROC_PER_NODE": "1"}) == Launch("Kubernetes", 1, 3)
+    assert find_launch(NODE) is None, "it starts two"
+    assert find_node({name: value for name, value in NODE.items() if name != "PET_NODE_RANK"}) is None
+    with pytest.raises(
+        InputError, match="PET_NODE_RANK=3, PET_NNODES=3, PET_NPROC_PER_NODE=2, PET_MASTER_PORT=99: not the num"
+    ):
+        find_node({**NODE, "PET_NODE_RANK": "3"})
+
+
+def test_processes_are_bound_to_cores_of_their_own_where_the_pipeline_says_so(tmp_path: Path) -> None:
+    """Where there are too few, one line says so."""
+    allowed = os.sched_getaffinity(0)
+    resources = {"workers": 1 if len(allowed) < 2 else 2, "cores_per_process": 1}
+    settings = pipeline_from_mapping({"resources": resources, "training": {"engine": "pytorch"}}, "test")
+    code = f"""
+import os, time
+time.sleep(0.3)
+open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.sched_getaffinity(0)))
+"""
+    cores = launch.cores_of_processes(settings.resources, resources["workers"])
+    assert cores is not None
+    assert all(own <= allowed for own in cores)
+    run_training_processes(settings, "train", [sys.executable, "-c", code])
+    assert [(tmp_path / str(rank)).read_text() for rank in range(len(cores))] == [str(own) for own in cores]
+    many = pipeline_from_mapping({"resources": {"workers": 2, "cores_per_process": 10_000}}, "test")
+    with pytest.raises(
+        InputError, match=r"resources.cores_per_process = 10000: 2 processes need 20000 cores, and there are"
+    ):
+        run(RANK, many)
 
 
 @pytest.mark.slow

@@ -24,8 +24,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tables.sources import is_table
-from gaudi_bert.tables.verify import verify_table
-from gaudi_bert.tables.verify_parts import finish_table, verify_table_shard
+from gaudi_bert.tables.verify import finish_table, verify_table, verify_table_shard
 from tests.builders import tables
 from tests.builders.folders import contents as local_contents
 from tests.builders.reporters import QUIET

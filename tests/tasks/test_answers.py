@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizer import RowTokenizer
@@ -204,10 +204,10 @@ def test_a_terminal_shows_how_far_it_is_and_nothing_of_it_stays(tmp_path: Path, 
     terminal = Terminal()
     reporter = Reporter(terminal)
     signature = Signature("predict", {}, {"data": "x"})
-    source = Rows(data, TaskSettings(), cast(RowTokenizer, None), 64, "stop")
+    source = Rows(data, TaskSettings(), cast(RowTokenizer, None), 64)
     states = []
     with (
-        shown_progress("predict", data, reporter) as task,
+        shown_progress("predict", data, str(tmp_path / "a"), reporter) as task,
         open_answers(str(tmp_path / "a"), signature, source, reporter, overwrite=False, task=task) as answers,
     ):
         for window in answers.windows():
@@ -219,3 +219,15 @@ def test_a_terminal_shows_how_far_it_is_and_nothing_of_it_stays(tmp_path: Path, 
     assert states == ([] if data == "-" else [(5, 23), (10, 23), (15, 23), (20, 23), (23, 23)])
     assert ("5 rows" in terminal.getvalue()) == (data == "-")
     assert terminal.seen_last() == ""
+
+
+@pytest.mark.parametrize("windows", [0, 1])
+def test_a_stop_says_whether_anything_is_kept(tmp_path: Path, windows: int) -> None:
+    """Answers are kept a window at a time: before the first one there is nothing to resume from."""
+    out = tmp_path / "answers"
+    if windows:
+        (tmp_path / ".answers.progress.json").write_text("{}")
+    error = KeyboardInterrupt if windows else StoppedError
+    with pytest.raises(error) as caught, shown_progress("embed", "-", str(out), Reporter(quiet=True)):
+        raise KeyboardInterrupt
+    assert windows or "starts from the beginning" in str(caught.value)

@@ -13,6 +13,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
 from tests.builders.agree import agree
+from tests.builders.bert_folder import without_dropout as still
 from tests.builders.reporters import QUIET
 from tests.tasks.conftest import run
 
@@ -90,6 +91,31 @@ def test_rows_with_positives_and_negatives_are_pairs(model: Path, tmp_path: Path
     ]
     assert results[0].content.sequences == len(pairs) == 15
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+def test_listwise(model: Path, tmp_path: Path) -> None:
+    """The documents of a query are learnt together, whatever the micro-batches."""
+    rows = [
+        {**row, "query": f"{row['query']} {number}"} for number in range(4) for row in scored_rows() if row["query"] != "mat"
+    ]
+    data = write(tmp_path / "x.jsonl", rows)
+    results = []
+    for packs in (16, 1):
+        changes = {
+            "batch_sequences": 3,
+            "epochs": 4,
+            "micro_batch_packs": packs,
+            "engine": "pytorch",
+            "log_every_updates": 1,
+        }
+        settings = {"loss": "listwise"}
+        out = tmp_path / f"{packs}"
+        run("reranking", data, data, still(model, tmp_path), out, finetune=changes, task_settings=settings)
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        results.append([line["loss"] for line in lines if line["kind"] == "train"])
+    assert len(results[0]) == 11
+    agree(results[1], results[0], 1e-5)
+    assert results[0][-1] < results[0][0]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.packing.certificate import simple_certificate
-from gaudi_bert.tfrecords.packed_proof import counts_of_groups
+from gaudi_bert.proof.checks import counts_of_groups
 from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_shard
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.write import write
@@ -100,7 +100,7 @@ def test_a_part_that_waited_while_all_was_finished_has_nothing_to_do(
         with exclusive_lock(*given, **options):
             yield
 
-    monkeypatch.setattr("gaudi_bert.tfrecords.packed_proof.exclusive_lock", finished_meanwhile)
+    monkeypatch.setattr("gaudi_bert.proof.parts.exclusive_lock", finished_meanwhile)
     late = verify_shard(whole.records, packed, (1, 2), reporter=QUIET)
     assert isinstance(late, StageOutput)
     assert late.skipped

@@ -186,7 +186,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path
     assert "2 x 4 packs" in listener.text
     assert list(tmp_path.iterdir()) == []
     engine, model = listener.text.splitlines()[:2]
-    assert engine == "train: engine tensorflow: TensorFlow is installed, and the model is a BERT"
+    assert engine == "engine tensorflow: TensorFlow is installed, and the model is a BERT"
     assert "parameters; as requested" in model
 
 
@@ -197,12 +197,10 @@ def test_the_first_line_says_what_is_trained_and_why(packed, tmp_path) -> None:
         return listener.text.splitlines()[1:]
 
     default = first_lines()
-    assert default[0].startswith(
-        "train: tiny: 2 layers, hidden size 128, 0.4 million parameters; the default, for first tries"
-    )
+    assert default[0].startswith("tiny: 2 layers, hidden size 128, 0.4 million parameters; the default, for first tries")
     assert "published" not in default[2]
     base = first_lines(*model_overrides("bert-base"))
-    assert base[0].startswith("train: bert-base: 12 layers, hidden size 768, 8")
+    assert base[0].startswith("bert-base: 12 layers, hidden size 768, 8")
     assert base[0].endswith("million parameters; as requested")
     assert "BERT was published with 1e-4" in base[2]
 

@@ -6,10 +6,12 @@ Started by torchrun, by mpirun, or by our own launchers. Gradients travel in mer
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -143,11 +145,19 @@ def connect(device: DeviceKind, settings: LoopSettings) -> Communicator:
             torch_distributed.init_process_group(
                 _BACKENDS[device], store=store, rank=launch.rank, world_size=launch.size, timeout=_TIMEOUT
             )
+            # Its threads would otherwise be torn down with the interpreter, which now and then aborts the process.
+            atexit.register(_part)
         host_group = None if device == "cpu" else torch_distributed.new_group(backend="gloo", timeout=_TIMEOUT)
     except (RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
         raise FailedError(f"{who}: torch.distributed cannot connect ({reason}); start all ranks again") from error
     return TorchCommunicator(launch.rank, launch.size, local_size, host_group=host_group)
+
+
+def _part() -> None:
+    if torch_distributed.is_initialized():
+        with suppress(RuntimeError):  # the others may be gone
+            torch_distributed.destroy_process_group()
 
 
 def _facts(device: DeviceKind, settings: LoopSettings) -> dict[str, Any]:

@@ -16,30 +16,24 @@ and objective.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, Int32Array, IntArray
-from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.certificate import LONGEST_EXACT
+from gaudi_bert.packing.exact.bounded_pricer import BoundedPricer
+from gaudi_bert.packing.exact.table_pricer import TablePricer
 from gaudi_bert.packing.heuristics import OpenPacks, pack_longest_first
 from gaudi_bert.packing.long_packs import MANY_LENGTHS
 from gaudi_bert.packing.mixture import Strategy, Work
-from gaudi_bert.packing.pricing import (
-    LONGEST_TABLE,
-    ListedPricer,
-    close_over,
-    completion_values,
-    list_strategies,
-    power_chain,
-    unwind,
-)
+from gaudi_bert.packing.pricing import LONGEST_TABLE, ListedPricer, list_strategies
 
-OPERATIONS_PER_ITERATION = 20
+OPERATIONS_PER_ITERATION = 10
 """Of the simplex, for each row and column."""
 
 OPERATIONS_PER_SOLVE = 50
@@ -179,7 +173,7 @@ class _Master:
 
     def usage(self) -> FloatArray:
         """How often each of `strategies` is used: float64 [strategies]."""
-        return np.array(self._solver.getSolution().col_value)[self._exchanges :] * self._unit
+        return np.maximum(np.array(self._solver.getSolution().col_value)[self._exchanges :], 0.0) * self._unit
 
 
 # --- pricing and column generation
@@ -189,114 +183,10 @@ CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
 
 REDUCED_COST = 1e-9
 
-OPERATIONS_PER_PRODUCT = 0.2
-"""Of a max-plus product, for each pair of totals."""
-
 MOST_CLOSED = 2**29
 """Lengths, times tokens of a pack, that are priced exactly where there is no limit of depth: half a second."""
 
-UNWINDING_WORK = 4e9
-"""What unwinding strategies may do in one round."""
-
-
-class TablePricer:
-    """Best strategies for given prices of the lengths that occur (ascending), from tables over all tokens of a pack."""
-
-    def __init__(self, lengths: IntArray, max_length: int, depth: int, work: Work) -> None:
-        self.work = work
-        self.lengths = lengths
-        self.max_length = max_length
-        self.depth = depth
-        deepest = max_length // int(lengths[0])
-        self._closes = depth >= deepest  # without a limit of depth only the lengths that occur have to be tried
-        # Without a limit of depth the smallest part of a split comes first, so that a pack is looked at once or twice.
-        # (Up to LONGEST_TABLE tokens that is counted as with a limit, so that plans stay as they are.)
-        self._is_short_work = self._closes and max_length > LONGEST_TABLE
-        self._unwinding = (2 if self._is_short_work else min(depth, deepest)) * max_length
-        self.chain = power_chain(max_length if self._closes else depth - 1, max_length)
-        self._table = np.zeros((len(self.chain) + 1, max_length + 1))
-        self._row_below = np.searchsorted(lengths, np.arange(max_length + 1), side="right") - 1
-        self._unwound = _Unwound(
-            items=np.empty(4 * max_length + 16, dtype=np.int64),
-            ends=np.empty(len(lengths), dtype=np.int64),
-            worths=np.empty(len(lengths)),
-            pack=np.empty(max_length + 2, dtype=np.int64),
-            pending=np.empty(2 * (max_length + len(self.chain) + 5), dtype=np.int64),
-        )
-
-    def price(self, prices: FloatArray) -> FloatArray:
-        """Worth of the best pack that holds each length, for non-decreasing `prices`: float64 [rows] both."""
-        tried = len(self.lengths) if self._is_short_work else len(self.chain) * self.max_length
-        self.work.spend(OPERATIONS_PER_PRODUCT * tried * self.max_length)
-        self._table[0] = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
-        if self._closes:
-            completion = self._table[1]
-            close_over(self._table[0], self.lengths, completion)
-        else:
-            completion = completion_values(self.chain, self._table, self.lengths)
-        worth: FloatArray = prices + completion[self.max_length - self.lengths]
-        return worth
-
-    def strategies(self, rows: IntArray, prices: FloatArray, least: float) -> list[Strategy]:
-        """The strategies behind the last `price`, for these rows, that are worth more than `least` at `prices`."""
-        # Where packs are deep the longest lengths have to do.
-        affordable = max(1, int(min(max(self.work.remaining, 0.0) / 4, UNWINDING_WORK) // self._unwinding))
-        rows = rows[-affordable:]
-        self.work.spend(len(rows) * self._unwinding)
-        strategies: list[Strategy] = []
-        while len(rows):
-            done = _unwind_rows(self.chain, self._table, self.lengths, self._row_below, rows, prices, self._unwound)
-            start = 0
-            for end, worth in zip(self._unwound.ends[:done].tolist(), self._unwound.worths[:done].tolist(), strict=True):
-                if worth > least:
-                    strategies.append(tuple(sorted(self._unwound.items[start:end].tolist())))
-                start = end
-            rows = rows[done:]
-        return strategies
-
-
-class _Unwound(NamedTuple):
-    """Room for packs, and what unwinding them needs; L tokens in a pack."""
-
-    items: IntArray  # int64 [4 L + 16], the lengths one after the other
-    ends: IntArray  # int64 [rows], where each pack ends
-    worths: FloatArray  # float64 [rows]
-    pack: IntArray  # int64 [L + 2]
-    pending: IntArray  # int64, for `unwind`
-
-
-@borrowing_kernel
-def _unwind_rows(
-    chain: IntArray,
-    table: FloatArray,
-    lengths: IntArray,
-    row_below: IntArray,
-    rows: IntArray,
-    prices: FloatArray,
-    unwound: _Unwound,
-) -> int:
-    """Write the best pack of each row, as many as there is room for, at least one; returns how many.
-
-    Slots of lengths that do not occur shrink to the next one that does.
-    """
-    top = table.shape[1] - 1
-    items, pack = unwound.items, unwound.pack
-    end = 0
-    for number in range(rows.size):
-        length = lengths[rows[number]]
-        pack[0] = length
-        size = unwind(chain, table, top - length, pack, 1, unwound.pending)
-        if end + size > items.size:
-            return number
-        worth = 0.0
-        for index in range(size):
-            below = row_below[pack[index]]
-            if below >= 0:
-                items[end] = lengths[below]
-                worth += prices[below]
-                end += 1
-        unwound.ends[number], unwound.worths[number] = end, worth
-    return rows.size
+Pricer = TablePricer | BoundedPricer | ListedPricer
 
 
 def needs_grid(counts: IntArray, depth: int) -> bool:
@@ -330,15 +220,20 @@ class Relaxation:
     prices: FloatArray
 
     @property
+    def rounding(self) -> float:
+        """What the objective may be off by."""
+        return max(1e-6, 1e-13 * self.objective)
+
+    @property
     def closed(self) -> bool:
         """Whether no integer is between bound and objective, allowing for rounding errors."""
-        small = max(1e-6, 1e-13 * self.objective)
+        small = self.rounding
         return bool(self.objective - self.bound < small or np.ceil(self.bound - small) >= np.ceil(self.objective - small))
 
 
 def generate_columns(
     master: _Master,
-    pricer: TablePricer | ListedPricer,
+    pricer: Pricer,
     demand: FloatArray,
     known: Relaxation | None = None,
     *,
@@ -399,7 +294,7 @@ class LinearProgram:
         self.deepest = self.max_length // int(self.lengths[0])
         self.demand = counts[self.lengths - 1]
         self.master = _Master(self.lengths, self.demand.astype(np.float64), self.work)
-        self.pricer = _pricer(self.lengths, self.max_length, depth, self.work)
+        self.pricer: Pricer = _pricer(self.lengths, self.max_length, depth, self.work)
         self.relaxation: Relaxation | None = None
         self._row_below = np.searchsorted(self.lengths, np.arange(self.max_length + 1), side="right") - 1
         self.add((length,) for length in self.lengths.tolist())
@@ -410,6 +305,13 @@ class LinearProgram:
         the token bound.
         """
         return self.lengths / self.max_length if self.relaxation is None else self.relaxation.prices
+
+    @property
+    def least_packs(self) -> int:
+        """Whole packs that the solved program needs, with the strategies that it knows; 0 before it is solved."""
+        if self.relaxation is None or not np.isfinite(self.relaxation.objective):
+            return 0
+        return int(np.ceil(self.relaxation.objective - self.relaxation.rounding))
 
     @classmethod
     def limited(cls, counts: IntArray, depth: int, work: Work | None = None) -> LinearProgram:
@@ -422,6 +324,25 @@ class LinearProgram:
     def unlimited(cls, counts: IntArray, work: Work | None = None) -> LinearProgram:
         """As `limited`, without a limit on depth."""
         return cls.limited(counts, len(counts), work)
+
+    @classmethod
+    def bounded(cls, whole: LinearProgram, work: Work) -> LinearProgram:
+        """The program of the same sequences over those strategies alone that hold no more of a length than there are."""
+        linear_program = cls(whole.counts, whole.depth, work)
+        linear_program.pricer = BoundedPricer(whole.lengths, whole.max_length, whole.depth, whole.demand, work)
+        available = dict(zip(whole.lengths.tolist(), whole.demand.tolist(), strict=True))
+        linear_program.add(
+            strategy
+            for strategy in whole.master.strategies
+            if all(copies <= available[length] for length, copies in Counter(strategy).items())
+        )
+        return linear_program
+
+    def set_rest(self, uncovered: IntArray, waiting: IntArray) -> None:
+        """Change what the master has to cover, as its `set_demand`; `waiting` are the sequences that have no slot."""
+        self.master.set_demand(uncovered.astype(np.float64))
+        if isinstance(self.pricer, BoundedPricer):
+            self.pricer.counts = waiting
 
     def limit_work(self, work: Work) -> None:
         """What all further solutions may do."""

@@ -22,9 +22,10 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import Certificate, simple_certificate, threshold_certificate
+from gaudi_bert.packing.exact.bounded_pricer import can_be_bounded, deepest_pack
 from gaudi_bert.packing.exact.bounds import certify, prove
-from gaudi_bert.packing.exact.linear_program import LinearProgram, needs_grid
-from gaudi_bert.packing.exact.whole_packs import DiveSettings, dive
+from gaudi_bert.packing.exact.linear_program import MOST_CLOSED, LinearProgram, needs_grid
+from gaudi_bert.packing.exact.whole_packs import WHOLE, DiveSettings, dive
 from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
 from gaudi_bert.packing.long_packs import (
     FEW_LENGTHS,
@@ -53,6 +54,9 @@ NNLS_ROUNDS = 1.5
 PATIENCE = 4
 """Simplex iterations for each length before the NNLS supplies strategies."""
 
+SMALLER_DEPTHS_WORK = 15e9
+"""What the plans of smaller depths may do together. None is begun for which as much as the last one took is not left."""
+
 FAR = 1_000
 """Above one pack in so many of the bound, the limit of work has cut the search off, and `nnls` may have come further."""
 
@@ -63,14 +67,25 @@ class _Effort:
 
     Attributes:
         attempts: dives, until the gap is 0.
+        bounded: further dives, of few sequences, with no more of a length in a pack than there are.
         iterations: simplex iterations for each length, with the depth limit and the strategies of the NNLS.
     """
 
     attempts: tuple[DiveSettings, ...]
+    bounded: tuple[DiveSettings, ...] = ()
     iterations: float = np.inf
 
 
-THOROUGH = _Effort((DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6)))
+FEW_SEQUENCES = 1500
+"""So many sequences or fewer may cost seconds for each pack that is saved."""
+
+_SHARES = (0.08, 0.15, 0.25, 0.02)
+_FIRST = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6))
+
+THOROUGH = _Effort(
+    attempts=(*_FIRST, *(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 9))),
+    bounded=tuple(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 41)),
+)
 QUICK = _Effort((DiveSettings(0.25, max_steps=30),), iterations=60)
 """For a coarse grid, where a pack or two more do not matter."""
 
@@ -89,7 +104,35 @@ class _Optimum:
 
 
 def solve_optimally(counts: IntArray, depth: int, work: Work | None = None) -> Solved:
-    """As `pack_optimally`, in the form of the table of algorithms; what is far from its bound is packed by `nnls` too."""
+    """As `pack_optimally`, in the form of the table of algorithms, with what else may save a pack.
+
+    A plan of a smaller depth is one of a larger depth too. So where there is a gap, the smaller depths are planned as well,
+    each as if it were asked for, until they need too many packs, or no work is left for another.
+    """
+    lengths = np.flatnonzero(counts) + 1
+    deepest = deepest_pack(lengths, counts[lengths - 1], len(counts))
+    work = Work(OPTIMAL_WORK) if work is None else work
+    others, before = Work(SMALLER_DEPTHS_WORK, work), work.remaining
+    optimum = _pack_at_depth(counts, depth if depth < deepest else len(counts), _limit_within(work))
+    smaller = min(depth, deepest)
+    while optimum.gap and smaller > 1 and before - work.remaining < others.remaining:
+        smaller, before = smaller - 1, work.remaining
+        if -(-int(counts.sum()) // smaller) >= packs_of(optimum.mixture):
+            break
+        less_deep = _pack_at_depth(counts, smaller, _limit_within(others))
+        if less_deep.certificate.bound >= packs_of(optimum.mixture):
+            break
+        optimum = _better(optimum, less_deep.mixture, optimum.certificate)
+    return Solved(optimum.mixture, "optimal", optimum.certificate)
+
+
+def _limit_within(whole: Work) -> Work:
+    """What one plan may do, or what is left."""
+    return Work(min(OPTIMAL_WORK, whole.remaining), whole)
+
+
+def _pack_at_depth(counts: IntArray, depth: int, work: Work) -> _Optimum:
+    """What is far from its bound is packed by `nnls` too; the packs of sequences that can be dealt are matched again."""
     optimum = pack_optimally(counts, depth, work=work)
     bound = optimum.certificate.bound
     if optimum.gap > max(1, bound // FAR):
@@ -97,7 +140,7 @@ def solve_optimally(counts: IntArray, depth: int, work: Work | None = None) -> S
     if optimum.gap and counts.sum() <= MOST_DEALT:
         matched = rematch_halves(optimum.mixture, len(counts), depth, bound, Work(MATCHING_WORK))
         optimum = _better(optimum, matched, optimum.certificate)
-    return Solved(optimum.mixture, "optimal", optimum.certificate)
+    return optimum
 
 
 def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, work: Work | None = None) -> _Optimum:
@@ -112,6 +155,7 @@ def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, wor
     if optimum.gap == 0:
         return optimum
     lengths, can_be_dealt = np.count_nonzero(counts), counts.sum() <= MOST_DEALT
+    is_limited = depth < len(counts) // (int(np.argmax(counts > 0)) + 1)
     must_be_coarse = needs_grid(counts, depth)
     if must_be_coarse or len(counts) > LONGEST_WHOLE:
         optimum = _with_thresholds(optimum, counts, depth)
@@ -120,22 +164,48 @@ def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, wor
         return _better(optimum, planned.mixture, planned.certificate)
     if must_be_coarse or (len(counts) > LONGEST_WHOLE and lengths > FEW_LENGTHS and can_be_dealt):
         optimum = _deal_from_grids(counts, depth, optimum, work.share(0.8))
-        if optimum.gap == 0 or must_be_coarse:
+        if optimum.gap == 0 or (must_be_coarse and (is_limited or lengths * len(counts) > MOST_CLOSED)):
             return optimum
         work = work.share(LAST_PACK_SHARE) if _near(optimum) else work
-    linear_program = LinearProgram.unlimited(counts, work.share(0.4))
+    linear_program = LinearProgram.unlimited(counts, work.share(0.4 if is_limited else 0.7))
     linear_program.generate()
     optimum = _better(optimum, None, certify(linear_program, depth))
-    if depth < linear_program.deepest and optimum.gap:
+    if is_limited and optimum.gap:
         linear_program = _limited(counts, depth, linear_program, effort, work.share(0.6))
         optimum = _better(optimum, None, certify(linear_program, depth))
     linear_program.limit_work(work)
     optimum = _with_thresholds(optimum, counts, depth)
-    for settings in effort.attempts:
-        if optimum.gap == 0 or (work.exhausted and settings is not effort.attempts[0]):
-            break
-        optimum = _better(optimum, _whole_packs(linear_program, optimum.certificate.bound, settings), optimum.certificate)
+    optimum, is_hopeless = _try_dives(linear_program, optimum, effort.attempts)
+    if optimum.gap and not is_hopeless and effort.bounded and _can_be_bounded(linear_program):
+        bounded = LinearProgram.bounded(linear_program, work)
+        if np.ceil(bounded.generate().bound - WHOLE) < packs_of(optimum.mixture):
+            optimum, _ = _try_dives(bounded, optimum, effort.bounded)
     return optimum
+
+
+def _try_dives(
+    linear_program: LinearProgram, optimum: _Optimum, attempts: tuple[DiveSettings, ...]
+) -> tuple[_Optimum, bool]:
+    """Dive until there is no gap, or no hope. Half of the dives aim at a pack less than there are, not at the bound."""
+    least = linear_program.least_packs
+    for number, settings in enumerate(attempts):
+        least, packs = max(least, optimum.certificate.bound), packs_of(optimum.mixture)
+        if least >= packs or (linear_program.work.exhausted and number > 0):
+            break
+        target = least if number % 2 == 0 else packs - 1
+        mixture, is_hopeless = _whole_packs(linear_program, target, settings)
+        optimum = _better(optimum, mixture, optimum.certificate)
+        if is_hopeless:
+            least = target + 1
+    return optimum, least >= packs_of(optimum.mixture)
+
+
+def _can_be_bounded(linear_program: LinearProgram) -> bool:
+    """Whether there are so few sequences that their number at each length tells."""
+    sequences = int(linear_program.demand.sum())
+    return sequences <= FEW_SEQUENCES and can_be_bounded(
+        linear_program.lengths, linear_program.max_length, linear_program.depth, linear_program.demand
+    )
 
 
 def _with_thresholds(optimum: _Optimum, counts: IntArray, depth: int) -> _Optimum:
@@ -220,9 +290,10 @@ def _limited(counts: IntArray, depth: int, unlimited: LinearProgram, effort: _Ef
     return linear_program
 
 
-def _whole_packs(linear_program: LinearProgram, target: int, settings: DiveSettings) -> Mixture:
-    """One attempt at the target."""
-    slots, waiting = dive(linear_program, target, settings)
+def _whole_packs(linear_program: LinearProgram, target: int, settings: DiveSettings) -> tuple[Mixture, bool]:
+    """One attempt at the target; and whether no other is worth while."""
+    dived = dive(linear_program, target, settings)
     unpacked = np.zeros_like(linear_program.counts)
-    unpacked[linear_program.lengths - 1] = waiting
-    return best_fit_into(fill_slots(slots, linear_program.counts - unpacked), unpacked, linear_program.depth)
+    unpacked[linear_program.lengths - 1] = dived.waiting
+    mixture = fill_slots(dived.packs, linear_program.counts - unpacked)
+    return best_fit_into(mixture, unpacked, linear_program.depth), dived.is_hopeless

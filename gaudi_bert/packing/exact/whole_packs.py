@@ -4,7 +4,8 @@ The integer part of every usage is fixed. What remains is a few hundred sequence
 basis, is still optimal; from there some of the largest fractions are fixed to one more pack and the program is solved again
 with what remains to cover (diving, as in Sadykov et al. 2019). While fixed packs plus the rest's objective stay within the
 target, the known strategies are enough; when they do not, column generation supplies strategies for the rest. After every
-step the rest is searched exhaustively, within a limit of nodes, for packs that meet the target.
+step the rest is searched exhaustively, within a limit of nodes, for packs that meet the target (`last_packs`). A step that
+loses the target is taken back; where no other is left, so is the one before it.
 """
 
 from __future__ import annotations
@@ -14,16 +15,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import FloatArray, IntArray
-from gaudi_bert.common.compiled import borrowing_kernel, inner_kernel
+from gaudi_bert.common.arrays import FloatArray, IntArray, philox
+from gaudi_bert.packing.exact.last_packs import Searched, search_packs
 from gaudi_bert.packing.exact.linear_program import LinearProgram, generate_columns
-from gaudi_bert.packing.mixture import Mixture, Strategy, Work, add_packs
+from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, packs_of
 
 WHOLE = 1e-6
 """A usage this close below an integer is treated as it."""
 
-SMALLEST_SHARE = 0.01
-"""A step that loses the target is taken back and tried again with a third of the share, down to this."""
+MANY_PACKS = 1000
+"""As long as more whole packs than this can be fixed, no fractions are."""
+
+FEWER = 3
+"""After a step that lost the target, so many times fewer fractions are rounded up."""
+
+MOST_BARRED = 2
+"""Single fractions that may lose the target at a state, before the step that led to it is taken back too."""
+
+NOISE = 0.5
+"""The part of a fraction that is drawn at random where a dive has a seed."""
+
+MOST_SEARCHED = 2000
+"""A rest of more sequences than this is not searched."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +48,16 @@ class DiveSettings:
         threshold: fractions below this are only rounded up if none is larger.
         search_nodes: effort of the search of each rest.
         max_steps: programs that are solved at most.
+        max_failures: steps that may lose the target before the dive is given up.
+        seed: which of nearly equal fractions are rounded up; 0 for the largest.
     """
 
     share: float = 0.15
     threshold: float = 0.5
     search_nodes: int = 50_000
     max_steps: int = 1000
+    max_failures: int = 12
+    seed: int = 0
 
 
 class _Path:
@@ -53,10 +70,13 @@ class _Path:
         self.fixed: list[tuple[Strategy, int]] = []
         self.states: list[tuple[int, int, IntArray]] = []  # length of `fixed`, packs, uncovered
 
-    def fix(self, strategy: Strategy, count: int) -> None:
-        self.fixed.append((strategy, count))
-        self.packs += count
-        np.subtract.at(self.uncovered, np.searchsorted(self.lengths, strategy), count)
+    def fix_all(self, strategies: list[Strategy], counts: IntArray) -> None:
+        """Fix so many packs of each strategy."""
+        for column in np.flatnonzero(counts).tolist():
+            strategy, count = strategies[column], int(counts[column])
+            self.fixed.append((strategy, count))
+            self.packs += count
+            np.subtract.at(self.uncovered, np.searchsorted(self.lengths, strategy), count)
 
     def remember(self) -> None:
         self.states.append((len(self.fixed), self.packs, self.uncovered.copy()))
@@ -66,269 +86,139 @@ class _Path:
         number, self.packs, self.uncovered = self.states.pop()
         del self.fixed[number:]
 
-    def waiting(self, uncovered: IntArray) -> IntArray:
+    @property
+    def waiting(self) -> IntArray:
         """Sequences that find no free slot of their length or more: int64 [rows]."""
-        balance = np.cumsum(uncovered[::-1])
+        balance = np.cumsum(self.uncovered[::-1])
         unplaced = np.maximum.accumulate(np.maximum(balance, 0))
         return np.diff(unplaced, prepend=0)[::-1]
 
-    def mixture(self, rest: Mixture) -> Mixture:
-        result = dict(rest)
+    def mixture(self, rest: Mixture | None = None) -> Mixture:
+        """All packs, with those of the rest."""
+        result = dict(rest or {})
         for strategy, count in self.fixed:
             add_packs(result, strategy, count)
         return result
 
 
-def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> tuple[Mixture, IntArray]:
+class _Level:
+    """The program's solution at a state of the path, and which steps from there have lost the target."""
+
+    def __init__(self, usage: FloatArray, share: float) -> None:
+        self._usage = usage
+        self._share = share
+        self._barred: list[int] = []
+        self._raised: IntArray = np.zeros(0, dtype=np.int64)
+        self.is_spent = False
+
+    def step(self, settings: DiveSettings) -> IntArray:
+        """Packs to fix now: the integer parts if there are many, else also the largest fractions. int64 [strategies]."""
+        steps: FloatArray = np.floor(self._usage + WHOLE)
+        fractions = self._usage - steps
+        self._raised = self._raised[:0]
+        if steps.sum() <= MANY_PACKS:
+            number = max(1, int(self._share * np.sum(fractions)))
+            if settings.seed:
+                drawn = np.random.Generator(philox(settings.seed, "dive", *self._barred)).random(len(fractions))
+                fractions = fractions * (1.0 - NOISE * drawn)
+            fractions[self._barred] = 0.0
+            largest = np.argsort(-fractions, kind="stable")[:number]
+            is_only_step = (np.arange(len(largest)) == 0) & (fractions[largest] > 0.0) & ~steps.any()
+            self._raised = largest[(fractions[largest] >= settings.threshold) | is_only_step]
+            steps[self._raised] += 1
+        self.is_spent = not steps.any()
+        return steps.astype(np.int64)
+
+    def fail(self) -> None:
+        """The last step lost the target: round up fewer next time, or another one."""
+        self._share /= FEWER
+        if len(self._raised) <= 1:
+            self._barred += self._raised.tolist()
+        self.is_spent |= len(self._barred) > MOST_BARRED or not len(self._raised)
+
+
+class Dived(NamedTuple):
+    """What a dive comes to.
+
+    Attributes:
+        packs: slots may hold shorter sequences, see `fill_slots`.
+        waiting: int64 [rows], the sequences that they do not hold.
+        is_hopeless: there are no packs that meet the target, whatever the settings.
+    """
+
+    packs: Mixture
+    waiting: IntArray
+    is_hopeless: bool = False
+
+
+def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> Dived:
     """Whole packs for the program's sequences, in `target` packs if the dive goes well.
 
     Args:
-        linear_program: with its relaxation; the demand of its master is afterwards what the last dive did not cover.
-
-    Returns:
-        The packs (slots may hold shorter sequences, see `fill_slots`) and the sequences that they do not hold:
-        int64 [rows].
+        linear_program: with its relaxation; what its master has to cover is afterwards what the dive did not.
     """
-    master = linear_program.master
     path = _Path(linear_program.lengths, linear_program.demand)
-    master.set_demand(linear_program.demand.astype(np.float64))
-    master.solve(dual=True)
-    usage = master.usage()
-    share = settings.share
-    for _ in range(settings.max_steps):
-        if share <= SMALLEST_SHARE or (linear_program.work.exhausted and path.fixed):
+    furthest = Dived({}, path.waiting)
+    searched = _search_rest(linear_program, path, target, settings)
+    if searched.is_certain and searched.packs is None:
+        return furthest._replace(is_hopeless=True)
+    linear_program.set_rest(path.uncovered, path.waiting)
+    linear_program.master.solve(dual=True)
+    levels = [_Level(linear_program.master.usage(), settings.share)]
+    steps = failures = 0
+    while searched.packs is None and levels and steps < settings.max_steps and failures < settings.max_failures:
+        if linear_program.work.exhausted and path.fixed:
             break
-        steps = _round(usage, share, settings.threshold)
         path.remember()
-        for column in np.flatnonzero(steps).tolist():
-            path.fix(master.strategies[column], int(steps[column]))
-        rest = search_packs(
-            linear_program.lengths,
-            path.waiting(path.uncovered),
-            linear_program.prices,
-            linear_program.max_length,
-            linear_program.depth,
-            target - path.packs,
-            settings.search_nodes,
-            linear_program.work,
-        )
-        if rest is not None:
-            return path.mixture(rest), np.zeros_like(linear_program.demand)
-        if steps.any() and _resolve(linear_program, path, target):
-            usage, share = master.usage(), settings.share
-        else:
+        path.fix_all(linear_program.master.strategies, levels[-1].step(settings))
+        steps += 1
+        searched = _search_rest(linear_program, path, target, settings)
+        if searched.packs is None and not searched.is_certain and _resolve(linear_program, path, target):
+            levels.append(_Level(linear_program.master.usage(), settings.share))
+            if path.packs > packs_of(furthest.packs):
+                furthest = Dived(path.mixture(), path.waiting)
+        elif searched.packs is None:
+            failures += 1
+            _go_back(path, levels)
+    if searched.packs is not None:
+        return Dived(path.mixture(searched.packs), np.zeros_like(linear_program.demand))
+    return furthest
+
+
+def _go_back(path: _Path, levels: list[_Level]) -> None:
+    """Undo the last step; and those before it for which no other choice remains."""
+    path.undo()
+    levels[-1].fail()
+    while levels and levels[-1].is_spent:
+        levels.pop()
+        if levels:
             path.undo()
-            share /= 3
-    return path.mixture({}), path.waiting(path.uncovered)
+            levels[-1].fail()
+
+
+def _search_rest(linear_program: LinearProgram, path: _Path, target: int, settings: DiveSettings) -> Searched:
+    """Packs for what is not covered yet that meet the target."""
+    waiting = path.waiting
+    if waiting.sum() > MOST_SEARCHED:
+        return Searched(None, is_certain=False)
+    return search_packs(
+        linear_program.lengths,
+        waiting,
+        linear_program.prices,
+        linear_program.max_length,
+        linear_program.depth,
+        target - path.packs,
+        settings.search_nodes,
+        linear_program.work,
+    )
 
 
 def _resolve(linear_program: LinearProgram, path: _Path, target: int) -> bool:
     """Solve for what is not covered yet; False if it provably needs more packs than the target leaves."""
-    demand = path.uncovered.astype(np.float64)
-    linear_program.master.set_demand(demand)
+    linear_program.set_rest(path.uncovered, path.waiting)
     allowed = target - path.packs + WHOLE
     if linear_program.master.solve(dual=True) <= allowed:
         return True
+    demand = path.uncovered.astype(np.float64)
     rest = generate_columns(linear_program.master, linear_program.pricer, demand, linear_program.relaxation, enough=allowed)
     return rest.objective <= allowed
-
-
-def _round(usage: FloatArray, share: float, threshold: float) -> IntArray:
-    """Packs to fix now: the integer parts if there are many, else also the largest fractions. int64 [strategies]."""
-    steps: FloatArray = np.floor(usage + WHOLE)
-    fractions = usage - steps
-    if steps.sum() <= 1000:
-        number = max(1, int(share * np.sum(fractions)))
-        chosen = np.argsort(-fractions, kind="stable")[:number]
-        chosen = chosen[(fractions[chosen] >= threshold) | ((np.arange(len(chosen)) == 0) & ~steps.any())]
-        steps[chosen] += 1
-    return steps.astype(np.int64)
-
-
-# --- the last few packs by exhaustive search: do these sequences fit into that many packs?
-#
-# Diving loses its slack in the last handful of packs, where fractions of packs no longer guide. There the question is
-# small enough to be searched. The prices of the linear program prune: every pack is worth at most 1, so what the packs fall
-# short of 1 together may not exceed (packs - worth of all sequences). Each pack starts with the longest sequence that
-# remains and is filled in order of falling length; a branch dies when even the best completion of the pack leaves too little
-# worth. (Branch and bound on the dual prices, as Belov and Scheithauer 2006 use them; equal sequences are one type, so no
-# two branches are alike.)
-
-ROUNDING = 1e-9
-
-MOST_TABLE_OPERATIONS = 1e9
-"""A rest with more lengths than this allows is too large to be searched with success."""
-
-OPERATIONS_PER_NODE = 100
-
-MAX_LEVELS = 12
-"""With more sequences to come than this their number is not counted when the best completion is looked up."""
-
-ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4.0), (0.3, 4.0))
-"""(longest second sequence as a share of the room, how freely the slack is spent); the first leaves nothing out."""
-
-
-class _Rest(NamedTuple):
-    """What is to be packed; T types, the longest first."""
-
-    lengths: IntArray  # int64 [T]
-    prices: FloatArray  # float64 [T]
-    best: FloatArray  # float64 [k, t], see `_complete`
-    packs: int  # at most so many
-    depth: int  # most sequences in a pack
-    deepest: int  # most sequences that a pack can hold at these lengths
-
-
-class _Placed(NamedTuple):
-    """The path of the search: a stack of placed sequences."""
-
-    counts: IntArray  # int64 [T], sequences of each type that are not placed
-    stack: IntArray  # int64 [sequences], types in the order of packing
-    opening: IntArray  # int64 [packs + 2], the height of the stack at which each pack starts
-    slack: FloatArray  # float64 [packs + 2], what this pack and all later ones may fall short of the worth 1 together
-    free: IntArray  # int64 [packs + 2], what they may fall short of the depth, in sequences
-
-
-def search_packs(
-    lengths: IntArray,
-    counts: IntArray,
-    prices: FloatArray,
-    max_length: int,
-    depth: int,
-    packs: int,
-    max_nodes: int,
-    work: Work,
-) -> Mixture | None:
-    """Packs for all the sequences, or None if there are none or `max_nodes` branches did not find them.
-
-    Args:
-        lengths: int64 [types], ascending.
-        counts: int64 [types], sequences of each.
-        prices: float64 [types], such that no pack of at most `depth` sequences is worth more than 1.
-        max_nodes: branches of each attempt at most.
-        work: what the search may do in all.
-    """
-    order = np.flatnonzero(counts)[::-1]
-    lengths, counts, prices = (
-        lengths[order].astype(np.int64),
-        counts[order].astype(np.int64),
-        prices[order].astype(np.float64),
-    )
-    sequences = int(counts.sum())
-    slack = packs - float(prices @ counts)
-    if sequences == 0:
-        return {}
-    if slack < -ROUNDING or sequences > packs * depth or int(lengths @ counts) > packs * max_length:
-        return None
-    deepest = min(depth, max_length // int(lengths[-1]), sequences)
-    levels = min(deepest, MAX_LEVELS)
-    table_operations = 2.0 * levels * max_length * len(lengths)
-    if table_operations > min(work.remaining, MOST_TABLE_OPERATIONS):
-        return None
-    work.spend(table_operations)
-    best = np.zeros((levels + 1, max_length + 1))
-    _complete(lengths, prices, best, levels < deepest)
-    rest = _Rest(lengths, prices, best, packs, depth, deepest)
-    for attempt in ATTEMPTS:
-        if work.exhausted:
-            break
-        work.spend(OPERATIONS_PER_NODE * max_nodes)
-        placed = _Placed(
-            counts=counts.copy(),
-            stack=np.zeros(sequences, dtype=np.int64),
-            opening=np.zeros(packs + 2, dtype=np.int64),
-            slack=np.full(packs + 2, slack),
-            free=np.full(packs + 2, packs * depth - sequences),
-        )
-        used = _search(rest, placed, *attempt, max_nodes)
-        if used:
-            mixture: Mixture = {}
-            for kinds in np.split(placed.stack, placed.opening[1:used]):
-                add_packs(mixture, tuple(lengths[kinds].tolist()), 1)
-            return mixture
-    return None
-
-
-@borrowing_kernel
-def _complete(lengths: IntArray, prices: FloatArray, best: FloatArray, without_limit: bool) -> None:
-    """best[k, t] = best worth of at most k further sequences in a room of t tokens; row 0 is there. The last row may stand
-    for any number.
-    """
-    levels = best.shape[0] - 1
-    for slots in range(1, levels + 1):
-        before = best[slots] if without_limit and slots == levels else best[slots - 1]
-        for room in range(1, best.shape[1]):
-            value = best[slots - 1, room]
-            for kind in range(lengths.size):
-                if lengths[kind] <= room:
-                    value = max(value, prices[kind] + before[room - lengths[kind]])
-            best[slots, room] = value
-
-
-@borrowing_kernel
-def _search(rest: _Rest, placed: _Placed, second_share: float, reserve: float, max_nodes: int) -> int:
-    """Depth-first search; returns the number of packs, 0 if all sequences were not placed.
-
-    `kind` is the type to try next at the current height. With many packs to go a pack may use only a share of what they may
-    fall short: `reserve` over the packs to go.
-    """
-    lengths, prices, packs, depth = rest.lengths, rest.prices, rest.packs, rest.depth
-    counts, stack, opening, slack, free = placed
-    max_length = rest.best.shape[1] - 1
-    height, pack, room, worth, kind = 0, 0, max_length, 0.0, 0
-    for _ in range(max_nodes):
-        share = min(1.0, reserve / (packs - pack))
-        enough = 1.0 - slack[pack] * share - ROUNDING
-        used = height - opening[pack]
-        kind, fits = _next_fitting(rest, counts, kind, used, room, enough - worth)
-        if fits:
-            stack[height] = kind
-            height += 1
-            counts[kind] -= 1
-            room -= lengths[kind]
-            worth += prices[kind]
-            if height == stack.size:
-                return pack + 1
-            if used == 0:
-                longest = second_share * room
-                while kind < lengths.size - 1 and lengths[kind] > longest:
-                    kind += 1
-        elif used > 0 and pack + 1 < packs and worth >= enough and depth - used <= np.ceil(free[pack] * share):
-            slack[pack + 1] = slack[pack] - max(0.0, 1.0 - worth)
-            free[pack + 1] = free[pack] - (depth - used)
-            pack += 1
-            opening[pack] = height
-            room, worth, kind = max_length, 0.0, 0
-        else:
-            if used == 0:  # nothing can open this pack: go back into the one before, whose first sequence is not a choice
-                if pack == 0:
-                    break
-                pack -= 1
-                room, worth = max_length, 0.0
-                for index in range(opening[pack], height):
-                    room -= lengths[stack[index]]
-                    worth += prices[stack[index]]
-            height -= 1
-            kind = stack[height]
-            counts[kind] += 1
-            room += lengths[kind]
-            worth -= prices[kind]
-            kind = lengths.size if height == opening[pack] else kind + 1
-    return 0
-
-
-@inner_kernel
-def _next_fitting(rest: _Rest, counts: IntArray, kind: int, used: int, room: int, missing: float) -> tuple[int, bool]:
-    """The first type from `kind` on that fits a pack of `used` sequences and leaves it able to be worth `missing` more,
-    and whether there is one. The longest remaining sequence has to open a pack.
-    """
-    levels, slots = rest.best.shape[0] - 1, rest.deepest - used
-    while slots > 0 and kind < rest.lengths.size:
-        if counts[kind] > 0:
-            room_after = room - rest.lengths[kind]
-            if room_after >= 0 and rest.prices[kind] + rest.best[min(slots - 1, levels), room_after] >= missing:
-                return kind, True
-            if used == 0:
-                break
-        kind += 1
-    return kind, False

@@ -27,6 +27,7 @@ from gaudi_bert.rows.answers import TagScheme, class_answers, multi_label_answer
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import IGNORED, NO_WORD, Row, Sequences, TaggedRow
 from gaudi_bert.tasks.kinds.task import Draw, Task
+from gaudi_bert.tasks.ranking import correlations
 
 
 class TextTask(Task):
@@ -110,15 +111,8 @@ class Regression(TextTask):
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """pearson, spearman (0 where one side is constant), mean_squared_error."""
-        from scipy.stats import pearsonr, spearmanr
-
         guesses, right = logits[:, 0].astype(np.float64), np.asarray(sequences.target, np.float64)
-        varies = len(right) > 1 and np.ptp(guesses) > 0 and np.ptp(right) > 0
-        return {
-            "pearson": float(pearsonr(right, guesses)[0]) if varies else 0.0,
-            "spearman": float(spearmanr(right, guesses)[0]) if varies else 0.0,
-            "mean_squared_error": float(np.mean(np.square(guesses - right))),
-        }
+        return {**correlations(guesses, right), "mean_squared_error": float(np.mean(np.square(guesses - right)))}
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"value"}`."""

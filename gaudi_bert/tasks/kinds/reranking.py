@@ -1,21 +1,25 @@
 """Reranking: how well a document answers a query, read together, as one number (a cross-encoder).
 
-A row is a query, a document and a label of 0 to 1. Loss: binary cross-entropy of one logit. Metrics, by query: MRR@10,
+A row is a query, a document and a label of 0 to 1. Loss: binary cross-entropy of one logit, or over
+the documents of a query (`task.loss: listwise`), which then stay in one update. Metrics, by query: MRR@10,
 nDCG@10, MAP; rows of one text of the query belong together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from gaudi_bert.common.arrays import Float32Array
+from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray
 from gaudi_bert.rows.answers import score_answers
 from gaudi_bert.rows.types import Row, Sequences, TextRow
+from gaudi_bert.tasks.contrast import CoupledLoss, listwise
 from gaudi_bert.tasks.kinds.classification import TextTask
 from gaudi_bert.tasks.ranking import figures_of_groups
+from gaudi_bert.tasks.update_plan import GroupedRows
 
 
 class Reranking(TextTask):
@@ -29,6 +33,14 @@ class Reranking(TextTask):
     def width(self) -> int:
         """One value."""
         return 1
+
+    def coupled(self, sequences: Sequences, rows: Sequence[Row]) -> _Lists | None:
+        """The documents of each query, where the loss is `listwise`."""
+        if self.settings.loss != "listwise":
+            return None
+        _, of_row = np.unique(np.array([cast(TextRow, row).text for row in rows], object).astype(str), return_inverse=True)
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(of_row))])
+        return _Lists(GroupedRows(np.argsort(of_row, kind="stable"), starts), np.asarray(sequences.target, np.float64))
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """ndcg@10, mrr@10, map."""
@@ -47,3 +59,26 @@ class Reranking(TextTask):
             "label2id": {"LABEL_0": 0},
             "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"},
         }
+
+
+@dataclass(frozen=True)
+class _Lists:
+    """The documents of each query, and the label of each."""
+
+    groups: GroupedRows
+    labels: FloatArray
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the best document is first."""
+        return True
+
+    def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> CoupledLoss:
+        """Of these queries."""
+        documents = self.groups.of(rows)
+        places = np.searchsorted(sequences_N, documents)
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.groups.starts[rows + 1] - self.groups.starts[rows])])
+        found = listwise(outputs_NC[places], starts, self.labels[documents])
+        gradient = np.zeros_like(outputs_NC)
+        gradient[places] = found.gradient_NH
+        return found._replace(gradient_NH=gradient)

@@ -19,10 +19,11 @@ from typing import Any, ClassVar, NamedTuple, cast
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
-from gaudi_bert.model.heads import TaskHead, TaskKind
+from gaudi_bert.model.heads import TaskHead, TaskKind, VectorHead
 from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Row, Sequences
+from gaudi_bert.tasks.contrast import CoupledRows
 
 TASKS = {
     "classification": ("classification", "Classification"),
@@ -31,6 +32,7 @@ TASKS = {
     "token-classification": ("classification", "TokenClassification"),
     "question-answering": ("question_answering", "QuestionAnswering"),
     "reranking": ("reranking", "Reranking"),
+    "embedding": ("embedding", "Embedding"),
     "masked-language-modelling": ("language_modelling", "MaskedLanguageModelling"),
     "causal-language-modelling": ("language_modelling", "CausalLanguageModelling"),
 }
@@ -77,7 +79,7 @@ class Task(ABC):
         self.settings, self.labels, self.vocabulary = settings, tuple(labels), vocabulary
 
     @property
-    def head(self) -> TaskHead:
+    def head(self) -> TaskHead | VectorHead:
         """What an engine computes."""
         return TaskHead(cast(TaskKind, self.name), self.width)
 
@@ -98,6 +100,10 @@ class Task(ABC):
         before anything is computed.
         """
 
+    def coupled(self, sequences: Sequences, rows: Sequence[Row]) -> CoupledRows | None:
+        """The rows of training data whose loss is one of all rows of an update; None where it is a sum over sequences."""
+        return None
+
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """How good the answers are, by name, without the loss.
 
@@ -108,7 +114,7 @@ class Task(ABC):
     def rank(self, metrics: Mapping[str, float], best_metric: str) -> tuple[float, float]:
         """What orders evaluations, the best one last: the metric, and among equal ones the loss."""
         sign = -1.0 if best_metric in self.lower_is_better else 1.0
-        return sign * metrics[best_metric], -metrics["loss"]
+        return sign * metrics[best_metric], -metrics.get("loss", 0.0)
 
     def baseline(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
         """The metrics that one constant answer reaches on `measured`: the one that suits `learnt` best."""

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in, publish, remove
@@ -24,6 +24,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.engines.choose import choose_engine, load_engine
 from gaudi_bert.model.config import BertConfig, parameter_count
+from gaudi_bert.model.heads import TaskHead
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.window_plan import deepest
@@ -122,7 +123,7 @@ def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> 
     length = min(task_folder.max_sequence_length or start.sizes.positions, start.sizes.positions)
     sizes = {"B": rows, "L": length, "S": deepest(length)}
     with _complete_folder(out.resolve()) as folder:
-        write_task_saved_model(folder, start.config, task.head, model.values(), sizes)
+        write_task_saved_model(folder, start.config, cast(TaskHead, task.head), model.values(), sizes)
         shutil.copyfile(tokenizer.file, folder / "assets" / tokenizer.file.name)
     files = _files_in(out)
     reporter.say(f"export: {checkpoint} ({task_folder.task}) as savedmodel: {', '.join(files)}")

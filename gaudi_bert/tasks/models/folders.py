@@ -118,7 +118,7 @@ class TaskFolder:
         device = self._engine.open_device(TrainingSettings(precision=precision))
         model = open_task_model(self._start, task, self._engine, device)
         per: _Per = "token" if head.per_token else "sequence"
-        return _runner(model, per, head.width, device, self._start.sizes.hidden_size, longest)
+        return _runner(model, per, task.width, device, self._start.sizes.hidden_size, longest)
 
     def answers(
         self, settings: TaskSettings, values: Float32Array, sequences: Sequences, rows: Sequence[Row]

@@ -11,7 +11,7 @@ import dataclasses
 import importlib.util
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +22,8 @@ from gaudi_bert.common.errors import InputError, install_command
 from gaudi_bert.common.files import atomic_file, check_model, read_json, write_json
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
-from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, misfit, shapes_of
-from gaudi_bert.model.heads import variables_of
+from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, initial_value, misfit, parameter_specs, shapes_of
+from gaudi_bert.model.heads import VectorHead, variables_of
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.model.masking import Vocabulary
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
@@ -91,6 +91,7 @@ class StartWeights:
         kind: what they are, for people.
         architecture: the class of `transformers` for the task.
         variables: those that the model has; `fresh` are the ones that keep their initial values.
+        kept: those that `transformers` has besides and the task does not read; they stay as they are.
         identity: distinguishes them from others.
     """
 
@@ -102,6 +103,7 @@ class StartWeights:
     variables: WeightArrays
     fresh: tuple[str, ...]
     identity: str
+    kept: WeightArrays = field(default_factory=dict)
 
 
 def start_weights(path: Path, task: Task, *, lacks_head: bool = True) -> StartWeights:
@@ -123,7 +125,17 @@ def start_weights(path: Path, task: Task, *, lacks_head: bool = True) -> StartWe
         if name.startswith("bert/") and not name.startswith("bert/pooler/"):
             raise InputError(f"{weights.path}: {name} is missing; give the weights of a complete encoder")
     identity = weights_checksum(weights)
-    return StartWeights(weights.path, weights.kind, config, config.sizes, task.architecture, variables, fresh, identity)
+    kept = _unread_pooler(weights, config) if isinstance(task.head, VectorHead) else {}
+    return StartWeights(
+        weights.path, weights.kind, config, config.sizes, task.architecture, variables, fresh, identity, kept
+    )
+
+
+def _unread_pooler(weights: Weights, config: BertConfig) -> WeightArrays:
+    """BERT's pooler, which `transformers` expects below any vectors; of weights without one, initial values."""
+    specs = {name: spec for name, spec in parameter_specs(config).items() if name.startswith("bert/pooler/")}
+    fresh = {name: initial_value(name, spec, config.initializer_range, 0) for name, spec in specs.items()}
+    return {name: np.asarray(weights.variables.get(name, value), np.float32) for name, value in fresh.items()}
 
 
 def _encoder_weights(path: Path, task: Task, lacks_head: bool) -> StartWeights:
@@ -173,6 +185,8 @@ class TaskDescription:
 
 def read_task_folder(path: Path) -> TaskDescription:
     """The description of a model in a folder of `finetune`, or of transformers' `...For<Task>`."""
+    check_model(path)
+    check_finished(path)
     file = path / "config.json"
     if not file.is_file():
         raise InputError(
@@ -225,7 +239,7 @@ def write_task_folder(
         "settings": task.settings.model_dump(mode="json", exclude_defaults=True, exclude=_OF_A_FILE),
     }
     if isinstance(config, BertConfig):
-        tensors = to_hugging_face(variables)
+        tensors = to_hugging_face({**variables, **start.kept})
         values = {**config.to_json(), "model_type": "bert", "pad_token_id": tokenizer.pad_id or 0}
     else:
         tensors = {name: np.asarray(value, order="C") for name, value in variables.items()}

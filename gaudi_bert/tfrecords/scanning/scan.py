@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -404,17 +405,19 @@ def worker_count(workers: int | None, items: int) -> int:
     return max(1, min(items, workers if workers is not None else len(os.sched_getaffinity(0))))
 
 
-def map_in_threads(
+def each_in_threads(
     function: Callable[[_Item, ByteArray], _Result],
     items: Sequence[_Item],
     workers: int | None,
     make_buffer: Callable[[], ByteArray],
-) -> list[_Result]:
-    """`function(item, buffer)` for every item; each thread has one buffer from `make_buffer`."""
+) -> Iterator[_Result]:
+    """`function(item, buffer)` for every item, one after the other; each thread has one buffer from `make_buffer`."""
     count = worker_count(workers, len(items))
     if count == 1:
         buffer = make_buffer()
-        return [function(item, buffer) for item in items]
+        for item in items:
+            yield function(item, buffer)
+        return
     local = threading.local()
     failed = threading.Event()
 
@@ -430,12 +433,23 @@ def map_in_threads(
             raise
 
     with ThreadPoolExecutor(count) as pool:
-        futures = [pool.submit(run, item) for item in items]
+        futures = deque(pool.submit(run, item) for item in items)
         try:
-            return [future.result() for future in futures]  # type: ignore[misc]
+            while futures:
+                yield futures.popleft().result()  # type: ignore[misc]
         except BaseException:
             failed.set()  # also where this thread was interrupted: the others end after what they are at
             raise
+
+
+def map_in_threads(
+    function: Callable[[_Item, ByteArray], _Result],
+    items: Sequence[_Item],
+    workers: int | None,
+    make_buffer: Callable[[], ByteArray],
+) -> list[_Result]:
+    """The results of `each_in_threads`."""
+    return list(each_in_threads(function, items, workers, make_buffer))
 
 
 def map_files(function: Callable[[_Item, ByteArray], _Result], files: Sequence[_Item], workers: int | None) -> list[_Result]:

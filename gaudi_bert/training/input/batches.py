@@ -42,7 +42,7 @@ class TrainingOrder:
     """Which packs this process reads, and in which order.
 
     Packs of a file are shuffled within a window of `shuffle_packs`; `packs_done` were read already by all processes
-    together.
+    together, in `updates_done` updates.
     """
 
     seed: int
@@ -50,6 +50,7 @@ class TrainingOrder:
     rank: int = 0
     size: int = 1
     packs_done: int = 0
+    updates_done: int = 0
 
 
 _Features = Callable[[IntArray, IntArray, int], Batch]

@@ -1,0 +1,210 @@
+"""Rows of several lengths: which lengths, where the cost of a row grows faster than its length.
+
+With full attention a row of 8,192 positions costs more than 16 rows of 512 that hold as many tokens. So texts of different
+lengths are packed into rows of up to three lengths: each sequence goes to the shortest row that it fits, and the sequences
+of each length are packed by themselves, with their proven bound.
+
+Every choice of a few candidate lengths is given its least cost by the bounds on its packs, which take no planning. The
+choices are then planned, the cheapest first, until none can be cheaper than the best plan so far. So the result is the best
+of the candidates wherever that takes no more than `MOST_PLANNED` plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.algorithms import depth_of, pack_histogram
+from gaudi_bert.packing.certificate import simple_certificate, threshold_certificate
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.mixture import Packing
+
+LEAST_GAIN = 0.05
+"""The share of the cost that several lengths must save; else one length stays, which is one graph to compile."""
+
+MOST_CANDIDATES = 32
+"""Lengths that are tried: all multiples if they are no more, else as many in equal ratios."""
+
+MOST_PLANNED = 40
+"""Choices of lengths that are planned."""
+
+
+@dataclass(frozen=True)
+class RowCost:
+    """What a row of L positions costs, in any unit: linear L + quadratic L^2 + local L min(L, window).
+
+    Attributes:
+        linear: of a position: the products with the weights of all layers.
+        quadratic: of a pair of positions: attention of the layers that see the complete row.
+        local: of a pair of positions within the window: attention of the local layers.
+        window: positions that a local layer sees from each.
+    """
+
+    linear: float = 1.0
+    quadratic: float = 0.0
+    local: float = 0.0
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.linear, self.quadratic, self.local, self.window) < 0 or self.linear + self.quadratic + self.local <= 0:
+            raise InputError(f"the cost of a row is {self}; its parts must be 0 or more, and one of them more")
+
+    def of(self, length: int) -> float:
+        """The cost of one row."""
+        return length * (self.linear + self.quadratic * length + self.local * min(length, self.window))
+
+    @classmethod
+    def of_encoder(
+        cls, hidden_size: int, intermediate_size: int, global_layers: int, local_layers: int = 0, window: int = 0
+    ) -> RowCost:
+        """By multiplications: four projections and two products of the feed-forward part for each position; scores and
+        their sum over values for each pair of positions. A local layer that computes the complete mask is a global one.
+        """
+        position = 4 * hidden_size**2 + 2 * hidden_size * intermediate_size
+        pair = 2 * hidden_size
+        return cls((global_layers + local_layers) * position, global_layers * pair, local_layers * pair, window)
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """How sequences are packed into rows of one to a few lengths.
+
+    Attributes:
+        packings: of each length, ascending; each holds the sequences that fit no shorter row.
+        cost: of all rows.
+        one_length_cost: of rows of one length, the shortest that holds all sequences.
+        padded_cost: of batches of single sequences, each padded to its longest.
+    """
+
+    packings: tuple[Packing, ...]
+    cost: float
+    one_length_cost: float
+    padded_cost: float
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of rows, ascending."""
+        return tuple(packing.histogram.max_sequence_length for packing in self.packings)
+
+
+def choose_row_lengths(
+    counts: IntArray,
+    cost: RowCost,
+    *,
+    most_lengths: int = 3,
+    multiple: int = 64,
+    longest: int | None = None,
+    depth: int | str = "max",
+    algorithm: str = "optimal",
+    batch_sequences: int = 32,
+) -> RowLengths:
+    """Choose lengths of rows and pack the sequences into them.
+
+    Args:
+        counts: int64 [longest sequence], sequences of length 1, 2, ...; at least one sequence.
+        cost: of a row.
+        most_lengths: different lengths at most.
+        multiple: every length is a multiple of this, or `longest`.
+        longest: no row may be longer, such as the positions of a model; None for no limit.
+        depth, algorithm: of each packing, as `pack_histogram`.
+        batch_sequences: of the padded batches that the cost is compared with.
+
+    Raises:
+        InputError: a sequence is longer than the longest row, or an argument is out of its range.
+    """
+    if min(most_lengths, multiple, batch_sequences) < 1:
+        raise InputError("most_lengths, multiple and batch_sequences must be 1 or more")
+    if not counts.any():
+        raise InputError("there is no sequence to choose the lengths of rows for")
+    needed = int(np.flatnonzero(counts)[-1]) + 1
+    if longest is not None and needed > longest:
+        raise InputError(f"the longest sequence has {needed} tokens, the longest row {longest}; cut it or leave it out")
+
+    rows = _Rows(counts, cost, depth, algorithm)
+    candidates = _candidates(needed, multiple, longest)
+    best: tuple[int, ...] = (candidates[-1],)
+    one_length_cost = rows.planned_cost(best)
+    best_cost = one_length_cost * (1.0 - LEAST_GAIN)
+    least = sorted((rows.least_cost(choice), choice) for choice in _choices(candidates, most_lengths))
+    for least_cost, choice in least[:MOST_PLANNED]:
+        if least_cost >= best_cost:
+            break
+        if rows.planned_cost(choice) < best_cost:
+            best, best_cost = choice, rows.planned_cost(choice)
+    return RowLengths(
+        packings=tuple(rows.packing(above, length) for above, length in rows.intervals(best)),
+        cost=rows.planned_cost(best),
+        one_length_cost=one_length_cost,
+        padded_cost=padded_cost(counts, cost, batch_sequences),
+    )
+
+
+class _Rows:
+    """The rows of any length for the sequences of more than `above` and at most `length` tokens; each planned once."""
+
+    def __init__(self, counts: IntArray, cost: RowCost, depth: int | str, algorithm: str) -> None:
+        self._counts, self._cost, self._depth, self._algorithm = counts, cost, depth, algorithm
+        self._bounds: dict[tuple[int, int], int] = {}
+        self._packings: dict[tuple[int, int], Packing] = {}
+
+    def intervals(self, choice: tuple[int, ...]) -> list[tuple[int, int]]:
+        """(above, length) of each of the lengths that some sequence needs."""
+        return [(above, length) for above, length in pairwise((0, *choice)) if self._counts[above:length].any()]
+
+    def packing(self, above: int, length: int) -> Packing:
+        """The rows, planned."""
+        if (above, length) not in self._packings:
+            histogram = Histogram(length, self._part(above, length))
+            self._packings[above, length] = pack_histogram(histogram, self._algorithm, self._depth)
+        return self._packings[above, length]
+
+    def planned_cost(self, choice: tuple[int, ...]) -> float:
+        """Of all rows, once they are planned."""
+        return sum(self.packing(*interval).packs * self._cost.of(interval[1]) for interval in self.intervals(choice))
+
+    def least_cost(self, choice: tuple[int, ...]) -> float:
+        """Of all rows, by bounds that need no plan."""
+        return sum(self._bound(*interval) * self._cost.of(interval[1]) for interval in self.intervals(choice))
+
+    def _bound(self, above: int, length: int) -> int:
+        if (above, length) not in self._bounds:
+            part, depth = self._part(above, length), depth_of(self._depth, length)
+            proofs = simple_certificate(part, depth), threshold_certificate(part, depth)
+            self._bounds[above, length] = max(proof.bound for proof in proofs)
+        return self._bounds[above, length]
+
+    def _part(self, above: int, length: int) -> IntArray:
+        part = np.zeros(length, dtype=np.int64)
+        own = self._counts[above:length]
+        part[above : above + len(own)] = own
+        return part
+
+
+def _candidates(needed: int, multiple: int, longest: int | None) -> list[int]:
+    """Lengths of rows to choose from, ascending; the last holds every sequence."""
+    last = -(-needed // multiple)
+    steps = range(1, last + 1) if last <= MOST_CANDIDATES else np.geomspace(1, last, MOST_CANDIDATES).round().astype(int)
+    lengths = sorted({int(step) * multiple for step in steps})
+    return lengths if longest is None else sorted({min(length, longest) for length in lengths})
+
+
+def _choices(candidates: list[int], most_lengths: int) -> Iterable[tuple[int, ...]]:
+    """Two or more candidates, with the last, ascending."""
+    for shorter in range(1, most_lengths):
+        for choice in combinations(candidates[:-1], shorter):
+            yield (*choice, candidates[-1])
+
+
+def padded_cost(counts: IntArray, cost: RowCost, batch_sequences: int) -> float:
+    """Expected cost of single sequences in batches of so many, drawn at random, each padded to its longest sequence."""
+    lengths = np.flatnonzero(counts) + 1
+    sequences = int(counts.sum())
+    batch = min(batch_sequences, sequences)
+    none_longer = (np.cumsum(counts[lengths - 1]) / sequences) ** batch
+    is_longest = np.diff(none_longer, prepend=0.0)
+    return float(sequences * (is_longest @ np.array([cost.of(length) for length in lengths.tolist()])))

@@ -1,0 +1,317 @@
+"""One group of a packed table, read and compared with the rows of its table; its manifest, computed again.
+
+Each shard is read, its CRC compared with the manifest, and every slot with the row that it claims to be of, without the code
+that writes shards: values byte by byte in a numba kernel, positions and numbers of sequences by numpy, scalar columns by
+pyarrow. Every sequence must be there exactly once.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata
+from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
+from gaudi_bert.artefacts.shards import Shard
+from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray
+from gaudi_bert.common.arrow import explained_arrow_errors, named, require_pyarrow, validated
+from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import regular
+from gaudi_bert.common.memory import address_of, as_word, load_u8, load_word
+from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.packing.algorithms import depth_of
+from gaudi_bert.proof.checks import check_bound, check_crc32c
+from gaudi_bert.tables.groups import GroupedTable, layout_of, row_figures, sequences_of
+from gaudi_bert.tables.rows import GroupRows, RowSequences, list_values, read_rows
+from gaudi_bert.tables.sources import is_list, same_type
+from gaudi_bert.tables.write_packs import PackLayout, pad_value
+from gaudi_bert.tfrecords.files import input_file
+
+
+def prove_group(
+    packed: Path,
+    table: GroupedTable,
+    claimed: TableGroupManifest,
+    number: int,
+    shards: Sequence[str],
+    settings: TableSettings,
+    signature_sha256: str,
+    workers: int | None,
+) -> TableGroupManifest:
+    """Compare the shards of a group with its rows; its manifest, computed again, with what only the stored one claims."""
+    keep_values = not settings.index_only
+    rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
+    sequences, too_long = sequences_of(table, rows, settings)
+    layout = layout_of(table, settings)
+    positions = np.full(sequences.rows.size, -1, np.int64)
+    of_pack = np.full(sequences.rows.size, -1, np.int64)
+    packs = seen = 0
+    present = []
+    for name in shards:
+        path, before = packed / name, packs
+        identity = input_file(path).identity
+        claims = [shard for shard in claimed.shards if shard.name == name]
+        check_crc32c(packed, claims, [Shard(name=name, packs=0, **identity)], TableMetadata.remedy)
+        for stored in _stored_packs(path, layout):
+            members = _members(stored, rows, sequences, settings, positions)
+            positions[members] = seen + np.arange(members.size)
+            of_pack[members] = packs + np.repeat(np.arange(stored.offsets.size - 1), np.diff(stored.offsets))
+            packs, seen = packs + stored.offsets.size - 1, seen + members.size
+            _check_pack_numbers(stored, settings, packs)
+            if keep_values:
+                _check_tokens(stored, layout, rows, sequences.rows[members])
+                _check_scalars(stored, layout, rows, sequences.rows[members])
+        present.append(Shard(name=name, packs=packs - before, **identity))
+    if (positions < 0).any():
+        row = int(rows.numbers[sequences.rows[np.argmax(positions < 0)]])
+        raise FailedError(f"{packed}: row {row} of the table is in no pack; pack the table again")
+    length = settings.max_sequence_length
+    counts = np.bincount(sequences.lengths, minlength=length + 1)[1:]
+    path, depth = manifest_path(packed / NOTES_NAME, number), depth_of(settings.depth, length)
+    check_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
+    return TableGroupManifest(
+        **row_figures(rows, sequences, too_long, settings.max_sequence_length),
+        signature_sha256=signature_sha256,
+        group=number,
+        packs=packs,
+        lower_bound=claimed.lower_bound,
+        deepest_pack=int(np.bincount(of_pack).max(initial=0)),
+        algorithm_used=claimed.algorithm_used,  # nothing else states it
+        shards=tuple(present),
+    )
+
+
+def _members(
+    stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, settings: TableSettings, positions: IntArray
+) -> IntArray:
+    """Which sequences of the group these packs hold; each must be new."""
+    of_row = np.searchsorted(rows.numbers, stored.indices)
+    known = rows.numbers[np.minimum(of_row, rows.numbers.size - 1)] == stored.indices
+    first_of_row = np.searchsorted(sequences.rows, of_row)
+    members = first_of_row + stored.starts // settings.max_sequence_length
+    inside = np.minimum(members, sequences.rows.size - 1)
+    right = known & (members == inside) & (sequences.rows[inside] == of_row)
+    right &= (sequences.starts[inside] == stored.starts) & (sequences.lengths[inside] == stored.lengths)
+    if not right.all():
+        wrong = int(np.argmin(right))
+        raise FailedError(f"{stored.location}: row {stored.indices[wrong]} is not what the table has; pack the table again")
+    if (positions[members] >= 0).any() or np.unique(members).size < members.size:
+        raise FailedError(f"{stored.location}: holds a row that is in another pack too; pack the table again")
+    return members
+
+
+def _check_pack_numbers(stored: _StoredPacks, settings: TableSettings, packs: int) -> None:
+    """The depth holds, and an index numbers its packs."""
+    deepest = int(np.diff(stored.offsets).max(initial=0))
+    if settings.depth != "max" and deepest > settings.depth:
+        raise FailedError(f"{stored.location}: a pack holds {deepest} sequences, the depth is {settings.depth}; pack again")
+    if settings.index_only:
+        numbers = stored.table.column("row").to_numpy()
+        if not np.array_equal(numbers, np.arange(packs - numbers.size, packs)):
+            raise FailedError(f"{stored.location}: row does not number the packs of the group; pack the table again")
+
+
+class _StoredPacks(NamedTuple):
+    """A row group of a shard.
+
+    Attributes:
+        first: number of its first pack in the shard.
+        offsets: int64 [packs + 1], into the following.
+        indices: int64 [sequences], row numbers in the table.
+        starts: int32 [sequences], first tokens in these rows; 0 where rows are not split.
+        lengths: int32 [sequences].
+        table: all columns, as pyarrow.
+    """
+
+    path: Path
+    first: int
+    offsets: IntArray
+    indices: IntArray
+    starts: Int32Array
+    lengths: Int32Array
+    table: Any
+
+    @property
+    def location(self) -> str:
+        """How errors name it."""
+        return f"{self.path}: from pack {self.first} on"
+
+
+def _stored_packs(path: Path, layout: PackLayout) -> Iterator[_StoredPacks]:
+    """The row groups of a shard; columns, types, one length and index per sequence, and at most L tokens are checked."""
+    from pyarrow import parquet
+
+    try:
+        with explained_arrow_errors(path):
+            shard = parquet.ParquetFile(regular(path))
+        stored, expected = named(path, shard.schema_arrow), _schema_in_parquet(layout.schema())
+        if stored.names != expected.names or not all(map(same_type, stored.types, expected.types)):
+            raise FailedError(f"{path}: has the columns {', '.join(stored.names)}, or other types; pack the table again")
+        first = 0
+        with shard:
+            for number in range(shard.num_row_groups):
+                with explained_arrow_errors(path):
+                    table = shard.read_row_group(number)
+                yield _checked(path, layout, first, validated(path, table))
+                first += table.num_rows
+    except InputError as error:
+        raise FailedError(str(error)) from error
+
+
+def _schema_in_parquet(schema: Any) -> Any:
+    """A schema as it reads back from Parquet, which has neither seconds nor dates in milliseconds, for example."""
+    from pyarrow import parquet
+
+    file = io.BytesIO()
+    parquet.ParquetWriter(file, schema).close()
+    return parquet.read_schema(file)
+
+
+def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> _StoredPacks:
+    lengths, offsets = list_values(path, first, "seq_lens", table.column("seq_lens"))
+    indices, others = list_values(path, first, "indices", table.column("indices"))
+    starts = np.zeros(lengths.size, np.int32)
+    if layout.with_starts:
+        starts, more = list_values(path, first, "starts", table.column("starts"))
+        if not np.array_equal(more, others):
+            raise FailedError(f"{path}: from pack {first} on: starts and indices differ in number; pack the table again")
+    packs = _StoredPacks(path, first, offsets.astype(np.int64), indices, starts, lengths, table)
+    if not np.array_equal(offsets, others) or (np.diff(offsets) < 1).any() or (lengths < 1).any():
+        raise FailedError(f"{packs.location}: seq_lens and indices disagree; pack the table again")
+    used = np.add.reduceat(lengths.astype(np.int64), offsets[:-1]) if lengths.size else lengths
+    if (used > layout.max_sequence_length).any():
+        pack = first + int(np.argmax(used > layout.max_sequence_length))
+        raise FailedError(f"{path}: pack {pack}: holds more than {layout.max_sequence_length} tokens; pack the table again")
+    return packs
+
+
+def _check_tokens(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
+    """Every slot of every column along the tokens is what it must be; `of_rows`, int64: the row of each sequence."""
+    slots, count = layout.max_sequence_length, packs.offsets.size - 1
+    positions, numbers = _expected_numbers(packs, slots)
+    padding = numbers == 0
+    for name, expected in (("position_ids", positions), ("sequence_ids", numbers)):
+        _refuse(packs, name, _values(packs, name, count, slots) != expected)
+    for name in layout.columns.aligned:
+        stored = _values(packs, name, count, slots)
+        _refuse(packs, name, padding & (stored != pad_value(name)))
+        flat = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+        size = stored.itemsize
+        different = _first_difference(
+            packs.offsets, of_rows, packs.starts, packs.lengths, rows.addresses[name], size, slots * size, flat
+        )
+        if different >= 0:
+            pack = packs.first + int(np.searchsorted(packs.offsets, different, side="right")) - 1
+            raise FailedError(
+                f"{packs.path}: pack {pack}: {name} is not that of row {packs.indices[different]}; pack the table again"
+            )
+
+
+def _values(packs: _StoredPacks, name: str, count: int, slots: int) -> AnyArray:
+    """[packs, L]"""
+    values, offsets = list_values(packs.path, packs.first, name, packs.table.column(name))
+    if not (np.diff(offsets) == slots).all():
+        raise FailedError(f"{packs.location}: {name} does not have {slots} slots per pack; pack the table again")
+    return values[offsets[0] : offsets[-1]].reshape(count, slots)
+
+
+def _refuse(packs: _StoredPacks, name: str, wrong: AnyArray) -> None:
+    if wrong.any():
+        pack, slot = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+        raise FailedError(f"{packs.path}: pack {packs.first + pack}: {name} is wrong at slot {slot}; pack the table again")
+
+
+def _expected_numbers(packs: _StoredPacks, slots: int) -> tuple[IntArray, IntArray]:
+    """Positions and numbers of sequences, [packs, L], from the lengths: each slot counts from the last start before it."""
+    count = packs.offsets.size - 1
+    of_pack = np.repeat(np.arange(count), np.diff(packs.offsets))
+    ends = np.cumsum(packs.lengths, dtype=np.int64)
+    before = np.concatenate([np.zeros(1, np.int64), ends])
+    begins = before[:-1] - before[packs.offsets[:-1]][of_pack]
+    used = np.diff(before[packs.offsets])
+    starts = np.zeros((count, slots + 1), np.int64)
+    starts[of_pack, begins] = begins
+    starts[np.arange(count), used] = used  # that of the padding; beyond the row where there is none
+    slot = np.arange(slots)
+    positions = slot - np.maximum.accumulate(starts[:, :slots], axis=1)
+    marks = np.zeros((count, slots), np.int64)
+    marks[of_pack, begins] = 1
+    numbers = np.where(slot < used[:, None], np.cumsum(marks, axis=1), 0)
+    return positions, numbers
+
+
+def _check_scalars(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
+    """Every scalar column holds, for each sequence, the value of its row."""
+    pyarrow = require_pyarrow()
+    for name in layout.columns.scalars:
+        column = packs.table.column(name).combine_chunks()
+        stored = column.chunk(0) if isinstance(column, pyarrow.ChunkedArray) else column
+        if stored.null_count or not np.array_equal(np.diff(stored.offsets.to_numpy()), np.diff(packs.offsets)):
+            raise FailedError(f"{packs.location}: {name} does not have one value per sequence; pack the table again")
+        values, expected, first = stored.flatten(), rows.scalars.column(name).take(pyarrow.array(of_rows)), 0
+        for chunk in expected.chunks:
+            if not _equal_values(values.slice(first, len(chunk)), chunk):
+                raise FailedError(f"{packs.location}: {name} is not that of the rows; pack the table again")
+            first += len(chunk)
+
+
+def _equal_values(stored: Any, expected: Any) -> bool:
+    """Whether two pyarrow arrays hold the same, in the type that Parquet stores; NaN is equal to NaN, at any depth."""
+    pyarrow = require_pyarrow()
+    types, kind = pyarrow.types, stored.type
+    try:
+        expected = expected.cast(kind)
+    except pyarrow.ArrowException:  # a value that the stored type does not hold
+        return False
+    if stored.equals(expected):
+        return True
+    if len(stored) != len(expected) or not stored.is_valid().equals(expected.is_valid()):
+        return False
+    if types.is_floating(kind):
+        one, other = (array.to_numpy(zero_copy_only=False) for array in (stored, expected))
+        return bool(np.array_equal(one, other, equal_nan=True))
+    if types.is_struct(kind):
+        return all(map(_equal_values, stored.flatten(), expected.flatten()))
+    if types.is_map(kind):
+        entries = pyarrow.list_(pyarrow.struct([("key", kind.key_type), ("value", kind.item_type)]))
+        return _equal_values(stored.cast(entries), expected.cast(entries))
+    if is_list(kind):
+        same_lengths = stored.value_lengths().equals(expected.value_lengths())
+        return same_lengths and _equal_values(stored.flatten(), expected.flatten())
+    return False
+
+
+@borrowing_kernel
+def _first_difference(
+    offsets: IntArray,
+    of_rows: IntArray,
+    starts: Int32Array,
+    lengths: Int32Array,
+    addresses: IntArray,
+    value_bytes: int,
+    row_bytes: int,
+    stored: ByteArray,
+) -> int:
+    """The first sequence whose stored values are not those of its row; -1 where all are."""
+    begin = address_of(stored)
+    for pack in range(offsets.size - 1):
+        at = begin + pack * row_bytes
+        for index in range(offsets[pack], offsets[pack + 1]):
+            size = as_word(lengths[index]) * value_bytes
+            source = addresses[of_rows[index]] + as_word(starts[index]) * value_bytes
+            done = as_word(0)
+            while done + 8 <= size:
+                if load_word(at + done) != load_word(source + done):
+                    return index
+                done += 8
+            while done < size:
+                if load_u8(at + done) != load_u8(source + done):
+                    return index
+                done += 1
+            at += size
+    return -1

@@ -1,0 +1,325 @@
+"""The job of `finetune`: a model of a task on labelled rows, whose packs are those of the complete file.
+
+`tasks/coupled_job.py` adds what rows need whose loss is one of all rows of an update.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
+from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import atomic_file
+from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, TaskName, TaskSettings, TrainingSettings
+from gaudi_bert.config.values import free_settings
+from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
+from gaudi_bert.model.masking import NO_VOCABULARY
+from gaudi_bert.rows.reading import LeftOut
+from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizing import policy_of
+from gaudi_bert.rows.types import QuestionRow, Row, Sequences
+from gaudi_bert.tasks.kinds.task import Task, task_named
+from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
+from gaudi_bert.tasks.objective import TaskEvaluation, TaskObjective, TaskResult
+from gaudi_bert.tasks.task_data import TaskData, file_identity, labels_of, task_batches, tokenized_file
+from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
+from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.loop import TrainingLoop
+from gaudi_bert.training.objective import Evaluation
+from gaudi_bert.training.results import FineTuneInput
+from gaudi_bert.training.run import Job
+from gaudi_bert.training.run_folder import RunContext
+from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
+
+PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
+
+# Settings that name files, which are known by their content.
+_FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
+
+
+class FineTuneJob(Job[FineTuning]):
+    """A model of a task on labelled rows."""
+
+    result_name, result_type = FINETUNING_NAME, FineTuning
+
+    def __init__(self, settings: PipelineSettings, files: FineTuneInput, out: Path) -> None:
+        self.section = self._section = settings.finetune
+        self._settings, self._files, self._out = settings, files, out
+        self.is_bert = is_bert(files.model)
+
+    def prepare(self, reporter: Reporter) -> None:
+        """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
+        task_settings, section, files = self._task_settings(), self._section, self._files
+        if task_settings.name is None:
+            raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
+        name = task_settings.name
+        tokenizer = open_tokenizer(files.vocabulary or files.model)
+        labels = labels_of(files.data, name, task_settings)
+        kind = task_named(name)
+        start = start_weights(files.model, kind(task_settings, labels))
+        length, positions = self._length(), start.sizes.positions
+        if length > positions:
+            raise InputError(
+                f"finetune.max_sequence_length = {length}: the model has {positions} positions; set it to no more"
+            )
+        tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
+        data = self._read(files.data, task_settings, tokenizer, labels, section.depth, reporter, is_first=True)
+        # Questions without an answer need a threshold for giving none.
+        has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
+        if has_unanswerable and task_settings.null_score_threshold is None:
+            task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
+        needs_words = name == "masked-language-modelling"
+        self._task = kind(task_settings, labels, vocabulary_of(tokenizer) if needs_words else NO_VOCABULARY)
+        self._tokenizer, self._start, self._data, self._held_out = tokenizer, start, data, None
+        if files.evaluation_data is not None:
+            depth = section.evaluation_depth
+            self._held_out = self._read(files.evaluation_data, task_settings, tokenizer, labels, depth, reporter)
+        self._best_metric = _best_metric(self._task, section, self._held_out is not None)
+        self.spec = ModelSpec(start.config, self._task.head)
+        self.objective = TaskObjective(self._task)
+
+    def _task_settings(self) -> TaskSettings:
+        """Those of the task; a kind of job may take some from the folder of the model."""
+        return self._settings.task
+
+    def _length(self) -> int:
+        """The most tokens of a sequence."""
+        return self._section.max_sequence_length
+
+    def _read(
+        self,
+        path: Path,
+        settings: TaskSettings,
+        tokenizer: RowTokenizer,
+        labels: tuple[str, ...],
+        depth: int | str,
+        reporter: Reporter,
+        *,
+        is_first: bool = False,
+    ) -> TaskData:
+        """The packs of a file; of the first one a line states how it is read, as all are."""
+        length, left_out = self._length(), LeftOut()
+        say = reporter.say if is_first else None
+        sequences, rows = self._tokenized(path, settings, tokenizer, labels, say, left_out)
+        if left_out.rows:
+            reporter.say(str(left_out))
+        if sequences.cut_rows:
+            cut = policy_of(cast(TaskName, settings.name), settings) == "truncate"
+            what = f"cut to {length} tokens" if cut else "taken in windows"
+            reporter.say(f"{path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
+        return TaskData.planned(
+            path,
+            file_identity(path),
+            rows,
+            sequences,
+            max_sequence_length=length,
+            algorithm=self._section.algorithm,
+            depth=depth,
+        )
+
+    def _tokenized(
+        self,
+        path: Path,
+        settings: TaskSettings,
+        tokenizer: RowTokenizer,
+        labels: tuple[str, ...],
+        say: Callable[[str], None] | None,
+        left_out: LeftOut,
+    ) -> tuple[Sequences, tuple[Row, ...]]:
+        return tokenized_file(
+            path, cast(TaskName, settings.name), settings, tokenizer, labels, self._length(), say, left_out
+        )
+
+    def plan(self, processes: int) -> RunPlan:
+        """Updates and batches, from epochs and sequences."""
+        return _plan(self._section, self._data, processes, self._settings.resources.processes_per_worker)
+
+    def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
+        """The rows and their packs, the model, the batches."""
+        task, data, section, start = self._task, self._data, self._section, self._start
+        packing, labels = data.packing, f", {len(task.labels)} labels" if task.labels else ""
+        return [
+            f"{task.name}{labels}: {len(data.rows):,} rows of {data.path}, {packing.sequences:,} sequences, "
+            f"{packing.tokens / packing.sequences:.1f} tokens on average, rows of {data.length}",
+            f"{packing.packs:,} packs of depth {packing.depth_used}, "
+            f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
+            f"no packing of this depth has fewer than {packing.lower_bound:,}",
+            f"{start.path} ({start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
+            f"{start.sizes.hidden_size}; {len(start.fresh)} variables start from random numbers",
+            f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
+            f"{section.optimizer}, learning rate {section.learning_rate:g}",
+            *filter(None, [task.note()]),
+            *plan.short_lines(),
+            *(plan.table() if dry_run else []),
+        ]
+
+    def signature(self) -> Signature:
+        """What the model depends on."""
+        section = self._section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES)
+        task = self._task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
+        inputs = {
+            "data": self._data.identity,
+            "evaluation_data": self._held_out.identity if self._held_out is not None else None,
+            "model": f"{self._start.path.name}:{self._start.identity}",
+            "tokenizer": file_identity(self._tokenizer.file),
+            "labels": list(self._task.labels),
+        }
+        return Signature("finetune", {"task": task, "finetune": section}, inputs)
+
+    def evaluation(self, plan: RunPlan) -> TaskEvaluation | None:
+        """The held-out rows."""
+        if self._held_out is None:
+            return None
+        return TaskEvaluation(
+            self._task, self._held_out, self._section.micro_batch_packs, plan.settings.seed, self._best_metric
+        )
+
+    def load_start(self, model: Model, reporter: Reporter) -> None:
+        """The encoder of `--model`, and its head where it fits."""
+        model.load_values(self._start.variables)
+
+    def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
+        """Packs of all epochs, and then empty ones."""
+        return task_batches(self._data, self._task, plan.settings.micro_batch_packs, self._section.epochs, order)
+
+    def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
+        """Keep the weights where no evaluation before was better. The weights come first, so best.json never lies."""
+        if not run.communicator.is_first:
+            return
+        path, figures = self._out / BEST_NAME, evaluation.as_json()
+        before = BestCheckpoint.read_if_present(path)
+        rank = partial(self._task.rank, best_metric=self._best_metric)
+        is_best = before is None or rank(figures) >= rank(before.metrics)  # of equal ones the later one
+        if is_best and not math.isnan(figures[self._best_metric]):
+            settings = {"model": self._start.config.to_json()}
+            written = write_checkpoint(path.parent, Checkpoint(update, model.values(), settings=settings))
+            BestCheckpoint(update=update, metric=self._best_metric, metrics=figures).write(path)
+            for other in path.parent.glob("update-*.safetensors"):
+                if other != written:
+                    other.unlink()
+
+    def finish(self, loop: TrainingLoop) -> FineTuning:
+        """Take the best weights, evaluate them once more, and write the model and its answers."""
+        model, communicator = loop.model, loop.context.communicator
+        best_update = self._take_best(model, communicator)
+        result = None if loop.evaluator is None else cast(TaskResult, loop.evaluator.run())
+        if communicator.is_first:
+            self._write_folder(model)
+            self._write_answers(result)
+        return FineTuning(
+            task=self._task.name,
+            model=self._start.path.name,
+            labels=self._task.labels,
+            **self._packing_figures(),
+            epochs=self._section.epochs,
+            updates=loop.plan.settings.updates,
+            best_metric=self._best_metric if result is not None else None,
+            best_update=loop.progress.update if best_update is None else best_update,
+            evaluated_rows=result.rows if result is not None else 0,
+            metrics=dict(result.figures) if result is not None else {},
+            baseline=self._baseline(),
+        )
+
+    def _packing_figures(self) -> dict[str, Any]:
+        """How the training data is packed."""
+        packing = self._data.packing
+        return {
+            "max_sequence_length": self._data.length,
+            "sequences": packing.sequences,
+            "packs": packing.packs,
+            "lower_bound": packing.lower_bound,
+            "packing_factor": packing.packing_factor,
+            "depth": packing.depth_used,
+            "algorithm": packing.algorithm_used,
+        }
+
+    def _baseline(self) -> dict[str, float]:
+        """What is reached without learning."""
+        return self._task.baseline(self._data.sequences, self._held_out.sequences) if self._held_out else {}
+
+    def _take_best(self, model: Model, communicator: Communicator) -> int | None:
+        """Load the weights of the best evaluation in every process; its update, None where nothing was evaluated."""
+        best = communicator.from_first(lambda: BestCheckpoint.read_if_present(self._out / BEST_NAME))
+        if best is not None and communicator.is_first:
+            model.load_values(read_checkpoint(find_checkpoint(self._out / "best")).variables)
+        if communicator.size > 1:
+            model.load_values(communicator.broadcast(model.values()))
+        return None if best is None else best.update
+
+    def _write_folder(self, model: Model) -> None:
+        """The model as `transformers` opens it."""
+        write_task_folder(self._out, self._start, self._task, model.values(), self._tokenizer, self._data.length)
+
+    def _write_answers(self, result: TaskResult | None) -> None:
+        """What the model answers to the held-out rows."""
+        if result is None or result.logits is None or self._held_out is None:
+            return
+        with atomic_file(self._out / PREDICTIONS_NAME) as handle:
+            for answer in self._task.answers(result.logits, self._held_out.sequences, self._held_out.rows):
+                handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
+
+
+def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
+    factor, packs = data.packing.packing_factor, data.packing.packs
+    micro_batch, steps = _batch_of(section, factor, processes)
+    per_update = micro_batch * steps * processes
+    updates, an_epoch = (math.ceil(epochs * packs / per_update) for epochs in (section.epochs, 1))
+    return RunPlan(
+        training_settings(section, micro_batch, updates, an_epoch),
+        factor,
+        processes=processes,
+        processes_per_worker=processes_per_worker,
+        slots_per_pack=data.length,
+        packs=packs,
+        mean_tokens=data.packing.tokens / data.packing.sequences,
+        keys=FINE_TUNING_KEYS,
+    )
+
+
+def training_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int, an_epoch: int) -> TrainingSettings:
+    """The settings in the words of the training loop; an epoch has so many updates."""
+    in_other_words = {
+        "micro_batch_packs": micro_batch_packs,
+        "global_batch_sequences": section.batch_sequences,
+        "updates": updates,
+        "warmup_updates": min(updates, round(section.warmup_share * updates)),
+        "evaluate_every_updates": section.evaluate_every_updates or an_epoch,
+        "save_every_updates": section.save_every_updates or an_epoch,
+    }
+    of_the_loop = {name: getattr(section, name) for name in LoopSettings.model_fields}
+    return TrainingSettings.model_validate({**of_the_loop, **in_other_words})
+
+
+def _batch_of(section: FineTuneSettings, factor: float, processes: int) -> tuple[int, int]:
+    """Packs of a micro-batch, and micro-batches of an update as `RunPlan` has them, nearest to the requested batch."""
+
+    def steps_with(packs: int) -> int:
+        return max(1, round(section.batch_sequences / (packs * factor * processes)))
+
+    def distance(packs: int) -> tuple[float, int]:
+        real = steps_with(packs) * packs * factor * processes
+        return round(abs(real / section.batch_sequences - 1.0), 2), steps_with(packs)
+
+    best = min(range(1, section.micro_batch_packs + 1), key=distance)
+    return best, steps_with(best)
+
+
+def _best_metric(task: Task, section: FineTuneSettings, is_evaluated: bool) -> str:
+    if section.best_metric is not None and not is_evaluated:
+        raise InputError("finetune.best_metric: needs evaluation data; give --evaluation FILE")
+    best_metric = section.best_metric or task.best_metric
+    if best_metric not in task.metric_names:
+        raise InputError(
+            f"finetune.best_metric = {best_metric}: {task.name} has no such metric; choose one of "
+            f"{', '.join(task.metric_names)}"
+        )
+    return best_metric

@@ -1,0 +1,118 @@
+"""Embedding: vectors of texts that are near for texts that belong together (a bi-encoder).
+
+A row is an anchor, its positive and any number of negatives; or two texts and a score. Each distinct text is one sequence,
+with the prompt of its role. Losses: `tasks/contrast.py`. Metrics of the first kind are those of a search: the queries are
+the distinct anchors of the rows, the documents all their other texts; of the second, correlations of cosines with scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, IntArray
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.model.heads import VectorHead
+from gaudi_bert.rows.packs import Placement
+from gaudi_bert.rows.retrieval import TextTable, text_table
+from gaudi_bert.rows.types import Row, Sequences, TupleRow
+from gaudi_bert.tasks.contrast import (
+    CoupledLoss,
+    LossOfVectors,
+    by_dimensions,
+    contrast_of,
+    cosent,
+    cosine_error,
+    in_batch_negatives,
+)
+from gaudi_bert.tasks.kinds.task import Draw, Task
+from gaudi_bert.tasks.ranking import correlations, cosines, search_figures
+from gaudi_bert.tasks.update_plan import GroupedRows
+
+CORRELATIONS = ("spearman", "pearson")
+"""Metrics of pairs with a score; the others are those of a search."""
+
+
+class Embedding(Task):
+    """A vector for each text."""
+
+    name = "embedding"
+    architecture = "BertModel"
+    best_metric = "ndcg@10"
+    metric_names = ("ndcg@10", "mrr@10", "accuracy@1", "recall@10", "map@100", *CORRELATIONS)
+
+    @property
+    def head(self) -> VectorHead:
+        """The pooled vectors as they are: losses and cosines take them with the length 1."""
+        return VectorHead(self.settings.pooling or "mean", normalize=False)
+
+    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
+        """None: what is learnt is in the rows."""
+        return {}
+
+    def coupled(self, sequences: Sequences, rows: Sequence[Row]) -> _EmbeddedRows:
+        """Every text is compared with those of all rows."""
+        table = texts_of_rows(self.settings, rows)
+        return _EmbeddedRows(self.settings, table, GroupedRows(table.members, table.starts), _scores(rows))
+
+    def metrics(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+        """Those of a search, or pearson and spearman; `vectors` are of the distinct texts."""
+        table, scores = texts_of_rows(self.settings, rows), _scores(rows)
+        anchors, positives = table.members[table.starts[:-1]], table.members[table.starts[:-1] + 1]
+        if scores is not None:
+            return correlations(cosines(vectors[anchors], vectors[positives]), scores)
+        queries, of_row = np.unique(anchors, return_inverse=True)
+        documents = np.unique(np.delete(table.members, table.starts[:-1]))
+        answering = np.searchsorted(documents, positives)
+        pairs = np.unique(of_row * len(documents) + answering)
+        answers = np.split(pairs % len(documents), np.searchsorted(pairs // len(documents), np.arange(1, len(queries))))
+        return search_figures(vectors[queries], vectors[documents], answers)
+
+
+@dataclass(frozen=True)
+class _EmbeddedRows:
+    """Rows to learn from."""
+
+    settings: TaskSettings
+    table: TextTable
+    groups: GroupedRows
+    scores: FloatArray | None
+
+    @property
+    def has_answers(self) -> bool:
+        """Not where rows have a score."""
+        return self.scores is None
+
+    def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> CoupledLoss:
+        """In-batch negatives, or of pairs with a score."""
+        settings, starts = self.settings, self.groups.starts[rows]
+        texts = np.searchsorted(sequences_N, self.groups.of(rows))
+        sizes = self.groups.starts[rows + 1] - starts
+        first = np.cumsum(sizes) - sizes
+        anchors, positives = texts[first], texts[first + 1]
+        of_vectors: LossOfVectors
+        if self.scores is None:
+            negatives = np.delete(texts, np.concatenate([first, first + 1]))
+            contrast = contrast_of(anchors, positives, negatives, self.table.content[sequences_N])
+            of_vectors = partial(in_batch_negatives, contrast=contrast, scale=settings.scale, symmetric=settings.symmetric)
+        elif settings.loss == "cosine":
+            of_vectors = partial(cosine_error, firsts_M=anchors, seconds_M=positives, scores_M=self.scores[rows])
+        else:
+            scores, scale = self.scores[rows], settings.scale
+            of_vectors = partial(cosent, firsts_M=anchors, seconds_M=positives, scores_M=scores, scale=scale)
+        return by_dimensions(outputs_NC, of_vectors, settings.dimensions)
+
+
+def texts_of_rows(settings: TaskSettings, rows: Sequence[Row], *, lower_case: bool = False) -> TextTable:
+    """The distinct texts of rows, with the prompts that the settings name."""
+    prompts = settings.query_prompt or "", settings.document_prompt or ""
+    return text_table(cast(Sequence[TupleRow], rows), *prompts, lower_case=lower_case)
+
+
+def _scores(rows: Sequence[Row]) -> FloatArray | None:
+    scores = [cast(TupleRow, row).score for row in rows]
+    return None if scores[0] is None else np.array(scores, np.float64)

@@ -1,0 +1,135 @@
+"""Hard instances: of the literature, made with large counts or many lengths, and small ones against brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_bert.packing.certificate import check_certificate
+from gaudi_bert.packing.exact.bounded_pricer import BoundedPricer, deepest_pack
+from gaudi_bert.packing.exact.optimal import solve_optimally
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
+from tests.builders.agree import agree
+from tests.builders.effort import LONG, long_form
+from tests.builders.histograms import bin_packing
+from tests.builders.properties import examples
+from tests.oracles import packing as naive
+
+
+def solved(counts: np.ndarray, depth: int) -> tuple[int, int]:
+    """Packs and bound, of a plan that is a packing and whose prices prove the bound."""
+    result = solve_optimally(counts, depth)
+    check_mixture(result.mixture, Histogram(len(counts), counts), depth)
+    assert result.certificate is not None
+    assert check_certificate(result.certificate, counts) == result.certificate.bound
+    return packs_of(result.mixture), result.certificate.bound
+
+
+def drawn(seed: int, low: int, high: int, sequences: int) -> np.ndarray:
+    """Lengths low .. high - 1, drawn alike, in packs of high - 1: int64 [high - 1]."""
+    return np.bincount(np.random.default_rng(seed).integers(low, high, sequences), minlength=high)[1:]
+
+
+# --- of the literature
+
+EACH = 12 if LONG else 2
+
+
+@pytest.mark.parametrize("kind", ["t60", "t120", "hard28", "ai201"])
+def test_of_the_literature(kind: str) -> None:
+    for instance in bin_packing(kind)[-EACH:]:
+        packs, bound = solved(instance.counts, len(instance.counts))
+        assert bound <= instance.bins
+        assert packs == instance.bins, instance.name
+
+
+# --- made
+
+
+SHORT_AMONG_OTHERS = [(5, 1601, 800), (2, 1025, 10_000), *([(1, 8193, 100_000)] if LONG else [])]
+
+
+@pytest.mark.parametrize(("seed", "high", "sequences"), SHORT_AMONG_OTHERS)
+def test_short_lengths_among_others_do_not_stop_the_program(seed: int, high: int, sequences: int) -> None:
+    packs, bound = solved(drawn(seed, 1, high, sequences), high - 1)
+    assert packs == bound
+
+
+LARGE = {
+    "Fibonacci": (4096, [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584], 10**12),
+    "fourteen": (100, [3, 7, 8, 11, 12, 19, 23, 29, 31, 37, 41, 43, 59, 61], 10**14),
+    "three": (97, [29, 31, 47], 10**16),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("depth", [3, 5, 4096])
+def test_large_counts(name: str, depth: int) -> None:
+    max_length, lengths, count = LARGE[name]
+    counts = np.zeros(max_length, dtype=np.int64)
+    counts[np.array(lengths) - 1] = count
+    counts[lengths[-1] - 1] += 7
+    packs, bound = solved(counts, min(depth, max_length))
+    assert packs - bound <= 1 + bound // 10**12
+
+
+@long_form
+def test_a_thousand_lengths_of_a_quarter_of_a_pack() -> None:
+    counts = np.zeros(8192, dtype=np.int64)
+    counts[1638:2730] = np.random.default_rng(0).integers(0, 10**6, 1092)
+    packs, bound = solved(counts, 8192)
+    assert packs == bound
+
+
+def test_twelve_sequences_are_searched_before_anything_is_rounded() -> None:
+    counts = np.zeros(128, dtype=np.int64)
+    counts[np.array([3, 16, 17, 47, 62]) - 1] = [3, 2, 4, 2, 1]
+    assert solved(counts, 4) == (3, 3)
+
+
+@given(st.lists(st.integers(5, 40), min_size=6, max_size=11), st.integers(2, 5))
+@examples(40)
+def test_a_dozen_sequences_take_as_few_packs_as_there_can_be(lengths: list[int], depth: int) -> None:
+    counts = np.bincount(lengths, minlength=65)[1:]
+    fewest = naive.fewest_packs(tuple(counts.tolist()), depth)
+    packs, bound = solved(counts, depth)
+    assert bound <= fewest == packs
+
+
+@given(st.integers(0, 2**32 - 1))
+@examples(10)
+def test_more_depth_is_never_worse(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    counts = np.bincount(generator.integers(7, 61, 40), minlength=129)[1:]
+    packs = [solved(counts, depth)[0] for depth in (2, 3, 4, 5, 6, 128)]
+    assert packs == sorted(packs, reverse=True)
+
+
+# --- no more of a length than there are sequences
+
+
+@given(st.dictionaries(st.integers(1, 17), st.integers(1, 3), min_size=1, max_size=5), st.integers(1, 18), st.randoms())
+@examples(60)
+def test_bounded_prices_are_those_of_all_packs(available: dict[int, int], depth: int, random) -> None:
+    lengths = np.array(sorted(available))
+    counts = np.array([available[length] for length in lengths.tolist()])
+    prices = np.sort([random.random() for _ in lengths])
+    pricer = BoundedPricer(lengths, 17, depth, counts, Work())
+    worth = pricer.price(prices)
+    price_of = dict(zip(lengths.tolist(), prices.tolist(), strict=True))
+    packs = [
+        pack
+        for pack in naive.strategies(17, depth, full=False)
+        if all(pack.count(length) <= available.get(length, 0) for length in pack)
+    ]
+    best = [max(sum(map(price_of.get, pack)) for pack in packs if pack[-1] == length) for length in lengths.tolist()]
+    agree(worth, np.array(best), 1e-12, scale=1.0)
+    assert deepest_pack(lengths, counts, 17) == max(
+        len(pack) for pack in naive.strategies(17, 17, full=False) if all(pack.count(i) <= available.get(i, 0) for i in pack)
+    )
+    chosen = pricer.strategies(np.arange(len(lengths)), prices, -1.0)
+    agree(np.array([sum(map(price_of.get, pack)) for pack in chosen]), np.array(best), 1e-12, scale=1.0)
+    assert all(pack in packs for pack in chosen)

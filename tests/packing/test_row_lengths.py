@@ -1,0 +1,103 @@
+"""Rows of several lengths: the best of all choices, every sequence in the shortest row it fits, and costs that add up."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.certificate import check_certificate
+from gaudi_bert.packing.row_lengths import LEAST_GAIN, RowCost, choose_row_lengths, padded_cost
+from tests.builders.agree import agree
+from tests.builders.histograms import bimodal, lognormal, uniform
+from tests.builders.properties import examples
+from tests.oracles.packing import fewest_packs
+
+ENCODER = RowCost.of_encoder(256, 1024, global_layers=2, local_layers=2, window=128)
+"""A small ModernBERT."""
+
+
+def best_of_all(counts: np.ndarray, cost: RowCost, multiple: int, most: int, depth: int) -> tuple[float, float]:
+    """The least cost of any choice of lengths, by trying each, and that of one length."""
+    longest = -(-(int(np.flatnonzero(counts)[-1]) + 1) // multiple) * multiple
+    shorter = range(multiple, longest, multiple)
+
+    def total(lengths: tuple[int, ...]) -> float:
+        result, above = 0.0, 0
+        for length in lengths:
+            part = [int(counts[at]) if above <= at < len(counts) else 0 for at in range(length)]
+            result += fewest_packs(tuple(part), depth) * cost.of(length)
+            above = length
+        return result
+
+    choices = [(*some, longest) for number in range(most) for some in combinations(shorter, number)]
+    return min(map(total, choices)), total((longest,))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 14), min_size=1, max_size=8),
+    multiple=st.integers(1, 5),
+    most=st.integers(1, 3),
+    depth=st.integers(1, 4),
+    parts=st.tuples(st.integers(1, 9), st.integers(0, 5), st.integers(0, 5), st.integers(0, 6)),
+)
+@examples(60)
+def test_against_every_choice(lengths: list[int], multiple: int, most: int, depth: int, parts: tuple) -> None:
+    counts, cost = np.bincount(lengths)[1:], RowCost(*parts)
+    chosen = choose_row_lengths(counts, cost, most_lengths=most, multiple=multiple, depth=depth)
+    best, one_length = best_of_all(counts, cost, multiple, most, depth)
+    agree(chosen.one_length_cost, one_length)
+    agree(chosen.cost, best if best < (1.0 - LEAST_GAIN) * one_length else one_length)
+
+
+DISTRIBUTIONS = {
+    f"{name} {length}": make(length, 4000, seed)
+    for seed, (name, make) in enumerate({"lognormal": lognormal, "uniform": uniform, "bimodal": bimodal}.items())
+    for length in (127, 512, 1021, 2048)
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_every_sequence_is_in_the_shortest_row_it_fits(name: str) -> None:
+    counts = DISTRIBUTIONS[name]
+    chosen = choose_row_lengths(counts, ENCODER, multiple=32, algorithm="lpfhp")
+    above, covered = 0, np.zeros(len(counts) + 32, dtype=np.int64)
+    for length, packing in zip(chosen.lengths, chosen.packings, strict=True):
+        assert not packing.histogram.counts[:above].any()
+        assert length % 32 == 0
+        covered[:length] += packing.histogram.counts
+        assert check_certificate(packing.certificate, packing.histogram.counts) == packing.lower_bound <= packing.packs
+        above = length
+    assert covered[: len(counts)].tolist() == counts.tolist()
+    assert 1 <= len(chosen.packings) <= 3
+    agree(chosen.cost, sum(packing.packs * ENCODER.of(packing.histogram.max_sequence_length) for packing in chosen.packings))
+    assert chosen.cost <= chosen.one_length_cost
+    assert len(chosen.lengths) == 1 or chosen.cost < (1.0 - LEAST_GAIN) * chosen.one_length_cost
+    assert chosen.cost < chosen.padded_cost
+
+
+def test_the_cost_of_padded_batches_is_that_of_drawn_ones() -> None:
+    counts = bimodal(257, 3000)
+    lengths = np.random.default_rng(0).permutation(np.repeat(np.arange(1, 258), counts))
+    longest = np.random.default_rng(1).choice(lengths, (20_000, 8)).max(axis=1)
+    drawn = len(lengths) * np.mean([ENCODER.of(length) for length in longest.tolist()])
+    agree(padded_cost(counts, ENCODER, 8), drawn, 0.01)
+    agree(padded_cost(counts, RowCost(), 1), float(counts @ np.arange(1, 258)))
+
+
+def test_a_position_limit_and_lengths_that_fit_none() -> None:
+    counts = np.bincount([3, 90, 90, 99])[1:]
+    assert choose_row_lengths(counts, RowCost(), longest=99).lengths[-1] == 99
+    with pytest.raises(InputError, match="has 99 tokens, the longest row 98"):
+        choose_row_lengths(counts, RowCost(), longest=98)
+    for wrong in ({"most_lengths": 0}, {"multiple": 0}, {"batch_sequences": 0}):
+        with pytest.raises(InputError, match="must be 1 or more"):
+            choose_row_lengths(counts, RowCost(), **wrong)
+    with pytest.raises(InputError, match="no sequence"):
+        choose_row_lengths(counts * 0, RowCost())
+    with pytest.raises(InputError, match="must be 0 or more"):
+        RowCost(-1.0)

@@ -1,0 +1,176 @@
+"""Embedding models: a run by either engine, in any micro-batches; its folder as sentence-transformers opens it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", exc_type=ImportError)
+pytest.importorskip("transformers", exc_type=ImportError)
+
+import transformers
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.tasks.predict import EmbedOptions, embed
+from tests.builders.agree import agree
+from tests.builders.bert_folder import without_dropout, write_bert
+from tests.builders.encoders import TOKENIZER, write_encoder
+from tests.builders.reporters import QUIET, Listener
+from tests.tasks.conftest import run
+
+pytestmark = pytest.mark.slow
+
+WORDS = ("cat", "dog", "hill", "river", "mat", "north", "south", "sat", "runs", "flows", "over", "the", "on", "and")
+
+
+def sentences(count: int, seed: int) -> list[str]:
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(WORDS, random.integers(1, 9), replace=False)) for _ in range(count)]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def pairs(count: int, seed: int) -> list[dict[str, Any]]:
+    """Of a text and what it begins with; of some rows with negatives, of some with a text of another row."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for number, text in enumerate(sentences(count, seed)):
+        row: dict[str, Any] = {"anchor": text.split()[0], "positive": f"{text} {number % 7}"}
+        if number % 3 == 0:
+            row["negatives"] = sentences(int(random.integers(1, 4)), 100 + number)
+        rows.append(row)
+    return rows
+
+
+def scored(count: int, seed: int) -> list[dict[str, Any]]:
+    firsts, seconds = sentences(count, seed), sentences(count, seed + 1)
+    shared = [len(set(a.split()) & set(b.split())) / 8 for a, b in zip(firsts, seconds, strict=True)]
+    return [{"text": a, "text_pair": b + " .", "label": label} for a, b, label in zip(firsts, seconds, shared, strict=True)]
+
+
+def train(data: Path, evaluation: Path | None, model: Path, out: Path, reporter: Any = QUIET, **options: Any) -> Any:
+    changes = {"epochs": 2, "batch_sequences": 11, "learning_rate": 1e-3, **options.pop("finetune", {})}
+    return run("embedding", data, evaluation, model, out, reporter, finetune=changes, **options)
+
+
+def losses_of(out: Path) -> list[float]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+def test_one_update_whatever_the_micro_batches_and_the_engine(tmp_path: Path) -> None:
+    model, data = without_dropout(write_bert(tmp_path / "m", layers=1), tmp_path), write(tmp_path / "x.jsonl", pairs(29, 1))
+    for name, changes in {
+        "big": {"engine": "pytorch"},
+        "small": {"engine": "pytorch", "micro_batch_packs": 1},
+        "tensorflow": {"engine": "tensorflow", "micro_batch_packs": 2},
+    }.items():
+        if name == "tensorflow":
+            pytest.importorskip("tensorflow", exc_type=ImportError)
+        train(data, None, model, tmp_path / name, finetune=changes)
+    expected = losses_of(tmp_path / "big")
+    assert len(expected) == 6
+    agree(losses_of(tmp_path / "small"), expected, 1e-6)
+    agree(losses_of(tmp_path / "tensorflow"), expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("bert", {"symmetric": True}),
+        ("bert", {"loss": "cosine"}),
+        ("roberta", {"dimensions": [7, 3]}),
+        ("roberta", {"scored": 1}),
+    ],
+)
+def test_a_folder_of_sentence_transformers(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="SENTENCE-TRANSFORMERS MISSING: install it --no-deps")
+    if kind == "bert":
+        model = write_bert(tmp_path / "m", layers=1)
+    else:
+        model = tmp_path / "m"
+        write_encoder(model, kind, "AutoModelForMaskedLM")
+        (model / "tokenizer_config.json").write_text('{"pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}')
+    rows = scored if settings.pop("scored", 0) or "loss" in settings else pairs
+    prompts = {"query_prompt": "the ", "document_prompt": "on "} if rows is pairs else {}
+    files = write(tmp_path / "x.jsonl", rows(41, 1)), write(tmp_path / "y.jsonl", rows(17, 9))
+    listener = Listener()
+    result = train(*files, model, tmp_path / "out", listener, task_settings={**settings, **prompts}).content
+    assert result.metrics.keys() == result.baseline.keys()
+    assert result.best_metric == ("ndcg@10" if rows is pairs else "spearman")
+    assert result.metrics[result.best_metric] >= result.baseline[result.best_metric]
+    assert losses_of(tmp_path / "out")[-1] < losses_of(tmp_path / "out")[0]
+    texts = sentences(9, 5)
+    opened = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert opened.max_seq_length == 61
+    data = write(tmp_path / "t.jsonl", [{"text": text} for text in texts])
+    for name in ("query", "document") if rows is pairs else (None,):
+        theirs = opened.encode(texts, prompt_name=name)
+        vectors, options = tmp_path / f"{name}.npy", EmbedOptions(prompt_name=name)
+        embed(tmp_path / "out", str(data), str(vectors), options, TaskSettings(), reporter=QUIET)
+        agree(np.load(vectors), theirs, 1e-5, scale=1.0)
+    _, report = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    again = train(*files, model, tmp_path / "out", task_settings={**settings, **prompts})
+    assert (again.skipped, again.content) == (True, result)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"anchor": "a cat"}], "row 1\\): has no 'positive', only 'anchor'; .*--set task.positive=NAME"),
+        ([{"positive": "a cat"}], "row 1\\): has no 'anchor', only 'positive'; .*--set task.anchor=NAME"),
+        ([{"anchor": "cat", "positive": " "}], "row 1\\): positive is empty"),
+        ([{"anchor": "cat", "positive": "cat"}], "row 1\\): both texts are 'cat'"),
+        ([{"anchor": "cat", "positive": "dog", "negatives": ["hill", 5]}], "row 1\\): negatives is 5; it must be a text"),
+        ([{"text": "cat", "text_pair": "dog", "label": "near"}], "label is 'near'; embedding needs a finite number"),
+        ([{"text": "cat", "text_pair": "dog"}], "has no 'label', only"),
+        ([*scored(3, 1), *pairs(2, 1)], "row 4\\): has an anchor and a positive, the first row has two texts and a score"),
+        (pairs(10, 1), "has 10 rows, fewer than finetune.batch_sequences = 11"),
+    ],
+)
+def test_bad_rows(rows: list[dict[str, Any]], message: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        train(write(tmp_path / "x.jsonl", rows), None, model, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "message"),
+    [
+        (pairs, {"loss": "cosent"}, "task.loss = cosent: is for pairs with a score"),
+        (pairs, {"loss": "listwise"}, "task.loss = listwise: is for"),
+        (scored, {"loss": "cosine"}, "the score is 1.5; a cosine is a number of -1 to 1"),
+        (pairs, {"dimensions": [65]}, r"task.dimensions: 65 is more than the \d+ values of a vector"),
+    ],
+)
+def test_settings_that_do_not_fit(rows: Any, settings: dict[str, Any], message: str, model: Path, tmp_path: Path) -> None:
+    made = rows(12, 1)
+    if rows is scored:
+        made[-1]["label"] = 1.5
+    with pytest.raises(InputError, match=message):
+        train(write(tmp_path / "x.jsonl", made), None, model, tmp_path / "out", task_settings=settings)
+
+
+def test_an_evaluation_file_of_another_kind(model: Path, tmp_path: Path) -> None:
+    files = write(tmp_path / "x.jsonl", pairs(12, 1)), write(tmp_path / "y.jsonl", scored(5, 1))
+    with pytest.raises(InputError, match=r"y.jsonl: has two texts and a score, .*x.jsonl has an anchor and a positive"):
+        train(*files, model, tmp_path / "out")
+
+
+def test_a_causal_model_needs_the_last_token(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2, n_positions=66)
+    transformers.GPT2Model(config).save_pretrained(tmp_path / "m")
+    TOKENIZER.save(str(tmp_path / "m" / "tokenizer.json"))
+    data = write(tmp_path / "x.jsonl", pairs(12, 1))
+    with pytest.raises(InputError, match=r"so mean pooling misses most of a text; set task.pooling to last"):
+        train(data, None, tmp_path / "m", tmp_path / "out")
+    train(data, None, tmp_path / "m", tmp_path / "out", task_settings={"pooling": "last"}, finetune={"epochs": 1})
+    assert len(losses_of(tmp_path / "out")) == 2
