@@ -28,8 +28,8 @@ from gaudi_bert.config.sections import TrainingSettings
 _CADENCES = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
 # A batch that differs by more than this share from the requested one gets a note.
 _NOTABLE_CHANGE = 0.02
-# Rows longer than so many times the mean sequence get a note.
-_LONG_ROWS = 4
+# Rows longer than so many times the mean sequence get a note; in rows of up to 512, attention is a small part of the work.
+_LONG_ROWS, _USUAL_SLOTS = 4, 512
 
 
 class RunKeys(NamedTuple):
@@ -141,7 +141,7 @@ class RunPlan:
             f"{settings.warmup_updates:,} of them are warm-up"
         )
         times = self.slots_per_pack / self.mean_tokens if self.mean_tokens is not None else 1.0
-        if times > _LONG_ROWS:
+        if times > _LONG_ROWS and self.slots_per_pack > _USUAL_SLOTS:
             lines.append(
                 f"note: rows of {self.slots_per_pack:,} are {times:.1f} times the mean text "
                 f"({self.mean_tokens:,.0f} tokens), and attention costs a row's length squared: shorter rows may be faster"

@@ -170,9 +170,15 @@ def test_equals_the_naive_schedule(warmup: int, rest: int, update: int, power: f
     assert 0 < ours <= 0.01
 
 
-@pytest.mark.parametrize(("mean_tokens", "is_long"), [(None, False), (128.0, False), (127.0, True), (20.0, True)])
-def test_rows_that_are_much_longer_than_the_texts_get_a_note(mean_tokens, is_long) -> None:
-    lines = replace(plan(PHASE_2, 2.0), mean_tokens=mean_tokens).short_lines()
+@pytest.mark.parametrize(
+    ("slots", "mean_tokens", "is_long"),
+    [(1024, None, False), (1024, 256.0, False), (1024, 255.0, True), (520, 20.0, True), (512, 20.0, False)],
+)
+def test_rows_that_are_much_longer_than_the_texts_get_a_note(slots, mean_tokens, is_long) -> None:
+    """But for short rows, where attention costs little."""
+    lines = replace(plan(PHASE_2, 2.0), slots_per_pack=slots, mean_tokens=mean_tokens).short_lines()
     notes = [line for line in lines if "shorter rows may be faster" in line]
     assert len(notes) == is_long
-    assert all(line.startswith(f"note: rows of 512 are {512 / mean_tokens:.1f} times the mean text") for line in notes)
+    assert all(
+        line.startswith(f"note: rows of {slots:,} are {slots / mean_tokens:.1f} times the mean text") for line in notes
+    )
