@@ -87,8 +87,7 @@ def ours(model: Path, precision: Literal["float32", "bfloat16"] = "float32") -> 
     from gaudi_bert.rows.tokenizer import open_tokenizer
     from gaudi_bert.rows.tokenizing import tokenize_rows
     from gaudi_bert.rows.types import Place, TextRow
-    from gaudi_bert.rows.window_plan import plan_window
-    from gaudi_bert.tasks.models.folders import PackRunner
+    from gaudi_bert.rows.window_plan import PackRunner, plan_window
     from gaudi_bert.training.weights import read_weights
 
     tokenizer, weights = open_tokenizer(model), read_weights(model)
@@ -232,8 +231,7 @@ def compare_mixes(rounds: int, layers: int) -> None:
     from gaudi_bert.model.config import BertConfig, parameter_specs
     from gaudi_bert.rows.packs import Packs
     from gaudi_bert.rows.types import Sequences
-    from gaudi_bert.rows.window_plan import Part, WindowPlan, plan_window
-    from gaudi_bert.tasks.models.folders import PackRunner
+    from gaudi_bert.rows.window_plan import PackRunner, Part, WindowPlan, plan_window
 
     config = BertConfig(
         vocab_size=1000, hidden_size=256, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=1024

@@ -141,10 +141,7 @@ def _first_problem(error: ValidationError) -> str:
         return f"not a JSON file ({shortened(problem['msg'].removeprefix('Invalid JSON: '))})"
     message = plain_message(problem)
     if key == "format_version" and problem["type"] != "missing":
-        stored, read = problem["input"], message.removeprefix("must be ")
-        if type(stored) is int and problem["type"] == "literal_error" and 0 < stored < int(read):
-            return f"written by an earlier edition (format_version {stored})"
-        return f"format_version {shown(stored)}, this version reads {read}"
+        return f"format_version {shown(problem['input'])}, this version reads {message.removeprefix('must be ')}"
     if problem["type"] == "value_error":
         return f"`{key}`: {message}" if key else message
     if problem["type"] == "missing":

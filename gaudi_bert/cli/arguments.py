@@ -131,8 +131,9 @@ def task_settings(overrides: list[str] | None, options: Mapping[str, tuple[str, 
 Task = Annotated[
     str | None,
     typer.Option(
-        help="classification, multi-label, regression, token-classification, question-answering, reranking, "
-        "masked-language-modelling or causal-language-modelling.",
+        help="The task of the rows: classification, multi-label, regression, token-classification, "
+        "question-answering, reranking, "
+        "embedding, masked-language-modelling or causal-language-modelling.",
         show_default=False,
     ),
 ]

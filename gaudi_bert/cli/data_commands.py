@@ -85,8 +85,15 @@ def histogram(
     if part is not None and counted is None:
         output.print_result({"files": 0, "skipped": True}, json, output.describe_histogram)
         return
-    common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
-    result = histogram.histogram(records, out, shard=counted, on_bad_file=on_bad_file, **common)  # type: ignore[arg-type]
+    result = histogram.histogram(
+        records,
+        out,
+        shard=counted,
+        on_bad_file=on_bad_file,  # type: ignore[arg-type]
+        reporter=Reporter(),
+        overwrite=overwrite,
+        workers=workers,
+    )
     following = output.words_of("plan", out, "--out", out.with_name("plan.json"))
     output.print_result(result, json, output.describe_histogram, following if part is None else None)
 
@@ -117,13 +124,13 @@ def plan(
     )
     # A shell's `histograms/*.json` also matches the settings stored next to each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
-    common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
-    describe = partial(output.describe_groups, verbose=verbose)
+    describe, reporter = partial(output.describe_groups, verbose=verbose), Reporter()
     if part is not None:
-        output.print_result(plan_shard(counted, out, settings, part, **common), json, describe)
+        shared = plan_shard(counted, out, settings, part, reporter=reporter, overwrite=overwrite, workers=workers)
+        output.print_result(shared, json, describe)
         return
-    following = f"write RECORDS {output.words_of('--plan', out, '--out', 'packed/')}"
-    output.print_result(plan.plan(counted, out, settings, finish=finish, **common), json, describe, following)
+    planned = plan.plan(counted, out, settings, finish=finish, reporter=reporter, overwrite=overwrite, workers=workers)
+    output.print_result(planned, json, describe, f"write RECORDS {output.words_of('--plan', out, '--out', 'packed/')}")
 
 
 def write(
@@ -148,14 +155,18 @@ def write(
     from gaudi_bert.tfrecords.write import write_shard
 
     part = arguments.parse_shard(shard, finish)
-    common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
-    common["shards"] = _shard_settings(set_, plan)
+    shards, reporter = _shard_settings(set_, plan), Reporter()
     if part is not None:
-        output.print_result(write_shard(records, plan, out, part, **common), json, output.describe_groups)
+        shared = write_shard(
+            records, plan, out, part, shards=shards, reporter=reporter, overwrite=overwrite, workers=workers
+        )
+        output.print_result(shared, json, output.describe_groups)
         return
+    written = write.write(
+        records, plan, out, finish=finish, shards=shards, reporter=reporter, overwrite=overwrite, workers=workers
+    )
     describe = partial(output.describe_packing, out=out, verbose=verbose)
-    following = output.words_of("verify", records, out)
-    output.print_result(write.write(records, plan, out, finish=finish, **common), json, describe, following)
+    output.print_result(written, json, describe, output.words_of("verify", records, out))
 
 
 _OF_SHARDS = ("shard_multiple", "shard_bytes")
@@ -217,12 +228,23 @@ def pack(
         "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
         "group_bytes": group_bytes,
     }
-    common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
+    reporter = Reporter()
     if is_table(records):
         if on_bad_file != "stop":
             raise InputError("--on-bad-file: the files of a table are not left out; give good ones, by a pattern")
         part = arguments.parse_shard(shard)
-        result = table_commands.pack_as_table(records, out, {**both, **of_tables}, set_ or [], part, finish, verify, common)
+        result = table_commands.pack_as_table(
+            records,
+            out,
+            {**both, **of_tables},
+            set_ or [],
+            part,
+            finish,
+            verify,
+            reporter=reporter,
+            overwrite=overwrite,
+            workers=workers,
+        )
         describe = partial(table_commands.describe_packed_table, out=out, verbose=verbose)
         following = None if part is not None or index_only else output.words_of("train", "--data", out, "--out", "run/")
         output.print_result(result, json, describe, following and f"{following} --model MODEL")
@@ -232,14 +254,23 @@ def pack(
     from gaudi_bert.tfrecords.verify import verify as verify_packs
 
     settings = arguments.packing_settings(set_, **both)
-    packed = pack.pack(records, out, settings, on_bad_file=on_bad_file, **common)  # type: ignore[arg-type]
+    packed = pack.pack(
+        records,
+        out,
+        settings,
+        on_bad_file=on_bad_file,  # type: ignore[arg-type]
+        reporter=reporter,
+        overwrite=overwrite,
+        workers=workers,
+    )
     if verify:
         packed = replace(packed, verified=verify_packs(records, out, reporter=Reporter(), workers=workers))
+    describe = partial(_describe_packed, out=out, verbose=verbose)
+    output.print_result(packed, json, describe, output.words_of("train", "--data", out, "--out", "run/"))
 
-    def describe_pack(shown: Mapping[str, Any]) -> list[str]:
-        return [*output.describe_packing(shown, out, verbose), *table_commands.verified_lines(shown)]
 
-    output.print_result(packed, json, describe_pack, output.words_of("train", "--data", out, "--out", "run/"))
+def _describe_packed(result: Mapping[str, Any], out: Path, verbose: bool) -> list[str]:
+    return [*output.describe_packing(result, out, verbose), *table_commands.verified_lines(result)]
 
 
 def verify(

@@ -10,7 +10,7 @@ import typer
 
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter, count_of, human_bytes, human_seconds
+from gaudi_bert.common.progress import Reporter, count_of, human_seconds
 
 _Picture = Annotated[Path | None, typer.Option(help="Also draw a chart, as PNG or SVG.")]
 
@@ -34,7 +34,7 @@ def estimate(
     input_column: arguments.InputColumn = None,
     picture: _Picture = None,
     details: Annotated[bool, typer.Option("--details", help="Also print times, other lengths and un-padding.")] = False,
-    task: Annotated[str | None, typer.Option(help="SOURCE holds rows of this task: classification, ...")] = None,
+    task: arguments.Task = None,
     model: Annotated[Path | None, typer.Option(help="With --task: a folder with the tokenizer.")] = None,
     row_lengths: Annotated[str, typer.Option(help="With --task: row lengths to compare, in tokens.")] = "128,256,384,512",
     rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
@@ -197,18 +197,17 @@ def _conclusion(result: Mapping[str, Any], rows: list[Any]) -> str:
 def _all_rows(result: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{'algorithm':<10} {'depth':>5} {'packs':>13} {'above bound':>12} {'efficiency':>11} {'factor':>7}"
-        f" {'strategies':>10} {'time':>9} {'memory':>9}"
+        f" {'strategies':>10} {'time':>9}"
     ]
     for row in result["rows"]:
         seconds = row["seconds"]
         time = f"{1000 * seconds:.1f} ms" if seconds < 1 else human_seconds(seconds)
         above = "-" if row["gap"] is None else f"{row['gap']:,}"
         strategies = "-" if row["strategies_used"] is None else f"{row['strategies_used']:,}"
-        memory = "-" if row["memory_bytes"] is None else human_bytes(row["memory_bytes"])
         note = f"  ({row['algorithm_used']})" if row["algorithm_used"] != row["algorithm"] else ""
         lines.append(
             f"{row['algorithm']:<10} {row['depth']!s:>5} {row['packs']:>13,} {above:>12}"
             f" {100 * row['efficiency']:>9.3f} % {row['packing_factor']:>7.4f} {strategies:>10}"
-            f" {time:>9} {memory:>9}{note}"
+            f" {time:>9}{note}"
         )
     return lines

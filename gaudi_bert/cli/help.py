@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from gaudi_bert.common.errors import InputError, refuse_removed
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import RESULT_ALONE
 
 if TYPE_CHECKING:
@@ -141,8 +141,6 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; files that a shell expanded become their pattern again; other extra words are refused."""
-        for word in takewhile(lambda word: word != "--", args):
-            refuse_removed(f"{self.name} {word.partition('=')[0]}")
         ctx.allow_extra_args = True
         options = list(takewhile(lambda word: word != "--", args))
         loud = [word for word in options if word not in ("-q", "--quiet")]
@@ -191,11 +189,6 @@ class Commands(TyperGroup):
             args = ["--help"]
         rest: list[str] = super().parse_args(ctx, args)
         return rest
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that `args` begin with."""
-        refuse_removed(args[0])
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the summaries of all commands."""

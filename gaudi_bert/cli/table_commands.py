@@ -97,7 +97,10 @@ def pack_as_table(
     part: tuple[int, int] | None,
     finish: bool,
     verified: bool,
-    common: Mapping[str, Any],
+    *,
+    reporter: Reporter,
+    overwrite: bool,
+    workers: int | None,
 ) -> object:
     """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
     from gaudi_bert.tables.pack import pack_table, pack_table_shard
@@ -111,8 +114,17 @@ def pack_as_table(
         raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
     settings = _table_settings(source, options, overrides)
     if part is not None:
-        return pack_table_shard(source, out, settings, part, **common)
-    return pack_table(source, out, settings, finish=finish, verified=verified, **common)
+        return pack_table_shard(source, out, settings, part, reporter=reporter, overwrite=overwrite, workers=workers)
+    return pack_table(
+        source,
+        out,
+        settings,
+        finish=finish,
+        verified=verified,
+        reporter=reporter,
+        overwrite=overwrite,
+        workers=workers,
+    )
 
 
 def _table_settings(source: str, options: Mapping[str, object], overrides: list[str]) -> TableSettings:

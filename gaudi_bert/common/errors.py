@@ -71,24 +71,6 @@ def shown(value: object) -> str:
     return shortened(_ShortRepr().repr(value))
 
 
-# --- the remedy for what earlier versions had: commands, options and parameters
-
-_PACK_FIRST = "pack the records first, with `gaudi-bert pack RECORDS --out PACKED`, and give PACKED"
-_INSTEAD = {
-    "compare": "`gaudi-bert estimate SOURCE` prints our packs and the proven minimum, docs/compare.md those of other tools",
-    "write --parquet": "write the packs first, then `gaudi-bert convert PACKED --to parquet --out DIR`",
-    "write --predecessor-metadata": "write the packs first, then `gaudi-bert convert PACKED --to predecessor --out DIR`",
-    "train --on-the-fly": _PACK_FIRST,
-    "pack --keep-together": "join the rows that belong together into one row before packing",
-}
-
-
-def refuse_removed(name: str) -> None:
-    """Refuse `name` (`COMMAND`, `COMMAND --option` or `Class(parameter=)`) if it was removed; any other passes."""
-    if name in _INSTEAD:
-        raise InputError(f"{name} was removed: {_INSTEAD[name]}")
-
-
 # --- the remedy for a library that is missing: how an extra of this package is installed
 #
 # The package is on no index yet, so that this names the clone, as "Install" in docs/start.md does: change both once it is

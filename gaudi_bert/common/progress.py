@@ -12,11 +12,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Generic, TextIO, TypeVar
+from typing import TextIO
 
 RESULT_ALONE = "GAUDI_BERT_RESULT_ALONE"
 """A variable that, if set, silences every reporter, also those of child processes: the option `--quiet`."""
@@ -24,7 +22,7 @@ LOG_LINE_EVERY_SECONDS = 10.0
 LONGEST_SILENCE_SECONDS = 60.0
 """In the log of work that takes hours."""
 TERMINAL_LINE_EVERY_SECONDS = 0.5
-_LEAST_SECONDS, _MOST_SLOWER, _MOST_GROWTH = 5.0, 2.0, 1.5
+_LEAST_SECONDS, _MOST_SECONDS, _MOST_SLOWER, _MOST_GROWTH = 5.0, 1e8, 2.0, 1.5
 _BYTE_UNITS = {unit: 1000.0**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB"))}
 
 
@@ -119,13 +117,14 @@ class Task:
             self._seen.popleft()
 
     def _speed(self, now: float) -> float | None:
-        """Units per second in the last half of the time; None where nothing was done in it, or it tells nothing yet."""
+        """Units per second in the last half of the time; None where it tells nothing, yet or at all."""
         self._forget_first_half(now)
         middle, done = self._seen[0]
         before = (done - self._done_before) / max(middle - self._counts_since, 1e-9)
         lately = (self.done - done) / max(now - middle, 1e-9)
         is_steady = now - self._counts_since >= _LEAST_SECONDS and 0 < before <= _MOST_SLOWER * lately
-        return lately if lately and (is_steady or self._told is not None) else None
+        is_told = is_steady or self._told is not None
+        return lately if is_told and self.total - self.done < _MOST_SECONDS * lately else None
 
 
 _PASSING_LINE_TAKEN = threading.Event()
@@ -216,44 +215,3 @@ class Reporter:
             silence = min(max(LOG_LINE_EVERY_SECONDS, (now - task.started) / 60), LONGEST_SILENCE_SECONDS)
             if self.live or now - max(self._last_line, task.started) >= silence - 0.5:
                 self.show(task.line(now))
-
-
-# --- the time and the memory that a call takes
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)  # Python 3.10 has no generic named tuples
-class _Measured(Generic[Result]):
-    """What a call returned, its wall time, and by how much the peak of resident memory rose above what was in use before."""
-
-    result: Result
-    seconds: float
-    memory_bytes: int | None
-
-
-def measured(function: Callable[[], Result]) -> _Measured[Result]:
-    """Call `function`; its memory is None where the operating system does not tell."""
-    before = _reset_peak()
-    started = time.perf_counter()
-    result = function()
-    seconds = time.perf_counter() - started
-    after = _status_bytes("VmHWM")
-    return _Measured(result, seconds, None if before is None or after is None else max(after - before, 0))
-
-
-def _reset_peak() -> int | None:
-    """Reset the kernel's record of the peak (Linux); the memory in use now, or None where that cannot be known."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return None
-    return _status_bytes("VmRSS")
-
-
-def _status_bytes(key: str) -> int | None:
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)

@@ -116,6 +116,10 @@ class BertConfig:
         return cls(**{name: value for name, value in values.items() if name in names})
 
 
+NO_PACKS = "give it rows of one sequence, or choose another model"
+"""The remedy where packs cannot be fed to an encoder."""
+
+
 @dataclass(frozen=True)
 class EncoderConfig:
     """Any other encoder of `transformers`, by the content of its config.json."""

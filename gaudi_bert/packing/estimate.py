@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray
-from gaudi_bert.common.progress import measured
 from gaudi_bert.packing.algorithms import ALGORITHMS, depth_of, solve
 from gaudi_bert.packing.heuristics import count_greedy_packs, count_sorted_tokens
 from gaudi_bert.packing.histogram import Histogram, rescaled
@@ -32,7 +32,6 @@ class Estimate:
         lower_bound, gap: None for `sort`, which has no packs.
         depth_used: sequences of the fullest pack; None without a mixture.
         strategies_used: different strategies; None likewise.
-        memory_bytes: on top of what was in use before; None where the operating system does not tell.
     """
 
     algorithm: str
@@ -46,7 +45,6 @@ class Estimate:
     strategies_used: int | None
     gap: int | None = field(init=False)
     seconds: float
-    memory_bytes: int | None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gap", None if self.lower_bound is None else self.packs - self.lower_bound)
@@ -73,8 +71,9 @@ def estimate_packing(
 ) -> Estimate:
     """Pack by one algorithm and say how good it is; the bound proven at this depth is raised where it proves more."""
     length, most = histogram.max_sequence_length, depth_of(depth, histogram.max_sequence_length)
-    run = measured(lambda: _pack(histogram, algorithm, most, seed, work))
-    slots, solved = run.result
+    started = time.perf_counter()
+    slots, solved = _pack(histogram, algorithm, most, seed, work)
+    seconds = time.perf_counter() - started
     packs = -(-slots // length)
     if algorithm == "sort":
         lower_bound = None
@@ -90,8 +89,7 @@ def estimate_packing(
         lower_bound=lower_bound,
         depth_used=None if solved is None else max(map(len, solved.mixture)),
         strategies_used=None if solved is None else len(solved.mixture),
-        seconds=round(run.seconds, 4),
-        memory_bytes=run.memory_bytes,
+        seconds=round(seconds, 4),
     )
 
 

@@ -23,6 +23,7 @@ import torch
 import transformers
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.config import NO_PACKS
 from gaudi_bert.pytorch.feeding import Feeding, fed_module, fed_positions, target_mask
 from gaudi_bert.pytorch.rows import Row
 from gaudi_bert.pytorch.trial import (
@@ -49,12 +50,11 @@ from gaudi_bert.tfrecords.wire.schema import NOT_PREDICTED
 _SEED = 12345
 _MODEL_BOUND, _HALF_BOUND = 1e-3, 0.05  # of a complete model's outputs: rounding in many layers; and in 16 bits
 _EXACT = (torch.float32, torch.float64)
-_USUAL_ROWS, _MOST_POSITIONS = (512, 1024), 1 << 22
+_USUAL_ROWS, _FEWEST_POSITIONS, _MOST_POSITIONS = (512, 1024), 16, 1 << 22
 ONE_FOR_A_ROW = (
     "its head gives one output for a row, and a row of packs holds several sequences; "
     "use PackedBertForSequenceClassification and PackCollator(sequence_labels=COLUMN)"
 )
-REMEDY = "give it rows of one sequence, or choose another model"
 _STATEFUL = ("linear_attention", "conv", "hybrid", "mamba", "recurrent")
 
 
@@ -97,7 +97,7 @@ def _feeding_of_module(model: Any, target: str) -> Feeding:
         own = causal and _labels_own_token(model)
     if causal != feeding.causal:
         attention = "causal" if feeding.causal else "bidirectional"
-        raise InputError(f"{type(model).__name__}: its config describes a {attention} model, and it is not; {REMEDY}")
+        raise InputError(f"{type(model).__name__}: its config describes a {attention} model, and it is not; {NO_PACKS}")
     return replace(feeding, labels_own_token=own)
 
 
@@ -168,7 +168,7 @@ def _check_trial(model: Any, rows: list[Row], what: str, difference: float, boun
     if not difference <= (bound if next(model.parameters()).dtype in _EXACT else _HALF_BOUND):
         raise InputError(
             f"{type(model).__name__}: computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
-            f"({what} by {difference:.1e} of the largest output); {REMEDY}"
+            f"({what} by {difference:.1e} of the largest output); {NO_PACKS}"
         )
 
 
@@ -186,7 +186,7 @@ def _moved(model: Any, batch_of: Callable[[list[Row]], dict[str, Any]], rows: li
 def masked_tokens_mix(model: Any) -> str:
     """Why a row with masked tokens is refused, of a model in whose packs they change the other sequences."""
     setting = "token_dropout: it scales a row by its share of masked tokens; set token_dropout: false in config.json"
-    remedy = setting if getattr(model.config, "token_dropout", False) else REMEDY
+    remedy = setting if getattr(model.config, "token_dropout", False) else NO_PACKS
     return f"{type(model).__name__}: a masked token changes the other sequences of its pack ({remedy})"
 
 
@@ -251,7 +251,7 @@ def _ask(config: Any, kind: Any, target: str) -> Feeding:
 
 def _refusal(config: Any, reason: str) -> str:
     name = f"model type {config.model_type!r}: "
-    return f"{name}{reason.removeprefix(name)}; {REMEDY}"
+    return f"{name}{reason.removeprefix(name)}; {NO_PACKS}"
 
 
 def _is_causal(model: Any) -> bool:
@@ -278,7 +278,9 @@ def _is_causal(model: Any) -> bool:
 def _offset(model: Any) -> int:
     """The position that the model gives the first token of a sequence."""
     padding = getattr(model.config, "pad_token_id", None)
-    offsets = dict.fromkeys((0, (padding or 0) + 1, 1, 2))
+    positions = positions_of(model.config) or _MOST_POSITIONS
+    possible = dict.fromkeys((0, (padding or 0) + 1, 1, 2))
+    offsets = [each for each in possible if each + _FEWEST_POSITIONS <= positions] or [0]
     tokens = usual_tokens(model.config)
     ids = torch.tensor(tokens[np.arange(tokens_of_packs(model.config, max(offsets))) % len(tokens)][None])
     alone = outputs_of(model, {"input_ids": ids})

@@ -7,9 +7,6 @@ table on standard error shows it. Here both are errors, and its tables and progr
 from __future__ import annotations
 
 import pickle
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json
-from gaudi_bert.pytorch.asking import REMEDY
+from gaudi_bert.model.config import NO_PACKS
 from gaudi_bert.pytorch.encoder import PackedEncoder
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, reason_of
+from gaudi_bert.pytorch.trial import MODEL_ERRORS, quiet_transformers, reason_of
 from gaudi_bert.rows.tokenizer import RowTokenizer
 
 _AUTO = {
@@ -52,7 +49,7 @@ def open_encoder(
         with quiet_transformers():
             return PackedEncoder(model, tokenizer, static_shapes=device == "hpu")
     except InputError as error:
-        reason = str(error).removesuffix(f"; {REMEDY}")
+        reason = str(error).removesuffix(f"; {NO_PACKS}")
         raise InputError(f"{folder}: {reason}; {_WAY_ON}") from error
 
 
@@ -99,23 +96,6 @@ def read_parts(folder: Path, kind: Any, config: Any, *, lacks_head: bool, **opti
         loaded = _without_head(model, loaded)
     _check_weights(folder, model, loaded, architecture)
     return model.eval(), missing
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Without the progress bars, tables and warnings of `transformers` and PyTorch."""
-    library = transformers.utils.logging
-    level, shows_bars = library.get_verbosity(), library.is_progress_bar_enabled()
-    library.set_verbosity(library.CRITICAL)
-    library.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        library.set_verbosity(level)
-        if shows_bars:
-            library.enable_progress_bar()
 
 
 # --- what is checked before the weights are read, and after

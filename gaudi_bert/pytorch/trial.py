@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -59,6 +60,23 @@ def reason_of(error: BaseException, most: int = 200) -> str:
     said = _KIND_OF_ERROR.sub("", " ".join(str(error).split()))[:most]
     meant = isinstance(error, _MEANT) or type(error).__module__ != "builtins"
     return said if meant and said else "its settings do not fit together"
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without the progress bars, tables and warnings of `transformers` and PyTorch."""
+    library = transformers.utils.logging
+    level, shows_bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    library.set_verbosity(library.CRITICAL)
+    library.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        library.set_verbosity(level)
+        if shows_bars:
+            library.enable_progress_bar()
 
 
 @contextmanager

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from gaudi_bert.common.arrays import Float32Array, IntArray
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.packing.algorithms import solve
 from gaudi_bert.packing.heuristics import OpenPacks, fill_open_packs
 from gaudi_bert.packing.mixture import Mixture, coverage, packs_of, sorted_mixture
-from gaudi_bert.rows.packs import Packs
+from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.types import Sequences
 
 LEAST_GAIN = 1.02
@@ -80,6 +80,52 @@ class Runner(NamedTuple):
 
     plan: Callable[[Sequences, bool], WindowPlan]
     run: Callable[[Sequences, WindowPlan, Callable[[int], None]], Float32Array]
+
+
+class BatchModel(Protocol):
+    """What gives outputs for a batch of packs: [B, S, C] or [B, L, C]."""
+
+    def outputs(self, batch: BatchArrays) -> Float32Array:
+        """Those of the features that `rows/packs.py` lays out."""
+
+
+@dataclass(frozen=True)
+class PackRunner:
+    """Runs one model over a window, batch by batch.
+
+    Attributes:
+        per: whether its outputs are for each sequence or for each token.
+        width: values of an output.
+        batch_tokens: of a batch; about where a CPU is fastest.
+        rest: what becomes of packs that do not fill a batch: a smaller one, batches of one pack (for software that compiles
+            each shape), or one that is filled up with empty packs (for a device that has one shape).
+    """
+
+    model: BatchModel
+    per: Literal["sequence", "token"]
+    width: int
+    batch_tokens: int = 1024
+    rest: Literal["smaller", "single", "filled"] = "single"
+
+    def run(
+        self, sequences: Sequences, plan: WindowPlan, computed: Callable[[int], None] = lambda slots: None
+    ) -> Float32Array:
+        """The model's outputs for each sequence, [N, C], or for each token, [T, C]."""
+        rows = len(sequences) if self.per == "sequence" else len(sequences.input_ids)
+        out: Float32Array = np.zeros((rows, self.width), np.float32)
+        for part in plan.parts:
+            first = 0
+            while first < len(part.packs):
+                remaining, batch = len(part.packs) - first, max(1, self.batch_tokens // part.length)
+                if remaining < batch and self.rest != "filled":
+                    batch = remaining if self.rest == "smaller" else 1
+                chosen = np.arange(first, min(first + batch, len(part.packs)))
+                placed = lay_out_packs(sequences, part.packs, chosen, BatchShape(batch, part.length, part.depth))
+                values = self.model.outputs(placed.features(sequences))
+                (placed.scatter_sequences if self.per == "sequence" else placed.scatter_tokens)(values, out)
+                computed(len(chosen) * part.length)
+                first += batch
+        return out
 
 
 def row_cost(length: int, hidden_size: int) -> float:

@@ -39,8 +39,8 @@ from gaudi_bert.tasks.answers import (
     read_first_row,
     shown_progress,
 )
-from gaudi_bert.tasks.models.folders import TaskFolder, open_encoder_folder
-from gaudi_bert.tasks.models.task_models import read_task_folder
+from gaudi_bert.tasks.models.folders import Encoder, TaskModel
+from gaudi_bert.tasks.models.task_models import check_finished, read_task_folder
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
@@ -83,7 +83,7 @@ def predict(
         # The columns that the model was trained on are defaults: those that are named here must apply.
         settings = TaskSettings.model_construct(_fields_set=set(changes), **{**dict(described.settings), **changes})
         read_first_row(rows_file, described.task, settings, reporter)
-        folder = TaskFolder(path)
+        folder = TaskModel(path)
         length = options.sequence_length(folder.positions, folder.usual_length)
         rows = ModelRows(rows_file, settings, folder.tokenizer, length, folder.task, folder.labels)
         _check_groups(options, settings, folder.task, out)
@@ -228,10 +228,11 @@ def embed(
         shown_progress("embed", rows_file, answers_file, reporter) as task,
     ):
         check_model(path)
+        check_finished(path)
         read_first_row(rows_file, None, settings, reporter)
         own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
         prompt = _prompt(path, own, options)
-        folder = open_encoder_folder(path)
+        folder = Encoder(path)
         usual = min(own.max_sequence_length or folder.usual_length, folder.positions)
         length = options.sequence_length(folder.positions, usual)
         rows = ModelRows(rows_file, settings, folder.tokenizer, length, lower_case=own.lower_case, prompt=prompt)

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.artefacts.histogram import CountedFile, FileCounts, HistogramFile, list_histogram
+from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
 from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
@@ -140,7 +140,7 @@ def _count(
     counted = [each.file for each in good]
     counts = np.zeros(schema.max_sequence_length + 1, np.int64)
     for file in counted:
-        lengths, _, sequences = file.counts.rows.T
+        lengths, _, sequences = file.counts.T
         np.add.at(counts, lengths, sequences)
     return HistogramFile(
         max_sequence_length=schema.max_sequence_length,
@@ -207,26 +207,26 @@ def _named(names: Sequence[str], most: int = 3) -> str:
 
 def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) -> _Counted:
     schema, others = unpacked_schema(path)  # of the first record; every other one is held to it
-    records = UnpackedFormat.for_pieces(schema, buffer)
-    scan = RecordScan(path, records, buffer, progress=progress)
+    indexed = UnpackedFormat.for_pieces(schema, buffer)
+    scan = RecordScan(path, indexed, buffer, progress=progress)
     totals: Counter[int] = Counter()
     pending: list[Int32Array] = []
     for _ in scan.pieces():
-        rows = records.index.rows[: records.rows]
+        rows = indexed.index.rows[: indexed.rows]
         pending.append(rows["length"] * np.int32(schema.max_predictions + 1) + rows["masked"])
         if sum(keys.size for keys in pending) >= _MERGE_EVERY:
             _merge(totals, pending)
     _merge(totals, pending)
-    if records.records == 0:
+    if indexed.count == 0:
         raise InputError(f"{path}: {NO_RECORD}")
     counts = [(*divmod(key, schema.max_predictions + 1), count) for key, count in sorted(totals.items())]
     counted = CountedFile(
         name=path.name,
         bytes=scan.file_bytes,
         crc32c=scan.file_crc32c,
-        sequences=records.records,
+        sequences=indexed.count,
         tokens=sum(length * count for length, _, count in counts),
-        counts=FileCounts(np.array(counts, np.int64)),
+        counts=np.array(counts, np.int64),
     )
     return _Counted(counted, schema, others)
 
@@ -262,7 +262,7 @@ class CountedRecords:
     @cached_property
     def sha256(self) -> str:
         """Identity of all this; the same whether it came in one file or in several."""
-        # As JSON with sorted keys, of which the longest part is read and forgotten file by file.
+        # As JSON with sorted keys, file by file.
         digest = hashlib.sha256(f'{{"counts": {json.dumps(self.histogram.counts.tolist())}, "files": '.encode())
         if self.files is None:
             digest.update(b"null")
@@ -302,8 +302,8 @@ def histogram_shard(
 
 
 def _counted_records(path: Path) -> CountedRecords:
-    content, max_masked = list_histogram(path)
-    histogram = Histogram(content.max_sequence_length, np.array(content.counts, np.int64), max_masked)
+    content = HistogramFile.read(path)
+    histogram = Histogram(content.max_sequence_length, np.array(content.counts, np.int64), content.max_masked())
     files = None if content.files is None else _in_order(content.files)
     return CountedRecords(histogram, content.max_predictions, files, content.vocabulary, content.bad_files)
 

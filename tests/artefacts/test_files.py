@@ -113,13 +113,13 @@ def test_whatever_a_file_holds_is_one_short_line(tmp_path: Path, content: bytes,
 
 
 @pytest.mark.parametrize("kind", [Plan, WritablePlan, PlanPart, Metadata, GroupManifest, TableMetadata])
-def test_a_file_of_an_earlier_edition_is_refused_with_the_remedy(tmp_path: Path, kind: type[Artefact]) -> None:
+def test_another_version_of_a_format_is_refused_with_the_remedy(tmp_path: Path, kind: type[Artefact]) -> None:
     path = tmp_path / "x.json"
     of_table = {"format": "table"} if kind is TableMetadata else {}
     path.write_text(json.dumps({"groups": [], "shards": [], **of_table, "format_version": 1}))
     with pytest.raises(InputError) as refused:
         kind.read(path)
-    assert str(refused.value) == f"{path}: written by an earlier edition (format_version 1); {kind.remedy}"
+    assert str(refused.value) == f"{path}: format_version 1, this version reads 2; {kind.remedy}"
 
 
 # --- where a shard's records begin, or nothing where the sizes do not tell it

@@ -51,23 +51,16 @@ _CLASSES = {
     "masked tokens": dict(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     "none": dict(modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES),
 }
-HEADS = tuple(_CLASSES)
 
 
 class NotBuiltError(Exception):
     """No small random model of a type can be built here."""
 
 
-def types_of(head: str) -> list[str]:
-    """The types that have such a head, in order; without a head, those that have none of the others."""
-    others = set().union(*(_CLASSES[other] for other in HEADS if other != "none")) if head == "none" else set()
-    return sorted(set(_CLASSES[head]) - others)
-
-
-def usual_config(kind: str, head: str) -> Any:
-    """The usual config of a type, with the settings that `transformers` leaves open filled in."""
-    config, taken = transformers.AutoConfig.for_model(kind), getattr(transformers, _CLASSES[head][kind]).config_class
-    if not isinstance(config, taken):  # a model of text and images, of which this head takes the text
+def filled_config(kind: str, class_of_type: Any, *, causal: bool) -> Any:
+    """The usual config of a type for a class, with the settings that `transformers` leaves open filled in."""
+    config = transformers.AutoConfig.for_model(kind)
+    if not isinstance(config, class_of_type.config_class):  # a model of text and images, of which this head takes the text
         config = config.get_text_config()
     for each in {id(one): one for one in (config, config.get_text_config())}.values():
         usual = {
@@ -79,7 +72,7 @@ def usual_config(kind: str, head: str) -> Any:
         for name, value in usual.items():
             if vars(each).get(name, value) is None:
                 setattr(each, name, value)
-        if head == "next token" and hasattr(each, "is_decoder"):
+        if causal and hasattr(each, "is_decoder"):
             each.is_decoder = True
     return config
 
@@ -89,7 +82,8 @@ def small_random_model(kind: str, head: str) -> Any:
     name = _CLASSES[head][kind]
     try:
         class_of_type = getattr(transformers, name)
-        small = small_copy(usual_config(kind, head), class_of_type, WINDOW).config
+        config = filled_config(kind, class_of_type, causal=head == "next token")
+        small = small_copy(config, class_of_type, WINDOW).config
         model = class_of_type._from_config(small).eval()  # noqa: SLF001 - how transformers makes one of a config
     except MODEL_ERRORS as error:
         raise NotBuiltError(reason_of(error)) from error

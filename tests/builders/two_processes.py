@@ -30,7 +30,7 @@ from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.finetune import finetune
-from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder, start_weights
+from gaudi_bert.tasks.models.task_models import open_model, read_task_folder, start_weights
 from gaudi_bert.tasks.objective import TaskEvaluation, TaskResult
 from gaudi_bert.tasks.task_data import TaskData, tokenized_file
 from gaudi_bert.training.evaluate import Evaluator, evaluate
@@ -91,7 +91,7 @@ def evaluator(
     task = folder.make_task()
     sequences, rows = rows_of(model, path)
     data = TaskData.planned(path, "", rows, sequences, max_sequence_length=LENGTH, algorithm="optimal", depth=depth)
-    bert = open_task_model(start_weights(model, task, lacks_head=False), task, load_engine("tensorflow"))
+    bert = open_model(start_weights(model, task, lacks_head=False), task.head, load_engine("tensorflow"))
     return Evaluator(bert, TaskEvaluation(task, data, MICRO_BATCH, seed, task.best_metric), communicator)
 
 

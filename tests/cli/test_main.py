@@ -24,8 +24,9 @@ from gaudi_bert.cli.help import CHOICES
 from gaudi_bert.cli.main import GROUPS, app
 from gaudi_bert.common.errors import install_command
 from gaudi_bert.config import values
-from gaudi_bert.config.sections import PrepareSettings
+from gaudi_bert.config.sections import TASK_NAMES, PrepareSettings
 from gaudi_bert.packing import pack_lengths
+from gaudi_bert.packing.algorithms import ALGORITHMS
 from tests.builders.command_line import refusal, run_command, run_python, succeed
 from tests.builders.effort import sampled
 from tests.builders.folders import contents
@@ -50,8 +51,14 @@ def test_every_command_is_listed_and_explains_itself() -> None:
 
 
 def test_the_algorithms_have_the_same_names_everywhere() -> None:
-    names = get_args(values.Algorithm)
-    assert get_args(pack_lengths.Algorithm) == names == CHOICES["*", "algorithm"]
+    places = {
+        "Algorithm in gaudi_bert/config/values.py": get_args(values.Algorithm),
+        "Algorithm in gaudi_bert/packing/pack_lengths.py": get_args(pack_lengths.Algorithm),
+        'CHOICES["*", "algorithm"] in gaudi_bert/cli/help.py': CHOICES["*", "algorithm"],
+    }
+    for place, names in places.items():
+        new = set(ALGORITHMS).symmetric_difference(names)
+        assert names == tuple(ALGORITHMS), f"{place}: add {new or 'them'} in the order of gaudi_bert/packing/algorithms.py"
     assert get_args(values.EngineName) == CHOICES["*", "engine"]
 
 
@@ -107,7 +114,7 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
 @pytest.mark.parametrize(
     ("command", "option", "default"),
     [
-        ("plan", "algorithm", "nnls"),
+        ("plan", "algorithm", "optimal"),
         ("pack", "depth", "3; tables: max"),
         ("pack", "group-bytes", "1GiB"),
         ("finetune", "depth", "6"),
@@ -374,21 +381,20 @@ def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:
     assert "Traceback" in done.stderr
 
 
-# --- what earlier versions had is refused with what to do instead, and nothing else is
-
-REMOVED = {
-    "compare lengths.npy": "compare was removed: `gaudi-bert estimate SOURCE` prints our packs and the proven minimum,",
-    "help compare": "compare was removed: `gaudi-bert estimate SOURCE` prints our packs and the proven minimum,",
-    "train --data records --out out --on-the-fly plan.json": "train --on-the-fly was removed: pack the records first, with",
-    "pack t.parquet --out o --keep-together talk": "pack --keep-together was removed: join the rows that belong together",
-    "write r --plan p.json --out o --parquet": "write --parquet was removed: write the packs first, then `gaudi-bert",
-    "write r --plan p.json --predecessor-metadata": "write --predecessor-metadata was removed: write the packs first, then",
-    "train --on-the-fly=plan.json": "train --on-the-fly was removed: pack the records first, with",
-    "evaluate --on-the-fly plan.json": "No such option: --on-the-fly",
-    "conjure": "No such command 'conjure'",
-}
+# --- words that no command has
 
 
-@pytest.mark.parametrize("words", REMOVED)
-def test_what_was_removed_is_refused_with_what_to_do_instead(words: str) -> None:
-    assert refusal(*words.split()).startswith(REMOVED[words])
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [("evaluate --on-the-fly plan.json", "No such option: --on-the-fly"), ("conjure", "No such command 'conjure'")],
+)
+def test_unknown_words_are_refused(words: str, reason: str) -> None:
+    assert refusal(*words.split()).startswith(reason)
+
+
+def test_help_names_every_task_and_sets_only_what_applies() -> None:
+    for command in ("finetune", "estimate"):
+        text = " ".join(succeed(command, "-h").stdout.split())
+        assert [name for name in TASK_NAMES if name not in text.replace("- ", "-")] == []
+    for command, section in (("finetune", "finetune"), ("predict", "task"), ("embed", "task"), ("doctor", "kubernetes")):
+        assert f"lists them): {section}." in " ".join(succeed(command, "-h").stdout.split())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import itertools
-import mmap
 import os
 import re
 import shlex
@@ -23,7 +22,7 @@ from hypothesis import strategies as st
 from gaudi_bert.common import errors
 from gaudi_bert.common.errors import InputError, has_tensorflow, install_command, shortened, shown
 from gaudi_bert.common.launch import parse_part
-from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds, measured
+from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds
 from gaudi_bert.common.tensorflow_environment import native_lines_to, prepare_tensorflow
 from tests.builders.command_line import run_python
 
@@ -127,7 +126,7 @@ def test_it_is_set_before_tensorflow_is_loaded(module: str) -> None:
 NATIVE = """
 import os, sys
 from pathlib import Path
-from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds, measured
+from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds
 from gaudi_bert.common.tensorflow_environment import native_lines_to
 from gaudi_bert.common.progress import Reporter
 
@@ -278,21 +277,6 @@ def test_work_whose_first_unit_takes_long_shows_that_it_goes_on(monkeypatch: pyt
         while "plan: 0 %" not in stream.getvalue():
             time.sleep(0.001)
     assert stream.getvalue().endswith("\r"), "the line is gone in the end"
-
-
-# --- measuring
-
-
-def test_a_call_is_measured() -> None:
-    def take() -> mmap.mmap:
-        memory = mmap.mmap(-1, 80_000_017)  # new to the process, whatever the C library keeps of earlier tests
-        memory.write(bytes(80_000_017))
-        return memory
-
-    found = measured(take)
-    assert len(found.result) == 80_000_017
-    assert found.seconds > 0
-    assert found.memory_bytes is None or found.memory_bytes > 40_000_000
 
 
 # --- values in messages

@@ -124,7 +124,7 @@ def encoder_of(kind: str = "AutoModel", **more: Any) -> PackedEncoder:
         (lambda: PackedEncoder(model_of("roberta"), "tokenizer"), "str: is not a tokenizer of the library tokenizers"),
         (lambda: encoder_of(vocab_size=200), "tokens, the model has 200; give"),
         (lambda: PackedEncoder(model_of("roberta"), TOKENIZER, max_sequence_length=65), "the model has 64 positions"),
-        (lambda: encoder_of().embed(["a"], pooling="last"), "pooling = 'last': one of cls"),
+        (lambda: encoder_of().embed(["a"], pooling="first"), "pooling = 'first': one of cls"),
         (
             lambda: encoder_of(CLASSES, id2label={0: "a", 2: "c"}),
             "id2label has no label 1, and there are 2",
@@ -143,8 +143,8 @@ def test_refused(make: Any, message: str) -> None:
 class SecondTokenHead(transformers.RobertaForSequenceClassification):
     """A head that reads the whole batch."""
 
-    def forward(self, input_ids, attention_mask=None, **_):
-        output = super().forward(input_ids=input_ids, attention_mask=attention_mask)
+    def forward(self, **given):
+        output = super().forward(**given)
         output.logits = output.logits - output.logits.mean(0) / 2
         return output
 

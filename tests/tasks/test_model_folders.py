@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ import pytest
 torch = pytest.importorskip("torch", exc_type=ImportError)
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 
+from safetensors.numpy import load_file, save_file  # noqa: E402
+
 from gaudi_bert.common import errors  # noqa: E402
 from gaudi_bert.common.errors import InputError, StoppedError, install_command  # noqa: E402
-from gaudi_bert.engines.choose import load_engine  # noqa: E402
 from gaudi_bert.model.heads import VectorHead  # noqa: E402
 from gaudi_bert.rows.types import Sequences  # noqa: E402
-from gaudi_bert.rows.window_plan import plan_window  # noqa: E402
-from gaudi_bert.tasks.models.folders import BertFolder, PackRunner  # noqa: E402
+from gaudi_bert.rows.window_plan import PackRunner, plan_window  # noqa: E402
+from gaudi_bert.tasks.models.folders import Encoder  # noqa: E402
 from gaudi_bert.training.weights import read_weights  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 from tests.builders.bert_folder import VOCABULARY, write_bert, write_rows  # noqa: E402
@@ -217,11 +218,12 @@ def test_vectors_of_packs(folder: Path, sequences: Sequences, alone: dict[str, A
     assert plan.gain > 1.5
     model = model_of(weights.config, VectorHead(pooling, normalize=False), None, "tensorflow")
     model.load_values({name: weights.variables[name] for name in model.shapes()})
-    found = PackRunner(model, per="sequence", width=24, one_shape=one_shape, batch_tokens=5 * 64).run(sequences, plan)
+    found = PackRunner(model, "sequence", 24, 5 * 64, "filled" if one_shape else "single").run(sequences, plan)
     agree(found, alone[pooling], 1e-5, scale=1.0)
 
 
-def test_answers_of_tokens_come_home(sequences: Sequences) -> None:
+@pytest.mark.parametrize("rest", ["smaller", "single", "filled"])
+def test_answers_of_tokens_come_home(sequences: Sequences, rest: Any) -> None:
     """A model that says what it was fed: the token, its position and its segment."""
 
     class Echo:
@@ -229,13 +231,15 @@ def test_answers_of_tokens_come_home(sequences: Sequences) -> None:
             return np.stack([batch[name] for name in ("input_ids", "positions", "segment_ids")], axis=-1).astype(np.float32)
 
     plan = plan_window(sequences.lengths, hidden_size=24)
-    found = PackRunner(Echo(), per="token", width=3, batch_tokens=200).run(sequences, plan)
+    found = PackRunner(Echo(), "token", 3, 200, rest).run(sequences, plan)
     positions = np.concatenate([np.arange(length) for length in sequences.lengths])
     np.testing.assert_array_equal(found, np.stack([sequences.input_ids, positions, sequences.segment_ids], axis=1))
 
 
-def test_weights_without_an_encoder(folder: Path) -> None:
-    bert = BertFolder(folder, load_engine("tensorflow"))
-    bert.weights = dataclasses.replace(bert.weights, variables={})
-    with pytest.raises(InputError, match="is missing; give the weights of a complete encoder"):
-        bert.embedder("mean", False, "float32", 64)
+def test_weights_without_an_encoder(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "m")
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    kept = {name: value for name, value in tensors.items() if "layer.0.output" not in name}
+    save_file(kept, tmp_path / "m" / "model.safetensors")
+    with pytest.raises(InputError, match="is missing; give the weights of a"):
+        Encoder(tmp_path / "m")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.artefacts.histogram import HistogramFile, list_histogram
+from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
@@ -115,8 +115,7 @@ def test_masked_slots_are_honoured_or_refused(tmp_path: Path) -> None:
     assert usual.content.masked_slots_needed <= usual.content.masked_slots == 6
     small = plan([source], tmp_path / "small.json", settings(masked_slots=3), reporter=QUIET)
     assert small.content.masked_slots == 3
-    costs = {row.masked_slots: row.packs for row in usual.content.smaller_masked_slots}
-    assert small.content.packs == costs.get(3, small.content.packs)
+    assert small.content.packs >= usual.content.packs
     with pytest.raises(InputError, match="give at least 3"):
         plan([source], tmp_path / "none.json", settings(masked_slots=2), reporter=QUIET)
 
@@ -194,42 +193,21 @@ def test_the_totals_are_those_of_all_parts_together(many: list[Path], tmp_path: 
     strategies = {tuple(strategy) for group in groups for strategy, _ in group["strategies"]}
     assert totals.strategies_used == len(strategies) == len(content.mixture)
     assert totals.masked_slots_needed == max(sum(1 + size % 2 for size in strategy) for strategy in strategies) == 4
-    within = {smaller.masked_slots: smaller.packs for smaller in totals.smaller_masked_slots}
-    assert list(within) == [3, 2]
-    for budget, packs in within.items():
-        limited = settings(group_sequences=22, masked_slots=budget)
-        assert packs == plan(many, tmp_path / f"{budget}.json", limited, reporter=QUIET).content.packs
 
 
-def test_a_histogram_is_read_alike_line_by_line_and_as_a_whole(many: list[Path], tmp_path: Path) -> None:
+def test_a_changed_histogram_is_refused(many: list[Path], tmp_path: Path) -> None:
     lines = tmp_path / "lines.json"
     HistogramFile.read(many[0]).write(lines)
-    (one, one_masked), (other, other_masked) = list_histogram(many[0]), list_histogram(lines)
-    assert all(file.counts.location is None for file in one.files)
-    assert all(file.counts.in_memory is None for file in other.files)
-    assert [file.digested for file in one.files] == [file.digested for file in other.files]
-    for file, twin in zip(one.files, other.files, strict=True):
-        assert (file.counts.rows == twin.counts.rows).all()
-    assert one.counts == other.counts
-    assert (one_masked == other_masked).all()
     text = lines.read_text()
     for changed, reason in (
         (text.replace("[3, 1, ", "[3, 17, ", 1), "masked count"),
         (text.replace("[3, 1, ", "[3, 1, 1", 1), "add up"),
         (text.replace("part-00003", "part-00000", 1), "counted twice"),
         (text.replace("]]}", "]}", 1), "not a JSON file"),
-        (text.replace("[[3, 1, ", "[[3, , ", 1), "not a JSON file"),
     ):
         lines.write_text(changed)
         with pytest.raises(InputError, match=reason):
-            list_histogram(lines)
-    lines.write_text(text.replace(", ", ","))
-    assert [file.digested for file in list_histogram(lines)[0].files] == [file.digested for file in one.files]
-    HistogramFile.read(many[1]).write(tmp_path / "other.json")
-    listed, _ = list_histogram(tmp_path / "other.json")
-    (tmp_path / "other.json").write_text(text)
-    with pytest.raises(InputError, match="was changed while it was read"):
-        _ = listed.files[0].counts.rows
+            HistogramFile.read(lines)
 
 
 def test_the_shard_that_ends_last_finishes_where_it_is_told(many: list[Path], tmp_path: Path) -> None:

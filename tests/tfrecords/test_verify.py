@@ -401,7 +401,7 @@ METADATA, MANIFEST, SETTINGS = "metadata.json", "group-00001.json", "settings.js
         (METADATA, "input_files", more, "input_files"),
         (METADATA, "groups", lambda value: [value[0], {**value[1], "manifest_crc32c": 5}], "manifest_crc32c: 5 there"),
         (METADATA, "groups", lambda value: value[:1], r"packed-00001-00000\.tfrecord: is not in metadata"),
-        (METADATA, "format_version", lambda value: 1, r"an earlier edition \(format_version 1\); write the folder again"),
+        (METADATA, "format_version", lambda value: 1, r"format_version 1, this version reads 2; write the folder again"),
         (MANIFEST, "inputs", lambda value: value[1:], r"group 1: 30 are doubled, changed or foreign: packed-00001-"),
         (MANIFEST, "inputs", lambda value: [{**value[0], "crc32c": 7}, *value[1:]], "part-. has changed since it was"),
         (MANIFEST, "inputs", lambda value: [{**value[0], "sequences": 30}, *value[1:]], "part-. has changed since it was"),

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaudi_bert.model.config import BertConfig, layer_scope
+from gaudi_bert.pytorch.pooling import widen
 
 # The largest score of a row is an allowed one, so a forbidden share is exp(less than -9,000) = exactly 0: a sequence's
 # outputs do not change by one bit when its neighbours do.
@@ -61,11 +62,6 @@ class Network:
         return _ACTIVATIONS[self.config.hidden_act](inputs)
 
 
-def widen(tensor: Tensor) -> Tensor:
-    """`tensor` in at least float32."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-
-
 def dropout(inputs: Tensor, rate: float) -> Tensor:
     """Zero a share `rate` of `inputs` and scale the rest up, by the random numbers that follow the seed of the pass.
 
@@ -78,12 +74,6 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
     words = torch.empty((inputs.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
     stays = words.view(torch.int16)[: inputs.numel()].reshape(inputs.shape) >= dropped - _DROPOUT_STEPS // 2
     return inputs * stays.to(inputs.dtype).mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - dropped))
-
-
-def belongs(numbers_BX: Tensor, depth: int) -> Tensor:
-    """Whether X belongs to each sequence of a pack, by its number there, [B, S, X]."""
-    numbers_S = torch.arange(1, depth + 1, device=numbers_BX.device, dtype=numbers_BX.dtype)
-    return numbers_S[:, None] == numbers_BX[:, None, :]
 
 
 def _wide_product(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:

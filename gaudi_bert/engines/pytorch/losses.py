@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gaudi_bert.engines.pytorch.bert import belongs
 from gaudi_bert.model.heads import Loss, TaskHead
+from gaudi_bert.pytorch.pooling import belongs
 
 # Lowers the scores of tokens of other sequences: their probability is exactly 0.
 _FORBIDDEN = -1e9

@@ -17,15 +17,15 @@ from torch import Tensor
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial, check_weights
-from gaudi_bert.engines.pytorch.bert import Network, belongs, encode_packs, next_sentence_scores, pool, widen, word_scores
+from gaudi_bert.engines.pytorch.bert import Network, encode_packs, next_sentence_scores, pool, word_scores
 from gaudi_bert.engines.pytorch.losses import pretraining_sums, task_sums
 from gaudi_bert.model.config import BertConfig, initial_value, is_decayed
 from gaudi_bert.model.features import check_batch, check_logits
 from gaudi_bert.model.heads import Loss, PretrainingHead, VectorHead, variables_of
+from gaudi_bert.pytorch.pooling import vectors_of_sequences, widen
 
 Tensors = Mapping[str, Tensor]
 _WORK_SEED = np.array([1, 2], np.int32)
-_LOWEST = -3.0e38  # below any hidden state
 
 
 class TorchModel(ABC):
@@ -128,7 +128,11 @@ class TorchModel(ABC):
 
     def tensors(self, batch: BatchArrays) -> dict[str, Tensor]:
         """A batch on the device."""
-        return _on_device(batch, self.device)
+        return _on_device(self.checked(batch), self.device)
+
+    def checked(self, batch: BatchArrays) -> BatchArrays:
+        """A batch, once it is known that the model is right for it."""
+        return batch
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Matrix products in bfloat16, where that was chosen; the variables stay float32."""
@@ -244,25 +248,6 @@ def _read(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
     packs, depth = batch["next_sentence_positions"].shape
     read_BPH = encode_packs(network, batch, positions_BP).reshape(packs, positions_BP.shape[1], -1)
     return read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
-
-
-def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Tensors) -> Tensor:
-    """One vector for each sequence, [B, S, H]; those of absent ones mean nothing."""
-    packs, depth = batch["sequence_positions"].shape
-    if head.read_positions is not None:
-        vectors_BSH = hidden_RH.reshape(packs, depth, -1)
-    else:
-        hidden_BLH = hidden_RH.reshape(*batch["input_ids"].shape, -1)
-        belongs_BSL = belongs(batch["input_mask"], depth)
-        if head.pooling == "mean":
-            share_BSL = belongs_BSL.to(hidden_RH.dtype)
-            vectors_BSH = torch.matmul(share_BSL, hidden_BLH) / share_BSL.sum(-1, keepdim=True).clamp(min=1.0)
-        else:
-            lowered_BSL = (1.0 - belongs_BSL.to(hidden_RH.dtype)) * _LOWEST
-            vectors_BSH = torch.stack(
-                [torch.where(row_L[..., None] < 0, _LOWEST, hidden_BLH).amax(1) for row_L in lowered_BSL.unbind(1)], dim=1
-            )
-    return torch.nn.functional.normalize(vectors_BSH, dim=-1, eps=1e-12) if head.normalize else vectors_BSH
 
 
 def _on_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:

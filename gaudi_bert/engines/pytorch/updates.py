@@ -13,9 +13,9 @@ from torch import Tensor
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, Coupling, UpdateScalars
-from gaudi_bert.engines.pytorch.bert import widen
 from gaudi_bert.engines.pytorch.distributed import GradientSums, TorchCommunicator
 from gaudi_bert.engines.pytorch.model import TorchModel, ahead_on_device, to_numpy
+from gaudi_bert.pytorch.pooling import widen
 
 
 class _TorchSums:
@@ -83,7 +83,7 @@ class TorchUpdates:
         model = self._model
         factors = torch.tensor(factors_M2, dtype=torch.float32, device=model.device)
         sums = torch.zeros(model.spec.head.sums, device=model.device)
-        for number, batch in enumerate(ahead_on_device(micro_batches, model.device)):
+        for number, batch in enumerate(ahead_on_device(map(model.checked, micro_batches), model.device)):
             self._note(number, update)
             loss, batch_sums = model.loss(batch, seeds_M2[number], factors[number])
             if self._gradient_sums is not None and number == len(micro_batches) - 1:

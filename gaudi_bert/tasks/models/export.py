@@ -28,7 +28,7 @@ from gaudi_bert.model.heads import TaskHead
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.window_plan import deepest
-from gaudi_bert.tasks.models.task_models import check_finished, open_task_model, read_task_folder, start_weights
+from gaudi_bert.tasks.models.task_models import check_finished, open_model, read_task_folder, start_weights
 from gaudi_bert.training.model_files import TaskConfig
 from gaudi_bert.training.results import ExportResult
 from gaudi_bert.training.stored_inputs import local_weights
@@ -119,7 +119,7 @@ def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> 
     start = start_weights(checkpoint, task, lacks_head=False)
     if not isinstance(start.config, BertConfig):
         raise InputError(f"{checkpoint}: TensorFlow serves BERT only here, this is a {start.kind}; transformers opens it")
-    model = open_task_model(start, task, load_engine("tensorflow"))
+    model = open_model(start, task.head, load_engine("tensorflow"))
     length = min(task_folder.max_sequence_length or start.sizes.positions, start.sizes.positions)
     sizes = {"B": rows, "L": length, "S": deepest(length)}
     with _complete_folder(out.resolve()) as folder:

@@ -23,7 +23,7 @@ from gaudi_bert.common.files import atomic_file, check_model, read_json, write_j
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, initial_value, misfit, parameter_specs, shapes_of
-from gaudi_bert.model.heads import VectorHead, variables_of
+from gaudi_bert.model.heads import TaskHead, VectorHead, variables_of
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.model.masking import Vocabulary
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
@@ -108,15 +108,25 @@ class StartWeights:
 
 def start_weights(path: Path, task: Task, *, lacks_head: bool = True) -> StartWeights:
     """The encoder of weights of any kind for a task, and the head where it fits; without `lacks_head` it has to."""
+    return _weights_for(path, task.head, task.architecture, lacks_head)
+
+
+def encoder_weights(path: Path) -> StartWeights:
+    """The encoder of weights of any kind, whatever its head."""
+    return _weights_for(path, VectorHead("cls", normalize=False), "BertModel", lacks_head=False)
+
+
+def _weights_for(path: Path, head: TaskHead | VectorHead, architecture: str, lacks_head: bool) -> StartWeights:
     if not is_bert(path):
-        return _encoder_weights(path, task, lacks_head)
+        return _weights_of_transformers(path, head, lacks_head)
     weights = read_weights(path)
     if weights.config is None:
         raise InputError(f"{weights.path}: its config is not known; put config.json or bert_config.json next to it")
-    config = dataclasses.replace(weights.config, attention="causal") if task.head.is_causal else weights.config
-    specs = variables_of(config, task.head)
+    is_causal = isinstance(head, TaskHead) and head.is_causal
+    config = dataclasses.replace(weights.config, attention="causal") if is_causal else weights.config
+    specs = variables_of(config, head)
     known = {name: weights.variables[name] for name in specs if name in weights.variables}
-    problem = None if lacks_head else misfit(shapes_of(specs), known)
+    problem = None if lacks_head or isinstance(head, VectorHead) else misfit(shapes_of(specs), known)
     if problem is not None:
         raise InputError(f"{path}: {problem}; fine-tune the model again")
     variables = {name: value for name, value in known.items() if value.shape == specs[name].shape}
@@ -125,10 +135,8 @@ def start_weights(path: Path, task: Task, *, lacks_head: bool = True) -> StartWe
         if name.startswith("bert/") and not name.startswith("bert/pooler/"):
             raise InputError(f"{weights.path}: {name} is missing; give the weights of a complete encoder")
     identity = weights_checksum(weights)
-    kept = _unread_pooler(weights, config) if isinstance(task.head, VectorHead) else {}
-    return StartWeights(
-        weights.path, weights.kind, config, config.sizes, task.architecture, variables, fresh, identity, kept
-    )
+    kept = _unread_pooler(weights, config) if isinstance(head, VectorHead) else {}
+    return StartWeights(weights.path, weights.kind, config, config.sizes, architecture, variables, fresh, identity, kept)
 
 
 def _unread_pooler(weights: Weights, config: BertConfig) -> WeightArrays:
@@ -138,14 +146,14 @@ def _unread_pooler(weights: Weights, config: BertConfig) -> WeightArrays:
     return {name: np.asarray(weights.variables.get(name, value), np.float32) for name, value in fresh.items()}
 
 
-def _encoder_weights(path: Path, task: Task, lacks_head: bool) -> StartWeights:
+def _weights_of_transformers(path: Path, head: TaskHead | VectorHead, lacks_head: bool) -> StartWeights:
     """Those of any other encoder, as `transformers` reads and names them."""
     from gaudi_bert.pytorch.encoder_weights import read_encoder_weights, sizes_of
 
     folder = path if path.is_dir() else path.parent
-    config, architecture, variables, fresh = read_encoder_weights(folder, task.head, lacks_head=lacks_head)
+    config, architecture, variables, fresh = read_encoder_weights(folder, head, lacks_head=lacks_head)
     kind, identity = f"{config.model_type} of transformers", folder_identity(folder)
-    return StartWeights(folder, kind, config, sizes_of(config, task.head), architecture, variables, fresh, identity)
+    return StartWeights(folder, kind, config, sizes_of(config, head), architecture, variables, fresh, identity)
 
 
 def folder_identity(folder: Path) -> str:
@@ -212,9 +220,9 @@ def _task_of(architectures: Sequence[str] | None, problem: str | None, labels: t
     return task
 
 
-def open_task_model(start: StartWeights, task: Task, engine: Engine, device: Device | None = None) -> Model:
-    """The model of a task with its weights."""
-    model = engine.build(ModelSpec(start.config, task.head), device, seed=None)
+def open_model(start: StartWeights, head: TaskHead | VectorHead, engine: Engine, device: Device | None = None) -> Model:
+    """A model with its weights."""
+    model = engine.build(ModelSpec(start.config, head), device, seed=None)
     model.load_values(start.variables)
     return model
 

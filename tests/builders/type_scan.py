@@ -1,0 +1,167 @@
+"""Every type of the installed `transformers` with a head that the engine trains: right, or refused in words of ours.
+
+Of each type and head a tiny random model goes through the engine as `train` and `finetune` build it. What it gives
+packed sequences is held to what its own class gives each of them alone.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.engines.protocol import ModelSpec
+from gaudi_bert.engines.pytorch.encoder_model import build_encoder
+from gaudi_bert.model.config import EncoderConfig
+from gaudi_bert.model.heads import TaskHead
+from gaudi_bert.pytorch.packed_model import logits_of
+from gaudi_bert.pytorch.trial import MODEL_ERRORS, quiet_transformers, reason_of, small_copy, spread_weights, usual_tokens
+from tests.builders.task_batches import batch_of, packs_of
+from tests.builders.torch_models import filled_config
+
+HEADS = {
+    "next token": (TaskHead("causal-language-modelling"), modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    "masked tokens": (TaskHead("masked-language-modelling"), modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    "texts": (TaskHead("classification", 3), modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
+    "tags": (TaskHead("token-classification", 4), modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
+}
+HEADS["answers"] = (TaskHead("question-answering", 2), modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES)
+# What transformers leaves open and no model works without.
+OPEN = {"esm": {"pad_token_id": 1, "mask_token_id": 4, "position_embedding_type": "rotary"}}
+WINDOW = 24  # other than the one that the form was found with
+PYTHON = re.compile(r"\w(Error|Exception)\b|Traceback|'\w+' object|index out of range|size of tensor|unexpected keyword")
+"""What no refusal may quote."""
+_BOUND, _EXACT_BOUND = 1e-5, 1e-9
+
+
+def types() -> list[str]:
+    """The types that have any of the heads, in order."""
+    return sorted({kind for _, names in HEADS.values() for kind in names})
+
+
+def heads_of(kind: str) -> list[str]:
+    """The heads that a type has."""
+    return [name for name, (_, names) in HEADS.items() if kind in names]
+
+
+def scan(kinds: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Type, head and verdict: `right`, `refused: REASON`, `not built: REASON` or `WRONG: WHAT`."""
+    for kind in kinds:
+        for name in heads_of(kind):
+            with warnings.catch_warnings(), quiet_transformers():
+                warnings.simplefilter("ignore")
+                yield kind, name, _verdict(kind, name)
+
+
+def _verdict(kind: str, name: str) -> str:
+    head, names = HEADS[name]
+    try:
+        class_name = names[kind]
+        made = getattr(transformers, class_name[0] if isinstance(class_name, tuple | list) else class_name)
+        filled = filled_config(kind, made, causal=head.is_causal)
+        for setting, value in OPEN.get(kind, {}).items():
+            setattr(filled, setting, value)
+        config = small_copy(filled, made, WINDOW).config
+        values = {name: _of_layers(value, config) for name, value in config.to_dict().items()}
+    except MODEL_ERRORS as error:
+        return f"not built: {reason_of(error)}"
+    try:
+        model = build_encoder(ModelSpec(EncoderConfig(values), head), None, seed=1)
+    except InputError as error:
+        quoted = PYTHON.search(str(error))
+        return f"WRONG: it quotes Python: {error}" if quoted else f"refused: {error}"
+    torch.manual_seed(11)
+    spread_weights(model.module)
+    difference = _difference(model, head)
+    if difference > _BOUND:  # in float64 rounding goes, and defects stay
+        model.module.double()
+
+        difference = _difference(model, head) * _BOUND / _EXACT_BOUND
+    return "right" if difference <= _BOUND else f"WRONG: packed and alone differ by {difference:.1e} of the largest output"
+
+
+def _of_layers(value: Any, config: Any) -> Any:
+    """A setting with entries for layers, without those that the small copy has not."""
+    if not isinstance(value, dict) or not value or not all(str(key).isdecimal() for key in value):
+        return value
+    return {key: own for key, own in value.items() if int(key) < config.get_text_config().num_hidden_layers}
+
+
+def _difference(model: Any, head: TaskHead) -> float:
+    """The largest difference between packed and alone, of the largest output."""
+    tokens = usual_tokens(model.module.config)
+    packs = packs_of(head, len(tokens) + 5)
+    for each in (each for pack in packs for each in pack):
+        each["ids"] = tokens[each["ids"] - 5]
+    batch, largest, scale = batch_of(packs, head), 0.0, 1e-30
+    with torch.no_grad():
+        packed = model.forward(model.tensors(batch), False)
+        for row, pack in enumerate(packs):
+            for number, each in enumerate(pack):
+                alone = logits_of(model.module(input_ids=torch.from_numpy(each["ids"][None])))[0]
+                start = int(batch["sequence_positions"][row, number])
+                if head.is_of_text:
+                    own = packed[row, number]
+                elif head.kind == "masked-language-modelling":
+                    slots = torch.from_numpy(batch["masked_positions"][row])
+                    chosen = (
+                        (slots >= start)
+                        & (slots < start + len(each["ids"]))
+                        & torch.from_numpy(batch["target_weights"][row] > 0)
+                    )
+                    own, alone = packed[row][chosen], alone[slots[chosen] - start]
+                else:
+                    own = packed[row, start : start + len(each["ids"])]
+                if own.shape != alone.shape:
+                    return float("inf")
+                largest, scale = max(largest, float((own - alone).abs().max())), max(scale, float(alone.abs().max()))
+    return largest / scale
+
+
+# --- the table of docs/pytorch-models.md
+
+_ALIKE = (
+    (re.compile(r"carry a state"), "layers that carry a state from one sequence into the next"),
+    (re.compile(r"encoder with a decoder"), "an encoder with a decoder, which reads a text of its own"),
+    (re.compile(r"takes no position_ids"), "it takes no positions, and no mask is right for it"),
+    (re.compile(r"fails on packs of|no mask is right|computes wrong outputs"), "no mask is right for it"),
+    (re.compile(r"input_ids alone|a few tokens"), "it needs inputs besides tokens"),
+    (re.compile(r"its head gives"), "its head mixes the texts of a row"),
+    (re.compile(r"which positions"), "its positions cannot be determined"),
+    (re.compile(r"not one vector per token"), "it gives no vector for each token"),
+    (re.compile(r"no effect on its outputs"), "its attention cannot be seen at work"),
+    (re.compile(r"has no class|config cannot be used|at least 16"), "its usual config is not one of such a model"),
+    (re.compile(r"^not built"), "not built here: its usual config is too large or not complete"),
+)
+
+
+def table(verdicts: list[tuple[str, str, str]]) -> str:
+    """The verdicts as Markdown: how many of each head, and which types."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for kind, head, verdict in verdicts:
+        groups.setdefault(_group(verdict), {}).setdefault(kind, []).append(head)
+    lines = [f"| head, in `transformers` {transformers.__version__} | right | refused | wrong | not built |"]
+    lines.append("|---|---|---|---|---|")
+    for head in HEADS:
+        own = [verdict.split(":")[0] for _, name, verdict in verdicts if name == head]
+        lines.append(
+            f"| {head} | {' | '.join(str(own.count(each)) for each in ('right', 'refused', 'WRONG', 'not built'))} |"
+        )
+    lines += ["", "| verdict | types, with every head they have or with those named |", "|---|---|"]
+    for group, kinds in sorted(groups.items(), key=lambda item: (item[0] != "right", -len(item[1]))):
+        lines.append(f"| {group} | {', '.join(_named(kind, heads) for kind, heads in sorted(kinds.items()))} |")
+    return "\n".join(lines)
+
+
+def _group(verdict: str) -> str:
+    return next((words for pattern, words in _ALIKE if pattern.search(verdict)), verdict.split(":")[0])
+
+
+def _named(kind: str, heads: list[str]) -> str:
+    return kind if heads == heads_of(kind) else f"{kind} ({', '.join(heads)})"
