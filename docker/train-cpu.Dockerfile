@@ -1,5 +1,5 @@
-# The training image for CPUs, by one of two engines: train and evaluate, alone or with others (Gloo, Open MPI; sshd for an
-# MPIJob).
+# The training image for CPUs, by one of two engines: train and evaluate, alone or with others. TensorFlow's processes have Open
+# MPI, and sshd for an MPIJob; PyTorch's start and meet without either.
 #   docker build --file docker/train-cpu.Dockerfile --tag gaudi-bert-train-cpu .        (or: make images)
 #   docker build --file docker/train-cpu.Dockerfile --build-arg ENGINE=pytorch --tag gaudi-bert-train-cpu-pytorch .
 #                                                                    (or: make images IMAGES=train-cpu-pytorch)
@@ -8,15 +8,22 @@ ARG BASE_IMAGE=debian:12.11-slim
 # tensorflow or pytorch
 ARG ENGINE=tensorflow
 
-# Host keys of sshd are made by each container when it starts: no image holds any.
-FROM ${BASE_IMAGE} AS base
+FROM ${BASE_IMAGE} AS base-pytorch
 ARG DEBIAN_FRONTEND=noninteractive
 RUN apt-get update \
- && apt-get install -y --no-install-recommends \
-      ca-certificates openmpi-bin openssh-client openssh-server python3 python3-venv \
+ && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
+ && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log /var/log/alternatives.log
+ENV PATH=/opt/venv/bin:$PATH
+
+# Host keys of sshd are made by each container when it starts: no image holds any.
+FROM base-pytorch AS base-tensorflow
+ARG DEBIAN_FRONTEND=noninteractive
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends openmpi-bin openssh-client openssh-server \
  && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /etc/ssh/ssh_host_* \
  && mkdir -p /run/sshd
-ENV PATH=/opt/venv/bin:$PATH
+
+FROM base-${ENGINE} AS base
 
 FROM base AS requirements
 ARG ENGINE

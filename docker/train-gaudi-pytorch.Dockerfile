@@ -1,5 +1,5 @@
-# The training image for the Gaudi of today: the vendor's image of software 1.24.0 (PyTorch 2.10.0, Open MPI, sshd) and this
-# project on top. The vendor's PyTorch and its bridge stay as they are; the build fails where they would not.
+# The training image for the Gaudi of today: the vendor's image of software 1.24.0 (PyTorch 2.10.0) and this
+# project on top; its Open MPI and sshd are not used. The vendor's PyTorch and its bridge stay as they are; the build fails where they would not.
 #   docker build --file docker/train-gaudi-pytorch.Dockerfile --tag gaudi-bert-train-gaudi-pytorch .
 #   (or: make images IMAGES=train-gaudi-pytorch)
 # For a driver of another release, BASE_IMAGE is the vendor's image of that release. It runs as root, as the vendor's software

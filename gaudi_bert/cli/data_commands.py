@@ -265,11 +265,12 @@ def pack(
     )
     if verify:
         packed = replace(packed, verified=verify_packs(records, out, reporter=Reporter(), workers=workers))
+    describe = partial(_describe_packed, out=out, verbose=verbose)
+    output.print_result(packed, json, describe, output.words_of("train", "--data", out, "--out", "run/"))
 
-    def describe_pack(shown: Mapping[str, Any]) -> list[str]:
-        return [*output.describe_packing(shown, out, verbose), *table_commands.verified_lines(shown)]
 
-    output.print_result(packed, json, describe_pack, output.words_of("train", "--data", out, "--out", "run/"))
+def _describe_packed(result: Mapping[str, Any], out: Path, verbose: bool) -> list[str]:
+    return [*output.describe_packing(result, out, verbose), *table_commands.verified_lines(result)]
 
 
 def verify(

@@ -1,28 +1,35 @@
 """Rows of a task's data, whatever file they are in, one after the other in bounded memory.
 
-`records.py` reads the files of records, `questions.py` SQuAD's; CoNLL (a word and its tag per line, a blank line after each
-sentence) is read here.
+Records are JSON lines, the rows of CSV, TSV (`cells.py`) and Parquet, plain lines, the sentences of CoNLL (a word and its
+tag per line, a blank line after each sentence) and the questions of SQuAD (`questions.py`); `fields.py` makes rows of them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from contextlib import closing
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gaudi_bert.common import files
-from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.arrow import opened_parquet, validated
+from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
+from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
+from gaudi_bert.rows.cells import read_table
 from gaudi_bert.rows.fields import RowReader, read_label_names
-from gaudi_bert.rows.parts import TABLES, RowPart, complete_file, longest_row
+from gaudi_bert.rows.parts import TABLES, Line, RowPart, complete_file, longest_row
 from gaudi_bert.rows.questions import question_of_record, read_squad
-from gaudi_bert.rows.records import read_records
 from gaudi_bert.rows.retrieval import ranked_pairs, reading_settings
 from gaudi_bert.rows.types import BadRow, Place, PlacedRecord, QuestionRow, Record, Row, TaggedRow, TextRow, TupleRow
 
 _Row = TypeVar("_Row")
+# Of a task's records besides the columns that settings name.
+_OTHER_COLUMNS = ("input_ids", "question", "context", "answers", "is_impossible", "id")
+_PARQUET_ROWS_AT_ONCE = 256
 _DOCUMENT_LINE = "-DOCSTART-"
 _FORMATS = {"jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "conll": "CoNLL", "squad": "SQuAD"}
 _OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
@@ -56,7 +63,7 @@ class LeftOut:
         self.rows, self.first = 0, ""
 
     def __str__(self) -> str:
-        return f"{count_of(self.rows, 'row')} cannot be read and left out; the first: {self.first}"
+        return f"{count_of(self.rows, 'row')} cannot be read: left out; the first: {self.first}"
 
     def add(self, problem: str) -> None:
         """Count a row."""
@@ -93,7 +100,7 @@ def rows_of_part(
     elif part.kind == "conll":
         records = _read_conll(part, settings, labelled)
     else:
-        records = read_records(part, settings)
+        records = _read_records(part, settings)
     if task == "reranking":
         records = ranked_pairs(part, records, settings)
     for place, record in records:
@@ -193,6 +200,76 @@ def _named(settings: TaskSettings, keys: list[str]) -> str:
     """The columns that settings name, with what they hold where that is not their name."""
     columns = {key: getattr(settings, key) for key in keys}
     return ", ".join(column if column == key else f"{column} ({key})" for key, column in columns.items())
+
+
+# --- records: JSON lines, tables, Parquet, plain lines
+
+
+def _read_records(part: RowPart, settings: TaskSettings) -> Iterator[PlacedRecord]:
+    """The records of a part with their places; one that cannot be read is an error in its position."""
+    if part.kind == "built-in":
+        documents = documentation_documents(python_texts(part.name))
+        yield from ((Place(number), {settings.text: "\n".join(lines)}) for number, lines in enumerate(documents, start=1))
+    elif part.kind == "parquet":
+        yield from _parquet(part, settings)
+    else:
+        with part.lines() as lines:
+            if part.kind in TABLES:
+                with closing(read_table(part, settings, lines)) as records:
+                    yield from records
+            else:
+                yield from _lines_as_records(part, settings, lines)
+
+
+def _lines_as_records(part: RowPart, settings: TaskSettings, lines: Iterator[tuple[int, Line]]) -> Iterator[PlacedRecord]:
+    """A record for each line that is not blank: an object of JSON, or a text."""
+    row = count(1)
+    for number, line in lines:
+        if isinstance(line, UnicodeDecodeError):
+            place = Place(next(row), number)
+            yield place, part.not_text(part.location(place), line)
+        elif line.strip():
+            place, text = Place(next(row), number), line.removesuffix("\n").removesuffix("\r")
+            yield place, _json_record(text, part, place) if part.kind == "jsonl" else {settings.text: text}
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, in which no key is twice: JSON leaves open which one counts."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in record if keys.count(key) > 1)
+        raise InputError(f"has the key {shown(twice)} twice; leave one out")
+    return record
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def _json_record(line: str, part: RowPart, place: Place) -> Record | InputError:
+    try:
+        record = _JSON.decode(line)
+    except InputError as error:
+        return InputError(f"{part.location(place)}: {error}")
+    except (ValueError, RecursionError) as error:
+        return InputError(f"{part.location(place)}: not JSON ({shortened(str(error))}); write one object per line")
+    if not isinstance(record, dict):
+        return InputError(f'{part.location(place)}: {shortened(line)} is not an object; write for example {{"text": "..."}}')
+    return record
+
+
+def _parquet(part: RowPart, settings: TaskSettings) -> Iterator[PlacedRecord]:
+    """The columns that a task may need; all, where that of the text is missing."""
+    if part.path is None:
+        raise InputError("standard input: Parquet cannot be read as it comes; give the name of the file")
+    known = (settings.text, settings.text_pair, settings.label, settings.tokens, settings.tags, *_OTHER_COLUMNS)
+    with opened_parquet(part.path) as table:
+        names = table.schema_arrow.names
+        columns = [name for name in names if name in known] if settings.text in names else None
+        groups = None if part.end is None else list(range(part.start, part.end))
+        batches = table.iter_batches(_PARQUET_ROWS_AT_ONCE, row_groups=groups, columns=columns, use_threads=False)
+        rows = (row for batch in batches for row in validated(part.path, batch).to_pylist())
+        yield from ((Place(number), row) for number, row in enumerate(rows, start=1))
 
 
 # --- CoNLL

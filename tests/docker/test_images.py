@@ -77,6 +77,12 @@ def test_the_training_image_has_horovod_over_gloo_and_mpi_and_an_sshd(docker: Do
     assert done.stdout.strip() == "strictmodes no"
 
 
+@pytest.mark.parametrize("image", [DATA, TRAIN_PYTORCH])
+def test_images_whose_processes_meet_by_themselves_have_neither_mpi_nor_ssh(image: str, docker: Docker) -> None:
+    code = "import shutil; print([name for name in ('mpirun', 'ssh', 'sshd', 'ssh-keygen') if shutil.which(name)])"
+    assert python(docker, image, code, "--env", "PATH=/usr/sbin:/usr/bin:/bin") == "[]"
+
+
 @pytest.mark.parametrize("image", [DATA, TRAIN, TRAIN_PYTORCH])
 def test_kernels_are_there_already_whoever_runs_them(docker: Docker, image: str) -> None:
     code = """

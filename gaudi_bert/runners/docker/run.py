@@ -38,7 +38,7 @@ from gaudi_bert.runners.docker.containers import (
     stage_containers,
     store_urls,
 )
-from gaudi_bert.runners.docker.engine import Engine
+from gaudi_bert.runners.docker.daemon import Daemon
 from gaudi_bert.runners.launch import RENDEZVOUS_READY, failed_rank, rank_pieces
 from gaudi_bert.runners.stage_table import STAGES
 
@@ -63,7 +63,7 @@ def run_on_docker(
     `settings` are the pipeline file's with all that `--set` changed, `work` is the folder that holds the work folders of
     all pipelines, or its URL; `flags` are further options of `gaudi-bert run` for each stage, e.g. `--overwrite`.
     """
-    engine = Engine()
+    daemon = Daemon()
     uses_store = any(store_urls(settings, work, stage) for stage in stages)
     with ExitStack() as stack:
         user = stack.enter_context(_alone_in(work / settings.name))
@@ -72,13 +72,13 @@ def run_on_docker(
         run = DockerRun(
             settings, work, pipeline, user, secrets.token_hex(4), tuple(flags), scratch, environment=dict(os.environ)
         )
-        _clear_leftovers(engine, run)
+        _clear_leftovers(daemon, run)
         for image in dict.fromkeys(run.image(stage) for stage in stages):
-            engine.need_image(image, settings.images, reporter)
+            daemon.need_image(image, settings.images, reporter)
         values = portable_settings(settings).model_dump(mode="json", exclude_unset=True)
         write_text(run.settings_file, yaml.safe_dump(values, sort_keys=False, default_flow_style=None))
         try:
-            return {stage: _run_stage(engine, run, stage, reporter) for stage in stages}
+            return {stage: _run_stage(daemon, run, stage, reporter) for stage in stages}
         except _StopRequested as error:
             raise StoppedError(_STOPPED) from error
         finally:
@@ -119,18 +119,18 @@ def _request_stop(number: int, frame: FrameType | None) -> NoReturn:
     raise _StopRequested
 
 
-def _clear_leftovers(engine: Engine, run: DockerRun) -> None:
+def _clear_leftovers(daemon: Daemon, run: DockerRun) -> None:
     """Remove ended containers of earlier runs; refuse to run while one still works in the folder."""
-    for container in engine.containers_in(str(run.root)):
+    for container in daemon.containers_in(str(run.root)):
         if container.status in ("running", "paused", "restarting"):
             raise FailedError(
                 f"{shown_location(run.root)}: container {container.name} of an earlier run still works in it; "
                 f"wait for its end, or remove it: docker rm --force {container.name}"
             )
-        engine.remove(container)
+        daemon.remove(container)
 
 
-def _run_stage(engine: Engine, run: DockerRun, stage: str, reporter: Reporter) -> dict[str, Any]:
+def _run_stage(daemon: Daemon, run: DockerRun, stage: str, reporter: Reporter) -> dict[str, Any]:
     containers = stage_containers(run, stage)
     several = f" ({len(containers)} containers)" if len(containers) > 1 else ""
     on_host = " (on this machine's network, where the store is)" if run.access(stage).host_network else ""
@@ -138,31 +138,31 @@ def _run_stage(engine: Engine, run: DockerRun, stage: str, reporter: Reporter) -
     memory_key = f"resources.{'training' if STAGES[stage].trains else 'data'}.memory_limit"
     with ExitStack() as stack:
         if len(containers) > 1:
-            stack.enter_context(engine.network(run.name("network"), run.labels, way_out=bool(run.access(stage).mounts)))
+            stack.enter_context(daemon.network(run.name("network"), run.labels, way_out=bool(run.access(stage).mounts)))
             if run.needs_rendezvous(stage):
-                _start_rendezvous(engine, run, stack)
+                _start_rendezvous(daemon, run, stack)
         followers = []
         for rank, options in enumerate(containers):
             mark = f"[worker {rank}] " if len(containers) > 1 else ""
-            container = engine.create(options)
-            stack.callback(engine.remove, container)
-            followers.append(_Follower(engine, container, reporter, mark, memory_key))
+            container = daemon.create(options)
+            stack.callback(daemon.remove, container)
+            followers.append(_Follower(daemon, container, reporter, mark, memory_key))
         try:
             for follower in followers:
                 follower.start()
             result: dict[str, Any] = _follow_all(followers).get(stage, {})
         except KeyboardInterrupt:
             with ThreadPoolExecutor(len(followers)) as pool:
-                list(pool.map(lambda follower: engine.stop(follower.container, _STOP_SECONDS), followers))
+                list(pool.map(lambda follower: daemon.stop(follower.container, _STOP_SECONDS), followers))
             raise
     return result
 
 
-def _start_rendezvous(engine: Engine, run: DockerRun, stack: ExitStack) -> None:
-    container = engine.create(rendezvous_container(run))
-    stack.callback(engine.remove, container)
-    output = engine.output(container)
-    engine.start(container)
+def _start_rendezvous(daemon: Daemon, run: DockerRun, stack: ExitStack) -> None:
+    container = daemon.create(rendezvous_container(run))
+    stack.callback(daemon.remove, container)
+    output = daemon.output(container)
+    daemon.start(container)
     log = ""
     for pieces in output:
         log += "".join((piece or b"").decode("utf-8", "replace") for piece in pieces)
@@ -194,19 +194,19 @@ class _Follower:
     `mark` is put before each line, `memory_key` is the setting that limits its memory, for an error.
     """
 
-    def __init__(self, engine: Engine, container: Any, reporter: Reporter, mark: str, memory_key: str) -> None:
+    def __init__(self, daemon: Daemon, container: Any, reporter: Reporter, mark: str, memory_key: str) -> None:
         self.container = container
         self.result: dict[str, Any] = {}
-        self._engine, self._reporter, self._mark, self._memory_key = engine, reporter, mark, memory_key
+        self._daemon, self._reporter, self._mark, self._memory_key = daemon, reporter, mark, memory_key
         self._error_line = ""
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._output: deque[str] = deque(maxlen=_OUTPUT_LINES)
-        self._thread = threading.Thread(target=self._read, args=(engine.output(container),), daemon=True)
+        self._thread = threading.Thread(target=self._read, args=(daemon.output(container),), daemon=True)
 
     def start(self) -> None:
         """Start the container and read its output."""
         self._thread.start()
-        self._engine.start(self.container)
+        self._daemon.start(self.container)
 
     @property
     def has_ended(self) -> bool:
@@ -215,7 +215,7 @@ class _Follower:
 
     def check(self) -> None:
         """Raise the error of a container that has ended and failed; its exit code decides the kind."""
-        state = self._engine.end_state(self.container)
+        state = self._daemon.end_state(self.container)
         self._thread.join(_LOG_END_SECONDS)
         code = int(state["ExitCode"])
         if code == 0:

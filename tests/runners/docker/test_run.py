@@ -21,7 +21,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.places import ImageSettings
 from gaudi_bert.runners.docker import run as docker_run
-from gaudi_bert.runners.docker.engine import Engine
+from gaudi_bert.runners.docker.daemon import Daemon
 from gaudi_bert.runners.docker.run import run_on_docker
 from tests.builders.recorded_answers import MPIRUN_OUTPUT
 
@@ -88,7 +88,7 @@ class FakeEngine:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine()
-    monkeypatch.setattr(docker_run, "Engine", lambda: fake)
+    monkeypatch.setattr(docker_run, "Daemon", lambda: fake)
     return fake
 
 
@@ -287,7 +287,7 @@ def test_no_daemon_is_said_at_once(address: str, monkeypatch: pytest.MonkeyPatch
     pytest.importorskip("docker.client")
     monkeypatch.setenv("DOCKER_HOST", address)
     with pytest.raises(InputError, match=f"no Docker daemon answers at {address}; install Docker and start it"):
-        Engine()
+        Daemon()
 
 
 @pytest.mark.parametrize(
@@ -302,29 +302,29 @@ def test_no_daemon_is_said_at_once(address: str, monkeypatch: pytest.MonkeyPatch
 def test_refusals_name_a_remedy(daemon: FakeDaemon, status: int, message: str, error: type[Exception], remedy: str) -> None:
     daemon.answers["/containers/create"] = (status, {"message": message})
     with pytest.raises(error, match=f"{re.escape(message)}.*{re.escape(remedy)}") as caught:
-        Engine().create({"image": "some:1", "name": "one"})
+        Daemon().create({"image": "some:1", "name": "one"})
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("images", [{}, {"registry": "registry.example", "pull_policy": "Never"}])
 def test_an_image_that_is_not_here_and_may_not_be_fetched_is_refused(daemon: FakeDaemon, images: dict[str, str]) -> None:
     with pytest.raises(InputError, match=r"image own:1: not on this machine.*build it with `make images`"):
-        Engine().need_image("own:1", ImageSettings(**images), Reporter(quiet=True))
+        Daemon().need_image("own:1", ImageSettings(**images), Reporter(quiet=True))
 
 
 def test_an_image_of_a_registry_is_fetched_or_the_reason_said(daemon: FakeDaemon) -> None:
     images = ImageSettings(registry="registry.example")
     said = io.StringIO()
     daemon.answers["/images/create"] = (200, {"status": "Downloaded"})
-    Engine().need_image("registry.example/own:1", images, Reporter(said))
+    Daemon().need_image("registry.example/own:1", images, Reporter(said))
     assert said.getvalue() == "docker: fetching registry.example/own:1\n"
     daemon.answers["/images/create"] = (200, {"error": "denied: log in first"})
     with pytest.raises(InputError, match=r"denied: log in first; check images\.registry and `docker login`"):
-        Engine().need_image("registry.example/own:1", images, Reporter(quiet=True))
+        Daemon().need_image("registry.example/own:1", images, Reporter(quiet=True))
 
 
 def test_a_daemon_that_goes_away_is_said(daemon: FakeDaemon) -> None:
-    engine = Engine()
+    engine = Daemon()
     daemon.shutdown()
     daemon.server_close()
     with pytest.raises(FailedError, match="does not answer any more"):

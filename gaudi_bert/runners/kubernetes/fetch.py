@@ -95,11 +95,11 @@ def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
     pod["volumes"] = [volume for volume in pod["volumes"] if "configMap" not in volume]
     mounted = {volume["name"] for volume in pod["volumes"]}
     container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] in mounted]
-    container["command"] = ["python3", "-m", "gaudi_bert.runners.kubernetes.results", f"{work}/{settings.name}"]
+    container["command"] = ["python3", "-m", "gaudi_bert.runners.kubernetes.fetch", f"{work}/{settings.name}"]
     return item
 
 
-# --- sending, in the pod: `python3 -m gaudi_bert.runners.kubernetes.results WORKDIR`
+# --- sending, in the pod: `python3 -m gaudi_bert.runners.kubernetes.fetch WORKDIR`
 #
 # The files go as a compressed archive in lines of base64, with their size and SHA-256 before them, so that a log that was
 # cut short is never treated as complete. A node keeps 10 MiB of a log, as a rule: TensorBoard's files are omitted where they

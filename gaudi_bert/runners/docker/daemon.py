@@ -40,7 +40,7 @@ _REMEDIES: tuple[tuple[str, type[GaudiBertError], str], ...] = (
 )
 
 
-class Engine:
+class Daemon:
     """A connection to a Docker daemon."""
 
     def __init__(self) -> None:
