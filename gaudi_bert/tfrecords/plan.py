@@ -104,7 +104,7 @@ def plan_shard(
         ):
             return StageOutput(_finish(output, planning).totals)
         sums: Counter[str] = Counter()
-        for _, part in output.each_whole(numbers):
+        for _, part in output.iter_completed(numbers):
             for group in part.groups:
                 sums.update(groups=1, sequences=group.sequences, packs=group.packs, tokens=group.tokens)
     return GroupsResult(sums["groups"], written, sums["sequences"], sums["packs"], sums["tokens"])
@@ -131,7 +131,7 @@ class _PlanOutput(GroupedOutput[int, PlanPart]):
         """The file that is written last."""
         return self.final
 
-    def is_whole(self, summary: PlanPart) -> bool:
+    def is_complete(self, summary: PlanPart) -> bool:
         """A part is of these settings and histograms."""
         return summary.signature_sha256 == self.signature.sha256
 
@@ -244,7 +244,7 @@ class _Parts:
 
     def groups(self, parts: int) -> Iterator[PlannedGroup]:
         """The groups of all parts, which must be there."""
-        for number, part in self.output.all_whole(range(parts), "gaudi-bert plan"):
+        for number, part in self.output.require_completed(range(parts), "gaudi-bert plan"):
             data = read_file(self.output.summary_path(number))
             size = {file.name: file.bytes for file in part.files}
             entry = ListedPart(
