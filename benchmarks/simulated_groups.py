@@ -133,30 +133,20 @@ def planned_by(folder: Path, **options: Any) -> Any:
 
 def remember_packings(folder: Path) -> None:
     """Let the stage pack each of the 64 different groups once, and keep what came of it for the next process."""
-    from gaudi_bert.packing import algorithms, masked_budget
+    from gaudi_bert.packing import algorithms
     from gaudi_bert.tfrecords import plan
 
-    path, pack, fit = folder.parent / "packings.pickle", algorithms.pack_histogram, masked_budget.fit_to_budget
+    path, pack = folder.parent / "packings.pickle", algorithms.pack_histogram
     kept: dict[Any, Any] = pickle.loads(path.read_bytes()) if path.exists() else {}
-    names = {id(packing.mixture): key for key, packing in kept.items() if isinstance(key, bytes)}
 
     def packed(histogram: Any, *arguments: Any, **options: Any) -> Any:
         key = histogram.counts.tobytes()
         if key not in kept:
             kept[key] = pack(histogram, *arguments, **options)
             path.write_bytes(pickle.dumps(kept))
-        names[id(kept[key].mixture)] = key
-        return kept[key]
-
-    def fitted(mixture: Any, histogram: Any, depth: int, masked_slots: int) -> Any:
-        key = (names[id(mixture)], masked_slots)
-        if key not in kept:
-            kept[key] = fit(mixture, histogram, depth, masked_slots)
-            path.write_bytes(pickle.dumps(kept))
         return kept[key]
 
     vars(plan)["pack_histogram"] = packed
-    masked_budget.fit_to_budget = fitted
 
 
 def read_counts(folder: Path) -> dict[str, Any]:
@@ -192,33 +182,20 @@ def other_parts(folder: Path) -> dict[str, Any]:
     from gaudi_bert.tfrecords.histogram import read_histograms
 
     chosen, plan = PackingSettings(), folder / "plan.json"
-    kept = pickle.loads((folder.parent / "packings.pickle").read_bytes())
     there = [json.loads(path.read_text()) for path in sorted(folder.glob("plan-0*.json"))[:20]]
     groups = {number_of(group["files"][0]) % VARIANTS: group for part in there for group in part["groups"]}
-    keys, made = {}, 0
+    made = 0
     records = read_histograms(histograms_of(folder))
-    for file in records.files[:VARIANTS]:
-        counts = np.zeros(LENGTH, np.int64)
-        counts[file.counts[:, 0] - 1] = file.counts[:, 2]
-        keys[number_of(file.name)] = counts.tobytes()
     formed = form_groups(records.files, chosen.group_sequences, chosen.group_bytes, chosen.seed)
     for part, first in enumerate(range(0, len(formed), GROUPS_OF_A_PART)):
         if part_path(plan, part).exists():
             continue
         files = [file for group in formed[first : first + GROUPS_OF_A_PART] for file in group]
         variants = [number_of(file.name) % VARIANTS for file in files]
-        costs = [
-            {
-                "masked_slots": cost["masked_slots"],
-                "packs": sum(packs_in(kept[keys[v], cost["masked_slots"]]) for v in variants),
-            }
-            for cost in there[0]["smaller_masked_slots"]
-        ]
         named = ("name", "bytes", "crc32c", "sequences")
         content = {
             **there[0],
             "part": part,
-            "smaller_masked_slots": costs,
             "files": [{key: getattr(file, key) for key in named} for file in files],
             "groups": [{**groups[v], "files": [file.name]} for v, file in zip(variants, files, strict=True)],
         }
@@ -236,16 +213,10 @@ def number_of(name: str) -> int:
     return int(name[5:11])
 
 
-def packs_in(mixture: dict[Any, int]) -> int:
-    """Of a kept packing."""
-    return sum(mixture.values())
-
-
 def solve(folder: Path) -> dict[str, Any]:
     """The time that packing one group takes, whatever is kept."""
     from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.packing.histogram import group_histogram
-    from gaudi_bert.packing.masked_budget import budget_costs, smaller_budgets
     from gaudi_bert.tfrecords.histogram import read_histograms
 
     files = read_histograms(histograms_of(folder)).files[:4]
@@ -253,9 +224,7 @@ def solve(folder: Path) -> dict[str, Any]:
     for number, file in enumerate(files):
         if number == 1:
             started = time.process_time()  # the first one loads the kernels
-        packing = pack_histogram(group_histogram([file.counts], LENGTH), "nnls", 3, max_predictions=PREDICTIONS, seed=12345)
-        budgets = smaller_budgets(PREDICTIONS, packing.masked_slots_needed)
-        budget_costs([(packing.mixture, packing.histogram)], 3, budgets)
+        pack_histogram(group_histogram([file.counts], LENGTH), "nnls", 3, max_predictions=PREDICTIONS, seed=12345)
     return {"cpu_seconds_a_group": round((time.process_time() - started) / 3, 2)}
 
 

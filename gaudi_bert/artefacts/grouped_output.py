@@ -83,11 +83,11 @@ class GroupedOutput(Generic[Group, Summary]):
             if not any(folder.iterdir()):
                 folder.rmdir()
 
-    def whole(self, groups: Sequence[Group]) -> dict[Group, Summary]:
+    def completed(self, groups: Sequence[Group]) -> dict[Group, Summary]:
         """The summaries of those of `groups` that are complete."""
-        return dict(self.each_whole(groups))
+        return dict(self.iter_completed(groups))
 
-    def each_whole(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
+    def iter_completed(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
         """The same one at a time, for groups without number; a store's are fetched some at a time."""
         for start in range(0, len(groups), _FETCHED_TOGETHER):
             some = groups[start : start + _FETCHED_TOGETHER]
@@ -98,15 +98,17 @@ class GroupedOutput(Generic[Group, Summary]):
 
     def missing(self, groups: Sequence[Group]) -> list[Group]:
         """Those of `groups` that are still to be written."""
-        whole = {group for group, _ in self.each_whole(groups)}
-        if whole:
-            self.reporter.say(f"{shown_path(self.artefact)}: {len(whole)} of {len(groups)} {self.unit}s are there already")
-        return [group for group in groups if group not in whole]
+        completed = {group for group, _ in self.iter_completed(groups)}
+        if completed:
+            self.reporter.say(
+                f"{shown_path(self.artefact)}: {len(completed)} of {len(groups)} {self.unit}s are there already"
+            )
+        return [group for group in groups if group not in completed]
 
-    def all_whole(self, groups: Sequence[Group], command: str) -> Iterator[tuple[Group, Summary]]:
+    def require_completed(self, groups: Sequence[Group], command: str) -> Iterator[tuple[Group, Summary]]:
         """The summaries of all groups, one at a time; those that are missing are an error, and `command` makes them."""
         missing = set(groups)
-        for group, summary in self.each_whole(groups):
+        for group, summary in self.iter_completed(groups):
             missing.discard(group)
             yield group, summary
         if missing:
@@ -127,9 +129,9 @@ class GroupedOutput(Generic[Group, Summary]):
         if not path.exists():
             return None
         summary = self.summary.read(path)
-        return summary if self.is_whole(summary) else None
+        return summary if self.is_complete(summary) else None
 
-    def is_whole(self, summary: Summary) -> bool:
+    def is_complete(self, summary: Summary) -> bool:
         """Whether a summary is of this output, and what it names is there."""
         return True
 
@@ -146,7 +148,7 @@ class PackedOutput(GroupedOutput[int, Manifest]):
     source_sha256: str
     command: str
 
-    def is_whole(self, summary: Manifest) -> bool:
+    def is_complete(self, summary: Manifest) -> bool:
         """The manifest is of this source, and its shards have their sizes; in a store the manifest was put after them."""
         if summary.source_sha256 != self.source_sha256:
             return False
@@ -159,12 +161,12 @@ class PackedOutput(GroupedOutput[int, Manifest]):
 
     def manifests(self, groups: Sequence[int]) -> Iterator[tuple[Manifest, int]]:
         """The manifests of all groups, which must be there, one at a time; and the CRC-32C of each."""
-        for group, manifest in self.all_whole(groups, self.command):
+        for group, manifest in self.require_completed(groups, self.command):
             yield manifest, crc32c(read_file(self.summary_path(group)))
 
     def groups_result(self, groups: Sequence[int], written: int) -> GroupsResult:
         """The totals of some groups, `written` of them by this run."""
         sums = PackedSums()
-        for _, manifest in self.each_whole(groups):
+        for _, manifest in self.iter_completed(groups):
             sums.add(manifest, 0)
         return GroupsResult(len(groups), written, sums.sequences, sums.packs, sums.tokens)

@@ -34,20 +34,12 @@ Strategy = Annotated[tuple[Length, ...], Field(min_length=1)]
 """The lengths of the sequences of a pack, in order."""
 
 
-class SmallerBudget(Artefact):
-    """With so many masked slots per pack, there would be so many packs."""
-
-    masked_slots: Count
-    packs: Positive
-
-
 class PlanTotals(Artefact):
     """The quality of the plan over all groups.
 
     Attributes:
         token_bound: packs that the tokens alone need.
         masked_slots_needed: masked positions of the fullest pack; None where the data did not say.
-        smaller_masked_slots: what fewer masked slots would cost.
     """
 
     packs: Positive
@@ -66,13 +58,11 @@ class PlanTotals(Artefact):
     groups: Positive
     masked_slots: Count | None
     masked_slots_needed: Count | None
-    smaller_masked_slots: tuple[SmallerBudget, ...]
 
     @model_validator(mode="after")
-    def _budgets_descend(self) -> PlanTotals:
-        budgets = [self.masked_slots_needed or 0, *(smaller.masked_slots for smaller in self.smaller_masked_slots)]
-        if budgets[0] > (self.masked_slots or 0) or budgets != sorted(set(budgets), reverse=True):
-            raise ValueError(f"masked slots {budgets} must strictly decrease, at most {self.masked_slots}")
+    def _has_the_masked_slots_that_are_needed(self) -> PlanTotals:
+        if (self.masked_slots_needed or 0) > (self.masked_slots or 0):
+            raise ValueError(f"masked_slots is {self.masked_slots}; {self.masked_slots_needed} are needed")
         return self
 
 
@@ -141,7 +131,6 @@ class PlanPart(Artefact):
     depth: Length
     masked_slots: Length | None
     masked_slots_needed: Count | None
-    smaller_masked_slots: tuple[SmallerBudget, ...]
     files: tuple[InputFile, ...]
     groups: Annotated[tuple[PlannedGroup, ...], Field(min_length=1, max_length=GROUPS_OF_A_PART)]
 

@@ -82,18 +82,9 @@ def _how_it_was_packed(result: Mapping[str, Any]) -> list[str]:
         heuristics = f" (by {' and '.join(used)})" if used else ""
         lines.append(f"algorithm {result['algorithm']}{heuristics}, depth {result.get('depth_used', result.get('depth'))}")
     if result.get("masked_slots_needed"):
-        lines.append(_masked_slots_line(result))
+        needed = result["masked_slots_needed"]
+        lines.append(f"{result['masked_slots']} masked slots per pack (the data need {needed})")
     return lines
-
-
-def _masked_slots_line(result: Mapping[str, Any]) -> str:
-    """The masked slots of a plan, and what the smallest possible number of them would cost."""
-    needs = f"the data need {result['masked_slots_needed']}"
-    if result["smaller_masked_slots"]:
-        smallest = result["smaller_masked_slots"][-1]
-        more = smallest["packs"] - result["packs"]
-        needs += f"; forcing {smallest['masked_slots']} would cost {count_of(more, 'more pack')}"
-    return f"{result['masked_slots']} masked slots per pack ({needs})"
 
 
 def describe_verification(result: Mapping[str, Any]) -> list[str]:

@@ -344,6 +344,7 @@ class _Notice(event.Listener):  # type: ignore[misc]
             self._depth += 1
             if self._depth == 1:
                 self.announce([kernel])
+                self._sizes.setdefault(kernel, _called(kernel, {}))  # it may be stored, for arguments of other types
                 self._since, self._idle = time.monotonic(), threading.Event()
                 threading.Thread(target=self._watch, args=(self._idle,), daemon=True).start()
 

@@ -228,14 +228,14 @@ def _finish(
     corpus: _Corpus, vocabulary: Vocabulary, trained: bool, output: GroupedOutput[Section, PreparedSection]
 ) -> StageOutput[PreparedExamples] | PreparedShard:
     """Write examples.json when all sections are there."""
-    whole = output.whole(corpus.sections)
-    missing = [section for section in corpus.sections if section not in whole]
+    completed = output.completed(corpus.sections)
+    missing = [section for section in corpus.sections if section not in completed]
     if missing:
         output.reporter.say(
             f"{shown_path(output.folder)}: {len(missing)} of {len(corpus.sections)} sections remain for other shards"
         )
         return PreparedShard(tuple(f"{section.split} {section.number}" for section in missing))
-    splits = {split: [whole[section] for section in whole if section.split == split] for split in corpus.blocks}
+    splits = {split: [completed[section] for section in completed if section.split == split] for split in corpus.blocks}
     content = PreparedExamples(
         vocabulary=PreparedVocabulary(size=len(vocabulary), sha256=vocabulary.sha256, trained=trained),
         sources=tuple(

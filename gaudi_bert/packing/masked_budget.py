@@ -9,16 +9,14 @@ by best fit in both dimensions, tokens and masked positions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, coverage, packs_of
-
-COST_STEPS = 4  # smaller budgets whose cost a plan states
+from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, coverage
 
 
 def needed_masked_slots(mixture: Mapping[Strategy, int], histogram: Histogram) -> int | None:
@@ -64,23 +62,6 @@ def fit_to_budget(mixture: Mapping[Strategy, int], histogram: Histogram, depth: 
     for strategy, count in _best_fit_in_both(counts, histogram, depth, masked_slots).items():
         add_packs(within, strategy, count)
     return within
-
-
-def smaller_budgets(least: int, needed: int) -> list[int]:
-    """Some budgets below what is needed, from large to small; the last is the smallest possible budget."""
-    if needed <= least:
-        return []
-    return sorted({int(budget) for budget in np.linspace(least, needed - 1, COST_STEPS)}, reverse=True)
-
-
-def budget_costs(
-    packed: Sequence[tuple[Mapping[Strategy, int], Histogram]], depth: int, budgets: Sequence[int]
-) -> dict[int, int]:
-    """What smaller budgets (none below what one sequence alone may hold) would cost: packs in all for each."""
-    return {
-        budget: sum(packs_of(fit_to_budget(mixture, histogram, depth, budget)) for mixture, histogram in packed)
-        for budget in budgets
-    }
 
 
 def _best_fit_in_both(counts: IntArray, histogram: Histogram, depth: int, masked_slots: int) -> Mixture:

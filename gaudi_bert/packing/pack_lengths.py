@@ -91,8 +91,13 @@ class Packs:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _AllPacks(Packs, PackingFigures):
-    """All packs of `pack_lengths`, and how good they are."""
+class PackedLengths(Packs, PackingFigures):
+    """What `pack_lengths` returns: all packs, and how good they are.
+
+    Attributes:
+        max_sequence_length: slots of a pack, in tokens.
+        algorithm: what packed.
+    """
 
     max_sequence_length: int
     algorithm: str
@@ -115,12 +120,14 @@ class _AllPacks(Packs, PackingFigures):
 
 
 @dataclass(frozen=True, eq=False)
-class _PackedHistogram(PackingFigures):
-    """How a histogram is packed, and how good that is.
+class PackedHistogram(PackingFigures):
+    """What `pack_histogram` returns: how a histogram is packed, and how good that is.
 
     Attributes:
         strategies: sorted tuples of lengths that share a pack.
         counts: int64 [strategies], how many packs there are of each; read-only.
+        max_sequence_length: slots of a pack, in tokens.
+        algorithm: what packed.
     """
 
     strategies: tuple[tuple[int, ...], ...]
@@ -139,7 +146,7 @@ def pack_lengths(
     depth: int | Literal["max"] = "max",
     algorithm: Algorithm = "optimal",
     seed: int = DEFAULT_SEED,
-) -> _AllPacks:
+) -> PackedLengths:
     """Pack sequences of these lengths into rows of one length, every sequence into exactly one.
 
     Args:
@@ -157,7 +164,7 @@ def pack_lengths(
     checked = checked_lengths(lengths, max_sequence_length)
     packing = _pack(histogram_of(checked, int(max_sequence_length)), depth, algorithm, seed)
     offsets, indices = deal_sequences(checked, list(packing.mixture.items()), seed, 0, np.int64)
-    return _AllPacks(
+    return PackedLengths(
         **_figures(packing),
         indices=indices,
         offsets=offsets,
@@ -173,7 +180,7 @@ def pack_histogram(
     depth: int | Literal["max"] = "max",
     algorithm: Algorithm = "optimal",
     seed: int = DEFAULT_SEED,
-) -> _PackedHistogram:
+) -> PackedHistogram:
     """Pack a histogram of lengths; the cost depends on the longest row, not on how many sequences there are.
 
     Args:
@@ -198,7 +205,7 @@ def pack_histogram(
     if histogram.sequences == 0:
         raise ArgumentError("counts holds no sequence; counts[0] is how many there are of length 1")
     packing = _pack(histogram, depth, algorithm, seed)
-    return _PackedHistogram(
+    return PackedHistogram(
         **_figures(packing),
         strategies=tuple(packing.mixture),
         counts=np.fromiter(packing.mixture.values(), np.int64, len(packing.mixture)),

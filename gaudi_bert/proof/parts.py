@@ -106,7 +106,7 @@ class PartlyVerified(Generic[Stored]):
             )
             proof.write(proofs.summary_path(proven.group))
         sums = dict.fromkeys(("sequences", "packs", "tokens"), 0)
-        for _, proof in proofs.each_whole(numbers):
+        for _, proof in proofs.iter_completed(numbers):
             for key in sums:
                 sums[key] += getattr(proof, key)
         return GroupsResult(len(numbers), len(pending), **sums)
@@ -152,7 +152,7 @@ class PartlyVerified(Generic[Stored]):
     def _all_proofs(self, proofs: _GroupProofs) -> Iterator[ProvenGroup]:
         """The proofs of all groups, one at a time; what is missing, or does not hold, is an error."""
         missing = set(self.folder.groups)
-        for group, proof in proofs.each_whole(self.folder.groups):
+        for group, proof in proofs.iter_completed(self.folder.groups):
             missing.discard(group)
             yield ProvenGroup(**{key: getattr(proof, key) for key in ProvenGroup._fields})
         if missing:

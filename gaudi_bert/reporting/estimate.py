@@ -49,7 +49,7 @@ PICTURE_ENDINGS = (".png", ".svg")
 
 
 @dataclass(frozen=True)
-class _UnpaddingRow:
+class UnpaddingRow:
     """Expected speed-up on some accelerators: un-padding as the paper measured it, an ideal one of these data, packing."""
 
     accelerators: int
@@ -59,16 +59,16 @@ class _UnpaddingRow:
 
 
 @dataclass(frozen=True)
-class _UnpaddingEstimate:
+class UnpaddingEstimate:
     """Packing compared with un-padding; `one_device` is the distribution of one device's speed-up."""
 
     one_device: Gumbel
     packing_factor: float
-    rows: list[_UnpaddingRow]
+    rows: list[UnpaddingRow]
 
 
 @dataclass(frozen=True)
-class _EstimateResult:
+class EstimateResult:
     """What `estimate` prints; the tokens alone need `token_bound` packs, `length_scan` has packs of other lengths."""
 
     source: str
@@ -78,7 +78,7 @@ class _EstimateResult:
     token_bound: int
     rows: list[Estimate]
     length_scan: list[LengthEstimate]
-    unpadding: _UnpaddingEstimate
+    unpadding: UnpaddingEstimate
     pictures: list[str] | None = None
 
 
@@ -91,7 +91,7 @@ def estimate(
     reporter: Reporter,
     max_sequence_length: int | None = None,
     input_column: str = TOKENS_COLUMN,
-) -> _EstimateResult:
+) -> EstimateResult:
     """Pack a histogram in many ways and compare.
 
     Args:
@@ -112,7 +112,7 @@ def estimate(
     histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
     factors = [row.packing_factor for row in rows if row.algorithm != "sort"]
-    result = _EstimateResult(
+    result = EstimateResult(
         source=str(source),
         max_sequence_length=histogram.max_sequence_length,
         sequences=histogram.sequences,
@@ -177,16 +177,16 @@ def _compare(
     return [row if row.lower_bound is None else replace(row, lower_bound=bounds[number(row.depth)]) for row in rows]
 
 
-def _compare_with_unpadding(histogram: Histogram, packing_factor: float) -> _UnpaddingEstimate:
+def _compare_with_unpadding(histogram: Histogram, packing_factor: float) -> UnpaddingEstimate:
     one_device = fit_one_device()
     rows = [
-        _UnpaddingRow(count, unpadding_speed_up(one_device, count), linear_speed_up(histogram, count), packing_factor)
+        UnpaddingRow(count, unpadding_speed_up(one_device, count), linear_speed_up(histogram, count), packing_factor)
         for count in ACCELERATORS
     ]
-    return _UnpaddingEstimate(one_device, packing_factor, rows)
+    return UnpaddingEstimate(one_device, packing_factor, rows)
 
 
-def _draw(histogram: Histogram, result: _EstimateResult, depth: str | int, picture: Path, reporter: Reporter) -> list[str]:
+def _draw(histogram: Histogram, result: EstimateResult, depth: str | int, picture: Path, reporter: Reporter) -> list[str]:
     """Write the pictures; those of a single packing show `nnls` at `depth`. Returns their names."""
     packing = pack_histogram(histogram, "nnls", depth)
     prices = packing.certificate.prices.tolist()

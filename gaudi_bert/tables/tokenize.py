@@ -59,7 +59,7 @@ _COUNTED, _LOST = ("texts", "empty_texts", "rows", "tokens"), ("dropped_rows", "
 class _TokensOutput(GroupedOutput[int, TokenisedPart]):
     """The folder: a table for each part."""
 
-    def is_whole(self, summary: TokenisedPart) -> bool:
+    def is_complete(self, summary: TokenisedPart) -> bool:
         """The table is there; in a store it was put before its summary."""
         path = self.folder / summary.name
         return is_mirrored(self.folder) or (path.is_file() and path.stat().st_size == summary.bytes)
@@ -154,7 +154,7 @@ def _finish(
     identities: Sequence[dict[str, Any]],
 ) -> StageOutput[TokenisedTexts] | TokenisedShard:
     """Write tokens.json when all parts are there."""
-    files = tuple(output.whole(range(parts)).values())
+    files = tuple(output.completed(range(parts)).values())
     missing = parts - len(files)
     if missing:
         output.reporter.say(f"{shown_path(output.folder)}: {missing} of {parts} parts remain for other shards")

@@ -207,24 +207,24 @@ def _named(names: Sequence[str], most: int = 3) -> str:
 
 def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) -> _Counted:
     schema, others = unpacked_schema(path)  # of the first record; every other one is held to it
-    records = UnpackedFormat.for_pieces(schema, buffer)
-    scan = RecordScan(path, records, buffer, progress=progress)
+    indexed = UnpackedFormat.for_pieces(schema, buffer)
+    scan = RecordScan(path, indexed, buffer, progress=progress)
     totals: Counter[int] = Counter()
     pending: list[Int32Array] = []
     for _ in scan.pieces():
-        rows = records.index.rows[: records.rows]
+        rows = indexed.index.rows[: indexed.rows]
         pending.append(rows["length"] * np.int32(schema.max_predictions + 1) + rows["masked"])
         if sum(keys.size for keys in pending) >= _MERGE_EVERY:
             _merge(totals, pending)
     _merge(totals, pending)
-    if records.records == 0:
+    if indexed.count == 0:
         raise InputError(f"{path}: {NO_RECORD}")
     counts = [(*divmod(key, schema.max_predictions + 1), count) for key, count in sorted(totals.items())]
     counted = CountedFile(
         name=path.name,
         bytes=scan.file_bytes,
         crc32c=scan.file_crc32c,
-        sequences=records.records,
+        sequences=indexed.count,
         tokens=sum(length * count for length, _, count in counts),
         counts=np.array(counts, np.int64),
     )

@@ -27,7 +27,6 @@ from gaudi_bert.artefacts.plan import (
     PlannedGroup,
     PlanPart,
     PlanTotals,
-    SmallerBudget,
     files_sha256,
     part_path,
     totals_of,
@@ -42,7 +41,6 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import form_groups, group_histogram, too_large_files
-from gaudi_bert.packing.masked_budget import budget_costs, least_masked_slots, smaller_budgets
 from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.tfrecords.histogram import CountedRecords, read_histograms
 from gaudi_bert.tfrecords.scanning.scan import worker_count
@@ -106,7 +104,7 @@ def plan_shard(
         ):
             return StageOutput(_finish(output, planning).totals)
         sums: Counter[str] = Counter()
-        for _, part in output.each_whole(numbers):
+        for _, part in output.iter_completed(numbers):
             for group in part.groups:
                 sums.update(groups=1, sequences=group.sequences, packs=group.packs, tokens=group.tokens)
     return GroupsResult(sums["groups"], written, sums["sequences"], sums["packs"], sums["tokens"])
@@ -133,7 +131,7 @@ class _PlanOutput(GroupedOutput[int, PlanPart]):
         """The file that is written last."""
         return self.final
 
-    def is_whole(self, summary: PlanPart) -> bool:
+    def is_complete(self, summary: PlanPart) -> bool:
         """A part is of these settings and histograms."""
         return summary.signature_sha256 == self.signature.sha256
 
@@ -153,11 +151,6 @@ class _Planning:
         """How many parts the plan has."""
         return -(-len(self.groups) // GROUPS_OF_A_PART)
 
-    @property
-    def least_masked_slots(self) -> int:
-        """The smallest budget for which there is any packing at all; 0 where it is not known."""
-        return least_masked_slots(self.records.histogram) or 0
-
     def groups_of(self, part: int) -> Sequence[Sequence[CountedFile]]:
         """The groups of a part."""
         return self.groups[part * GROUPS_OF_A_PART : (part + 1) * GROUPS_OF_A_PART]
@@ -168,8 +161,6 @@ class _Planning:
         packings = self._pack(groups, task)
         depth = self.settings.depth
         needed = [packing.masked_slots_needed for packing in packings if packing.masked_slots_needed is not None]
-        budgets = smaller_budgets(self.least_masked_slots, max(needed, default=0))
-        costs = budget_costs([(packing.mixture, packing.histogram) for packing in packings], packings[0].depth, budgets)
         return PlanPart(
             format_version=2,
             part=part,
@@ -177,7 +168,6 @@ class _Planning:
             depth=max(packing.depth_used if depth == "max" else packing.depth for packing in packings),
             masked_slots=max(packing.masked_slots or 0 for packing in packings) or None,
             masked_slots_needed=max(needed, default=None),
-            smaller_masked_slots=tuple(SmallerBudget(masked_slots=budget, packs=packs) for budget, packs in costs.items()),
             files=tuple(file for files in groups for file in files),
             groups=tuple(
                 PlannedGroup(
@@ -254,7 +244,7 @@ class _Parts:
 
     def groups(self, parts: int) -> Iterator[PlannedGroup]:
         """The groups of all parts, which must be there."""
-        for number, part in self.output.all_whole(range(parts), "gaudi-bert plan"):
+        for number, part in self.output.require_completed(range(parts), "gaudi-bert plan"):
             data = read_file(self.output.summary_path(number))
             size = {file.name: file.bytes for file in part.files}
             entry = ListedPart(
@@ -267,15 +257,6 @@ class _Parts:
             self.heads.append(part.model_copy(update={"files": (), "groups": ()}))
             yield from part.groups
 
-    def packs_within(self, budget: int) -> int:
-        """Packs in all, by the figures of each part for this budget, or of the next smaller one that it knows."""
-        total = 0
-        for listed, head in zip(self.listed, self.heads, strict=True):
-            needed = head.masked_slots_needed or 0
-            smaller = [cost.packs for cost in head.smaller_masked_slots if cost.masked_slots <= budget < needed]
-            total += smaller[0] if smaller else sum(listed.packs)
-        return total
-
 
 def _finish(output: _PlanOutput, planning: _Planning) -> Plan:
     records, settings, parts = planning.records, planning.settings, _Parts(output)
@@ -283,14 +264,7 @@ def _finish(output: _PlanOutput, planning: _Planning) -> Plan:
     totals = totals_of(parts.groups(planning.parts), length, settings.algorithm, None)
     masked_slots = max(head.masked_slots or 0 for head in parts.heads) or None
     needed = max((head.masked_slots_needed for head in parts.heads if head.masked_slots_needed is not None), default=None)
-    budgets = smaller_budgets(planning.least_masked_slots, needed or 0)
-    masked_totals = {
-        "masked_slots": masked_slots,
-        "masked_slots_needed": needed,
-        "smaller_masked_slots": tuple(
-            SmallerBudget(masked_slots=budget, packs=parts.packs_within(budget)) for budget in budgets
-        ),
-    }
+    masked_totals = {"masked_slots": masked_slots, "masked_slots_needed": needed}
     content = Plan(
         format_version=2,
         algorithm=settings.algorithm,

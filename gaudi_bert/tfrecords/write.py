@@ -308,8 +308,8 @@ def read_group(
 
     def read(task: tuple[Path, InputFile, tuple[int, int], slice], pieces: ByteArray) -> None:
         path, file, region, rows = task
-        records = CompactedFormat(schema, IndexedSequences(pieces, group.offsets[rows], group.rows[rows]), buffer, *region)
-        scan = RecordScan(path, records, pieces, progress)
+        compacted = CompactedFormat(schema, IndexedSequences(pieces, group.offsets[rows], group.rows[rows]), buffer, *region)
+        scan = RecordScan(path, compacted, pieces, progress)
         for _piece in scan.pieces():
             pass
         _check_same(path, file, scan)
@@ -322,7 +322,7 @@ def _check_same(path: Path, file: InputFile, scan: RecordScan) -> None:
     for what, actual, planned in (
         ("bytes", scan.file_bytes, file.bytes),
         ("crc32c", scan.file_crc32c, file.crc32c),
-        ("sequences", scan.records.records, file.sequences),
+        ("sequences", scan.format.count, file.sequences),
     ):
         if actual != planned:
             raise InputError(f"{path}: {what} {actual}, {planned} in the plan; make the histogram and the plan again")

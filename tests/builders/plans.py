@@ -46,7 +46,7 @@ def write_plan(path: Path, groups: Sequence[Mixture], max_sequence_length: int, 
     """A plan that can only be looked at: no files, nothing proven; each group uses `gap` packs more than its bound."""
     stored = [_group(mixture, gap) for mixture in groups]
     depth = max(len(strategy) for mixture in groups for strategy in mixture)
-    masked = {"masked_slots": None, "masked_slots_needed": None, "smaller_masked_slots": []}
+    masked = {"masked_slots": None, "masked_slots_needed": None}
     part = {
         "format_version": 2, "part": 0, "signature_sha256": "0" * 64, "depth": depth, "files": [], "groups": stored,
         **masked,

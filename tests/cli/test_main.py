@@ -26,6 +26,7 @@ from gaudi_bert.common.errors import install_command
 from gaudi_bert.config import values
 from gaudi_bert.config.sections import TASK_NAMES, PrepareSettings
 from gaudi_bert.packing import pack_lengths
+from gaudi_bert.packing.algorithms import ALGORITHMS
 from tests.builders.command_line import refusal, run_command, run_python, succeed
 from tests.builders.effort import sampled
 from tests.builders.folders import contents
@@ -50,8 +51,14 @@ def test_every_command_is_listed_and_explains_itself() -> None:
 
 
 def test_the_algorithms_have_the_same_names_everywhere() -> None:
-    names = get_args(values.Algorithm)
-    assert get_args(pack_lengths.Algorithm) == names == CHOICES["*", "algorithm"]
+    places = {
+        "Algorithm in gaudi_bert/config/values.py": get_args(values.Algorithm),
+        "Algorithm in gaudi_bert/packing/pack_lengths.py": get_args(pack_lengths.Algorithm),
+        'CHOICES["*", "algorithm"] in gaudi_bert/cli/help.py': CHOICES["*", "algorithm"],
+    }
+    for place, names in places.items():
+        new = set(ALGORITHMS).symmetric_difference(names)
+        assert names == tuple(ALGORITHMS), f"{place}: add {new or 'them'} in the order of gaudi_bert/packing/algorithms.py"
     assert get_args(values.EngineName) == CHOICES["*", "engine"]
 
 
@@ -107,7 +114,7 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
 @pytest.mark.parametrize(
     ("command", "option", "default"),
     [
-        ("plan", "algorithm", "nnls"),
+        ("plan", "algorithm", "optimal"),
         ("pack", "depth", "3; tables: max"),
         ("pack", "group-bytes", "1GiB"),
         ("finetune", "depth", "6"),

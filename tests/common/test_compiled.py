@@ -54,13 +54,13 @@ def package(tmp_path: Path) -> Path:
     return room
 
 
-def run(package: Path, **environment: str) -> tuple[str, str]:
+def run(package: Path, module: str = "program", **environment: str) -> tuple[str, str]:
     """What a new process prints: the kernel's result, and how often it came from the disk; and what it complains of."""
     folder = package.parents[1]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     own = {"GAUDI_BERT_QUIET": "1", "PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
     variables = {**kept, **own, "TMPDIR": str(folder), **environment}
-    command = [sys.executable, "-m", "gaudi_bert.room.program"]
+    command = [sys.executable, "-m", f"gaudi_bert.room.{module}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr
@@ -98,6 +98,14 @@ def test_the_first_use_says_once_that_it_compiles(package: Path, quiet: bool) ->
     assert printed == "16 0"
     assert said.count("for this machine, once: compiling 1 of 2") == (not quiet)
     assert run(package, GAUDI_BERT_QUIET="") == ("16 1", "")
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_stored_for_other_types_counts(package: Path) -> None:
+    assert run(package) == ("16 0", "")
+    (package / "main.py").write_text(NOTICED + "from gaudi_bert.room import program\nprogram.run(5.0)\n")
+    said = run(package, "main", GAUDI_BERT_QUIET="")[1]
+    assert said.count("for this machine, once: compiling 1 of 1") == 1
 
 
 # The user's cache where the package cannot be written, the temporary folder where there is no home, or the named one.

@@ -11,12 +11,10 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.masked_budget import (
-    budget_costs,
     choose_masked_slots,
     fit_to_budget,
     least_masked_slots,
     needed_masked_slots,
-    smaller_budgets,
 )
 from gaudi_bert.packing.mixture import (
     add_packs,
@@ -163,12 +161,6 @@ def test_strategies_over_the_budget_are_packed_again() -> None:
 def test_a_budget_below_one_sequence_is_refused_with_the_number() -> None:
     with pytest.raises(InputError, match=r"masked_slots is 2, but one sequence alone has up to 3 .* give at least 3"):
         fit_to_budget(WITHIN_6, MASKED, 4, 2)
-
-
-def test_costs_of_smaller_budgets() -> None:
-    assert budget_costs([(WITHIN_6, MASKED)], 4, smaller_budgets(3, 6)) == {5: 6, 4: 6, 3: 7}
-    assert smaller_budgets(3, 3) == []
-    assert smaller_budgets(20, 120) == [119, 86, 53, 20]
 
 
 @given(histogram=small_histograms(), depth=st.integers(1, 5), data=st.data())

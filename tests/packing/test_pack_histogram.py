@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.config.values import ALGORITHMS as CONFIG_ALGORITHMS
 from gaudi_bert.packing import algorithms, heuristics
 from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram, solve
 from gaudi_bert.packing.certificate import check_certificate, simple_certificate
@@ -23,10 +22,6 @@ from tests.builders.effort import sampled
 from tests.builders.histograms import ADVERSARIAL, expected, published, small_histograms
 from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
-
-
-def test_the_settings_know_the_same_algorithms() -> None:
-    assert tuple(ALGORITHMS) == CONFIG_ALGORITHMS
 
 
 def plans(seed: int) -> str:

@@ -86,7 +86,6 @@ class Unprovable(NamedTuple):
 SEED = Unprovable({"other", "half", "zero", "negative", "huge"}, "with any seed the packs are as good")
 NAME = Unprovable({"other", "text"}, "a name that nothing is computed from")
 SETTING = "a setting: with other values too the plan packs every sequence, within its limits"
-MASKED = "only the masked positions of the data tell it, and nothing is built on it"
 
 UNPROVABLE: dict[str, dict[str, Unprovable]] = {
     # The settings of a packed folder, which are stored in it, have its seed and algorithm.
@@ -107,9 +106,6 @@ UNPROVABLE: dict[str, dict[str, Unprovable]] = {
         "shard_multiple": Unprovable({"other", "half"}, SETTING),
         "shard_bytes": Unprovable({"other", "half"}, SETTING),
         "histogram_sha256": Unprovable({"other"}, "the histogram is no input of `write`"),
-        "totals.smaller_masked_slots": Unprovable({"emptied", "entry dropped"}, MASKED),
-        "totals.smaller_masked_slots[].masked_slots": Unprovable({"half", "zero"}, MASKED),
-        "totals.smaller_masked_slots[].packs": Unprovable({"other", "half"}, MASKED),
     },
     "records/plan-00000.json": {},
 }

@@ -115,8 +115,7 @@ def test_masked_slots_are_honoured_or_refused(tmp_path: Path) -> None:
     assert usual.content.masked_slots_needed <= usual.content.masked_slots == 6
     small = plan([source], tmp_path / "small.json", settings(masked_slots=3), reporter=QUIET)
     assert small.content.masked_slots == 3
-    costs = {row.masked_slots: row.packs for row in usual.content.smaller_masked_slots}
-    assert small.content.packs == costs.get(3, small.content.packs)
+    assert small.content.packs >= usual.content.packs
     with pytest.raises(InputError, match="give at least 3"):
         plan([source], tmp_path / "none.json", settings(masked_slots=2), reporter=QUIET)
 
@@ -194,11 +193,6 @@ def test_the_totals_are_those_of_all_parts_together(many: list[Path], tmp_path: 
     strategies = {tuple(strategy) for group in groups for strategy, _ in group["strategies"]}
     assert totals.strategies_used == len(strategies) == len(content.mixture)
     assert totals.masked_slots_needed == max(sum(1 + size % 2 for size in strategy) for strategy in strategies) == 4
-    within = {smaller.masked_slots: smaller.packs for smaller in totals.smaller_masked_slots}
-    assert list(within) == [3, 2]
-    for budget, packs in within.items():
-        limited = settings(group_sequences=22, masked_slots=budget)
-        assert packs == plan(many, tmp_path / f"{budget}.json", limited, reporter=QUIET).content.packs
 
 
 def test_a_changed_histogram_is_refused(many: list[Path], tmp_path: Path) -> None:

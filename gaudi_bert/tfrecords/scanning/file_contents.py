@@ -90,7 +90,7 @@ class _PackedFormat:
 
     def __init__(self, schema: PackedSchema, buffer: ByteArray) -> None:
         self.schema = schema
-        self.records = 0
+        self.count = 0
         smallest = 4 * schema.max_sequence_length + 6 * schema.masked_slots + 6 * schema.depth
         packs = (PIECE_BYTES + MAX_RECORD_BYTES) // smallest + 1
         sequences = (packs + 1) * min(schema.depth, schema.max_sequence_length)
@@ -117,7 +117,7 @@ class _PackedFormat:
         status, position = scan_packed(
             self._buffer, position, filled, self._sizes, self._table, self._position_varints, self.scanned
         )
-        self.records += int(self.scanned.done[0]) - before
+        self.count += int(self.scanned.done[0]) - before
         return ScanStatus(status), position
 
 
@@ -125,22 +125,22 @@ def unpacked_pieces(
     path: Path, schema: UnpackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
 ) -> Pieces:
     """The sequences of an input file, piece by piece; the scan knows the file's size and CRC at the end."""
-    records = UnpackedFormat.for_pieces(schema, buffer)
-    hashes = np.empty(records.index.offsets.size, np.int64)
-    scan = RecordScan(path, records, buffer, progress=progress)
+    indexed = UnpackedFormat.for_pieces(schema, buffer)
+    hashes = np.empty(indexed.index.offsets.size, np.int64)
+    scan = RecordScan(path, indexed, buffer, progress=progress)
     for _ in scan.pieces():
-        hash_unpacked(records.index, records.rows, hashes)
-        yield scan, _Piece(hashes[: records.rows], records.index.lengths[: records.rows])
+        hash_unpacked(indexed.index, indexed.rows, hashes)
+        yield scan, _Piece(hashes[: indexed.rows], indexed.index.lengths[: indexed.rows])
 
 
 def packed_pieces(
     path: Path, schema: PackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
 ) -> Pieces:
     """The sequences of a shard, piece by piece."""
-    records = _PackedFormat(schema, buffer)
-    scan = RecordScan(path, records, buffer, progress=progress)
+    checked = _PackedFormat(schema, buffer)
+    scan = RecordScan(path, checked, buffer, progress=progress)
     for _ in scan.pieces():
-        scanned, (packs, sequences) = records.scanned, records.scanned.done.tolist()
+        scanned, (packs, sequences) = checked.scanned, checked.scanned.done.tolist()
         of_packs = scanned.sequences[:packs], scanned.record_sizes[:packs]
         yield scan, _Piece(scanned.hashes[:sequences], scanned.lengths[:sequences], *of_packs)
 

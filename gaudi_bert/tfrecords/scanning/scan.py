@@ -187,9 +187,9 @@ _MOST_GROWTH = 4
 
 
 class _RecordFormat(Protocol):
-    """What a scan does with the records of one file, of which `records` were taken so far."""
+    """What a scan does with the records of one file, of which `count` were taken so far."""
 
-    records: int
+    count: int
 
     @property
     def schema(self) -> UnpackedSchema | PackedSchema:
@@ -215,7 +215,7 @@ class UnpackedFormat:
 
     def __init__(self, schema: UnpackedSchema, index: IndexedSequences) -> None:
         self.schema, self.index = schema, index
-        self.records = 0
+        self.count = 0
         self.rows = 0
         self._table = feature_table(schema.features)
 
@@ -234,7 +234,7 @@ class UnpackedFormat:
         first = self.rows
         length, predictions = self.schema.max_sequence_length, self.schema.max_predictions
         status, position, self.rows = scan_unpacked(self.index, first, position, filled, length, predictions, self._table)
-        self.records += self.rows - first
+        self.count += self.rows - first
         return ScanStatus(status), position
 
 
@@ -265,12 +265,12 @@ class CompactedFormat(UnpackedFormat):
 
 
 class RecordScan:
-    """One pass over one file; the buffer, uint8, is the one that `records` reads (see `scan_buffer`)."""
+    """One pass over one file; the buffer, uint8, is the one that `record_format` reads (see `scan_buffer`)."""
 
     def __init__(
-        self, path: Path, records: _RecordFormat, buffer: ByteArray, progress: Callable[[int], None] | None = None
+        self, path: Path, record_format: _RecordFormat, buffer: ByteArray, progress: Callable[[int], None] | None = None
     ) -> None:
-        self.path, self.records, self.buffer = path, records, buffer
+        self.path, self.format, self.buffer = path, record_format, buffer
         self._progress = progress
         self.file_bytes = 0
         self.file_crc32c = 0
@@ -283,7 +283,7 @@ class RecordScan:
         view = self.buffer.data
         with RecordStream(self.path) as stream:
             while True:
-                self.records.start_piece()
+                self.format.start_piece()
                 if filled > start:
                     rest = filled - position
                     self.buffer[start : start + rest] = self.buffer[position:filled].copy()
@@ -306,7 +306,7 @@ class RecordScan:
         """Take all complete records up to `filled`; the position of the first incomplete one."""
         rewritten, counted = -1, position
         while True:
-            status, position = self.records.take(position, filled)
+            status, position = self.format.take(position, filled)
             counted = self._count_bytes(counted, position)
             if status == ScanStatus.INCOMPLETE:
                 return position
@@ -328,7 +328,7 @@ class RecordScan:
         """Put the record at `position` into canonical encoding, so that it ends where it ended; its new position."""
         end = position + self._frame_bytes(position)
         try:
-            canonical = frame(canonical_example(self.buffer[position + 12 : end - 4].tobytes(), self.records.schema))
+            canonical = frame(canonical_example(self.buffer[position + 12 : end - 4].tobytes(), self.format.schema))
         except RecordError as error:
             raise InputError(f"{self._location(position + before)}: {error}") from error
         if len(canonical) > end - position + _MOST_GROWTH:
@@ -337,7 +337,7 @@ class RecordScan:
         return end - len(canonical)
 
     def _location(self, offset: int) -> str:
-        return record_location(self.path, self.records.records, offset)
+        return record_location(self.path, self.format.count, offset)
 
 
 def first_record(path: Path) -> dict[str, AnyArray]:
