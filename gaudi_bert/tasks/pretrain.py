@@ -145,7 +145,7 @@ class _TableJob(Job[TableTraining]):
             check_same_tokens(source, held_out.tokenizer)
             check_table_fits(held_out, sizes)
         return RunPlan(
-            self._settings.training,
+            self._settings.training.of_run(),
             source.metadata.packing_factor,
             processes=processes,
             processes_per_worker=self._settings.resources.processes_per_worker,

@@ -96,7 +96,7 @@ class _RecordsJob(Job[TrainingResult]):
             stored = source.open_packs()
             source.cache.check_room(stored.streams, processes, stored.sets)
         plan = RunPlan(
-            settings.training,
+            settings.training.of_run(),
             source.packing_factor,
             processes=processes,
             processes_per_worker=settings.resources.processes_per_worker,

@@ -1,0 +1,334 @@
+"""What a card does with packed BERT: one command on a machine with a GPU or a Gaudi card, at most eight minutes, JSON.
+
+    python benchmarks/card.py                          the card that is there; needs the extra `pytorch`
+    python benchmarks/card.py --device cpu --small     a rehearsal that prints the same keys, in a minute or two
+
+Printed are: losses of 50 updates beside those of the CPU (float32, no dropout); for BERT-base and BERT-large at 128 and 512
+tokens in bfloat16 the real tokens a second, the share of the card's matrix peak (its own best product of two matrices),
+packs beside padded rows, both beside `transformers` on padded rows, and memory; and two processes where there are two
+cards. What there is no time left for is null.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import numpy as np
+import torch
+from records_data import DEPTH, HISTOGRAM, QUIET, VOCABULARY, make_example, write_record
+from training_data import training_flops_a_row
+
+from gaudi_bert import __version__
+from gaudi_bert.common.launch import free_port, torch_environment
+from gaudi_bert.config.sections import PackingSettings, TrainingSettings
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.protocol import Communicator, ModelSpec
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.heads import PretrainingHead
+from gaudi_bert.tfrecords.pack import pack
+from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
+from gaudi_bert.training.input.source import DataSource, open_source
+from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
+
+MINUTES = 8.0
+UPDATES_OF_LOSSES = 50
+SIZES = {
+    "bert-base": BertConfig(vocab_size=VOCABULARY),
+    "bert-large": BertConfig(
+        vocab_size=VOCABULARY, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+    ),
+}
+TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+LENGTHS = (128, 512)
+IMPLEMENTATIONS = {"sdpa": "torch", "flash_attention_2": "flash_attn"}
+
+
+class Rehearsal(NamedTuple):
+    """How large things are."""
+
+    tokens_an_update: int
+    updates: int
+    sequences: int
+    matrix: int
+
+
+SMALL, FULL = Rehearsal(1024, 2, 300, 256), Rehearsal(32_768, 8, 6000, 8192)
+
+
+class Records(NamedTuple):
+    """The same sequences, with the lengths of Wikipedia."""
+
+    packed: DataSource
+    padded: DataSource
+    factor: float
+    mean_tokens: float
+
+
+def make_records(folder: Path, length: int, sequences: int) -> Records:
+    """Write and pack them."""
+    histogram = HISTOGRAM.with_name(f"wikipedia-{length}.json")
+    counts = np.array(json.loads(histogram.read_text(encoding="utf-8"))["counts"], float)
+    lengths = np.random.default_rng(3).choice(np.arange(1, len(counts) + 1), sequences, p=counts / counts.sum())
+    rng, records = np.random.default_rng(4), folder / f"records-{length}"
+    records.mkdir()
+    with (records / "part-0").open("wb") as handle:
+        for each in lengths:
+            write_record(handle, make_example(int(max(each, 8)), length, rng))
+    packed = folder / f"packed-{length}"
+    pack(records, packed, PackingSettings(depth=DEPTH), reporter=QUIET)
+    metadata = read_metadata(packed)
+    return Records(open_source(packed), open_source(records), metadata.packing_factor, metadata.tokens / metadata.sequences)
+
+
+class Card:
+    """The device, and how its time and memory are measured."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        engine = load_engine("pytorch")
+        self.settings = TrainingSettings(device=kind, seed=1)
+        self.communicator: Communicator = engine.connect(self.settings)
+        self.device = engine.open_device(self.settings)
+        self.engine = engine
+
+    @property
+    def module(self) -> Any:
+        """Torch's module of the device; None for a CPU."""
+        return getattr(torch, self.kind) if self.kind != "cpu" else None
+
+    def seconds(self, function: Callable[[], Any], rounds: int = 3) -> float:
+        """The best of some rounds, each until the device is done."""
+        function()
+        times = []
+        for _ in range(rounds):
+            self.wait()
+            started = time.perf_counter()
+            function()
+            self.wait()
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    def wait(self) -> None:
+        """Until the device is done."""
+        if self.module is not None:
+            self.module.synchronize()
+
+    def forget(self) -> None:
+        """Free what is not used, and begin to count memory again."""
+        gc.collect()
+        if self.module is not None:
+            self.module.empty_cache() if self.kind == "cuda" else None
+            self.module.reset_peak_memory_stats()
+
+    def memory_bytes(self) -> int:
+        """The peak since `forget`; of a CPU, that of the process."""
+        if self.module is not None:
+            return int(self.module.max_memory_allocated())
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def peak_flops(self, size: int) -> float:
+        """Operations a second of a product of two bfloat16 matrices, the best of ten."""
+        left, right = (torch.randn(size, size, device=self.device.name, dtype=torch.bfloat16) for _ in range(2))
+        return 2 * size**3 / self.seconds(lambda: torch.mm(left, right), rounds=10)
+
+
+class Ours:
+    """Our training step with its input."""
+
+    def __init__(self, card: Card, config: BertConfig, source: DataSource, rows: int, precision: str) -> None:
+        spec = ModelSpec(config, PretrainingHead())
+        model = card.engine.build(spec, card.device, seed=1, compute_dtype=precision, compiled=card.device.compiles)
+        updates = card.engine.updates(model, card.settings, card.communicator, 1)
+        self._step = TrainingStep(updates, card.communicator, card.settings, PretrainingObjective(), 1)
+        order = TrainingOrder(seed=1, shuffle_packs=4096, rank=card.communicator.rank, size=card.communicator.size)
+        self._batches = training_batches(source, value_limits(source, config), rows, order)
+        self._update = 0
+
+    def run(self, updates: int) -> list[Any]:
+        """Do so many updates; their sums, which the device may not have finished."""
+        sums = []
+        for _ in range(updates):
+            self._update += 1
+            sums.append(self._step.run([next(self._batches)], self._update, learning_rate=1e-4))
+        sums[-1].numpy()
+        return sums
+
+
+class Theirs:
+    """`transformers` on padded rows: autocast, AdamW, its head at every position."""
+
+    def __init__(self, card: Card, config: BertConfig, batches: list[Batch], implementation: str) -> None:
+        import transformers
+        from training_pytorch import _as_tensors
+
+        own = transformers.BertConfig(**config.to_json(), attn_implementation=implementation)
+        dtype = torch.bfloat16 if implementation == "flash_attention_2" else torch.float32
+        self._model = transformers.BertForPreTraining(own).to(card.device.name, dtype).train()
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, weight_decay=0.01)
+        names = ("input_ids", "attention_mask", "token_type_ids", "labels", "next_sentence_label")
+        self._batches = [
+            {name: tensor.to(card.device.name) for name, tensor in _as_tensors(batch).items() if name in names}
+            for batch in batches
+        ]
+        self._kind, self._update = card.kind, 0
+
+    def run(self, updates: int) -> None:
+        """Do so many updates."""
+        for _ in range(updates):
+            batch = self._batches[self._update % len(self._batches)]
+            self._update += 1
+            self._optimizer.zero_grad()
+            with torch.autocast(self._kind, torch.bfloat16):
+                loss = self._model(**batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+            self._optimizer.step()
+
+
+def losses(card: Card, records: Records, config: BertConfig, rows: int) -> list[float]:
+    """After each of some updates, in float32."""
+    sums = [each.numpy() for each in Ours(card, config, records.packed, rows, "float32").run(UPDATES_OF_LOSSES)]
+    return [float(each[0] / each[1] + each[2] / each[3]) for each in sums]
+
+
+def measure(card: Card, config: BertConfig, records: Records, size: Rehearsal, peak: float) -> dict[str, Any]:
+    """One model at one length."""
+    length = records.packed.schema.max_sequence_length
+    rows, updates = max(size.tokens_an_update // length, 1), size.updates
+    seconds: dict[str, float] = {}
+    memory: dict[str, int] = {}
+    card.forget()
+    for name, source in (("packed", records.packed), ("padded", records.padded)):
+        ours = Ours(card, config, source, rows, "bfloat16")
+        seconds[name] = card.seconds(lambda ours=ours: ours.run(updates))
+        memory[name] = card.memory_bytes()
+        del ours
+        card.forget()
+    sequences = {"packed": rows * updates * records.factor, "padded": rows * updates}
+    rates = {name: sequences[name] / seconds[name] for name in seconds}
+    work = rows * updates * training_flops_a_row(config, records.packed)
+    limits = value_limits(records.padded, config)
+    batches = training_batches(records.padded, limits, rows, TrainingOrder(seed=1, shuffle_packs=4096))
+    some = [{name: np.copy(value) for name, value in next(batches).items()} for _ in range(2)]
+    theirs: dict[str, Any] = {}
+    for implementation, package in IMPLEMENTATIONS.items():
+        theirs[implementation] = None
+        if find_spec(package) is not None and (implementation == "sdpa" or card.kind == "cuda"):
+            model = Theirs(card, config, some, implementation)
+            done = card.seconds(lambda model=model: model.run(updates))
+            theirs[implementation] = rows * updates * records.mean_tokens / done
+            del model
+            card.forget()
+    tokens = rates["packed"] * records.mean_tokens
+    return {
+        "rows_an_update": rows,
+        "tokens_per_second": tokens,
+        "share_of_matrix_peak": work / seconds["packed"] / peak,
+        "sequences_per_second": rates,
+        "packing_factor": records.factor,
+        "realized": rates["packed"] / rates["padded"],
+        "realized_over_factor": rates["packed"] / rates["padded"] / records.factor,
+        "transformers_tokens_per_second": theirs,
+        "over_transformers_sdpa": tokens / theirs["sdpa"],
+        "memory_bytes": memory["packed"],
+    }
+
+
+def two_processes(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Packs a second of one process, and of two that train together, each on its card."""
+    rates = {}
+    for size in (1, 2):
+        port = free_port()
+        command = [sys.executable, __file__, "--process", *sys.argv[1:]]
+        shared = [torch_environment(rank, size, per_host=size, address="127.0.0.1", port=port) for rank in range(size)]
+        running = [subprocess.Popen(command, env={**os.environ, **own}, stdout=subprocess.PIPE, text=True) for own in shared]
+        printed = [process.communicate()[0] for process in running]
+        if any(process.returncode for process in running):
+            sys.exit(f"card.py: one of {size} processes failed; see its error above")
+        rates[f"{size}"] = json.loads(printed[0])
+    return {"sequences_per_second": rates, "two_over_one": rates["2"] / rates["1"]}
+
+
+def one_process(card: Card, size: Rehearsal, config: BertConfig) -> float:
+    """Sequences a second of all processes together."""
+    with tempfile.TemporaryDirectory() as folder:
+        records = make_records(Path(folder), 128, size.sequences)
+        rows = max(size.tokens_an_update // 128, 1)
+        ours = Ours(card, config, records.packed, rows, "bfloat16")
+        seconds = card.seconds(lambda: ours.run(size.updates))
+    return rows * size.updates * records.factor * card.communicator.size / seconds
+
+
+def main() -> None:
+    """Print the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda", "hpu"), default="auto")
+    parser.add_argument("--small", action="store_true", help="tiny models: that everything runs")
+    parser.add_argument("--process", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    began, size = time.monotonic(), SMALL if arguments.small else FULL
+    sizes = {name: BertConfig(vocab_size=VOCABULARY, **TINY) if arguments.small else one for name, one in SIZES.items()}
+    card = Card(_device(arguments.device))
+    if arguments.process:
+        rate = one_process(card, size, sizes["bert-base"])
+        if card.communicator.is_first:
+            print(json.dumps(rate))
+        return
+
+    def in_time(function: Callable[[], Any], share: float) -> Any:
+        """What `function` returns, while that share of the time is not over."""
+        return function() if time.monotonic() - began < 60 * MINUTES * share else None
+
+    peak = card.peak_flops(size.matrix)
+    plain = BertConfig(vocab_size=VOCABULARY, **{**TINY, **NO_DROPOUT})
+    with tempfile.TemporaryDirectory() as folder:
+        records = {length: make_records(Path(folder), length, size.sequences) for length in LENGTHS}
+        curves = {"card": losses(card, records[128], plain, 8), "cpu": losses(Card("cpu"), records[128], plain, 8)}
+        found = {
+            name: {
+                str(length): in_time(lambda c=config, r=records[length]: measure(card, c, r, size, peak), 0.75)
+                for length in LENGTHS
+            }
+            for name, config in sizes.items()
+        }
+    several = arguments.small or (card.module is not None and card.module.device_count() > 1)
+    result = {
+        "card": card.device.description,
+        "versions": {"gaudi-bert": __version__, "torch": torch.__version__},
+        "matrix_peak_flops": peak,
+        "losses": {**curves, "largest_difference": float(np.max(np.abs(np.subtract(*curves.values()))))},
+        "models": found,
+        "two_processes": in_time(lambda: two_processes(arguments), 0.85) if several else None,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    print(json.dumps(result, indent=2))
+
+
+def _device(asked: str) -> str:
+    if asked != "auto":
+        return asked
+    if find_spec("habana_frameworks") is not None:
+        return "hpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    return sys.exit("card.py: no GPU and no Gaudi card is seen here; --device cpu --small rehearses on a CPU")
+
+
+if __name__ == "__main__":
+    main()
