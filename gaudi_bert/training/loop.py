@@ -276,4 +276,4 @@ def learning_rate_at(update: int, settings: RunSettings) -> float:
         remaining = 1.0 - (update - 1) / updates
     else:
         remaining = 1.0 - (update - warmup) / (updates - warmup + 1)
-    return peak * max(remaining, 0.0) ** settings.decay_power
+    return float(peak * max(remaining, 0.0) ** settings.decay_power)
