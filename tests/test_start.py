@@ -75,7 +75,7 @@ def test_the_core_packs_lengths_without_any_extra_and_names_the_one_that_a_comma
     (tmp_path / "demo.yaml").write_text(f"name: demo\nprepare: {{text: {tmp_path}/text.txt, train_vocab: 300}}\n")
     needed = [
         (["estimate", "histogram.json", "--picture", "x.png"], "report"),
-        (["run", "demo.yaml", "--work", "."], "text"),
+        (["run", "demo.yaml", "--work", "."], "text,pytorch,report"),
         (["tokenize", "text.txt", "--tokenizer=x", "--out=x", "--max-sequence-length=8"], "parquet,text"),
         (["evaluate", "--data", ".", "--checkpoint", "."], "pytorch"),
     ]

@@ -207,7 +207,7 @@ def _as_our_error(error: OSError) -> GaudiBertError:
 
 def _output_error(error: OSError) -> InputError:
     """Standard output is full. It is given up, or Python would try to flush it again when the process ends."""
-    sys.stdout = None  # type: ignore[assignment]
+    sys.stdout = None
     return InputError(f"standard output: {error.strerror}; send it where there is room")
 
 

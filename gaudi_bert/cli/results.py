@@ -41,8 +41,8 @@ def _(result: Artefact) -> dict[str, Any]:
     return result.as_json()
 
 
-@to_json.register
-def _(result: StageOutput) -> dict[str, Any]:
+@to_json.register(StageOutput)
+def _(result: StageOutput[Any]) -> dict[str, Any]:
     # `prepare` always prints whether it was skipped.
     skipped = {"skipped": result.skipped} if isinstance(result.content, PreparedExamples) else {}
     return {**result.content.summary(), **_fields(result, "content"), **skipped}

@@ -259,7 +259,7 @@ def opened_text(path: Path, compression: Compression | None) -> Iterator[BinaryI
         try:
             if compression == "gzip":
                 with gzip.open(raw) as handle:
-                    yield io.BufferedReader(handle)  # type: ignore[type-var]
+                    yield io.BufferedReader(handle)
             elif compression == "zstd":
                 pyarrow = require_pyarrow()
                 with pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd") as handle:

@@ -382,7 +382,8 @@ def _smallest_keys(keys_NL: Keys, counts: IntArray, max_predictions: int) -> Boo
     most = min(max_predictions, keys_NL.shape[1])
     smallest_NP = np.sort(np.partition(keys_NL, most - 1, axis=1)[:, :most], axis=1)
     last_N = np.take_along_axis(smallest_NP, np.maximum(counts - 1, 0)[:, None], axis=1)
-    return (keys_NL <= last_N) & (counts > 0)[:, None] & (keys_NL != _NEVER)
+    chosen_NL: BoolArray = (keys_NL <= last_N) & (counts > 0)[:, None] & (keys_NL != _NEVER)
+    return chosen_NL
 
 
 def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:

@@ -243,9 +243,7 @@ class Engine(Protocol):
         Initial values are a function of seed and variable, the same in every engine. Seed None: all are zeros, to be loaded.
         """
 
-    def updates(
-        self, model: Any, settings: TrainingSettings, communicator: Communicator, accumulation_steps: int
-    ) -> Updates:
+    def updates(self, model: Any, settings: LoopSettings, communicator: Communicator, accumulation_steps: int) -> Updates:
         """Updates of a model by the optimizer of `settings`, whose moments start at zero."""
 
     def report_on_step(

@@ -95,7 +95,7 @@ class PackedBertForPreTraining(BertForPreTraining):
     gathers = True  # one output for each sequence, and none for a row
     accepts_loss_kwargs = True  # Trainer then gives `num_items_in_batch`, and divides by nothing itself
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
@@ -142,7 +142,7 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
     gathers = True  # one output for each sequence, and none for a row
     accepts_loss_kwargs = True  # Trainer then gives `num_items_in_batch`, and divides by nothing itself
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,

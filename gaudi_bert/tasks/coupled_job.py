@@ -18,7 +18,7 @@ from gaudi_bert.rows.reading import LeftOut
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import Row, Sequences, TupleRow
 from gaudi_bert.tasks.coupled import CoupledData, CoupledObjective, VectorEvaluation
-from gaudi_bert.tasks.finetune_job import FineTuneJob, training_settings
+from gaudi_bert.tasks.finetune_job import FineTuneJob, run_settings
 from gaudi_bert.tasks.kinds.embedding import CORRELATIONS
 from gaudi_bert.tasks.models.sentence_models import sees_only_before, write_sentence_folder
 from gaudi_bert.tasks.objective import TaskEvaluation
@@ -126,7 +126,7 @@ class CoupledJob(FineTuneJob):
         self.objective = CoupledObjective(self._task, self._coupled)
         an_epoch = -(-len(stream.rows) // stream.batch_rows)
         return RunPlan(
-            training_settings(section, shape.batch.packs, stream.updates, an_epoch),
+            run_settings(section, shape.batch.packs, stream.updates, an_epoch),
             stream.batch_rows / shape.packs,
             processes=processes,
             processes_per_worker=self._settings.resources.processes_per_worker,

@@ -19,7 +19,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, TaskName, TaskSettings, TrainingSettings
+from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, RunSettings, TaskName, TaskSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.masking import NO_VOCABULARY
@@ -274,7 +274,7 @@ def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_p
     per_update = micro_batch * steps * processes
     updates, an_epoch = (math.ceil(epochs * packs / per_update) for epochs in (section.epochs, 1))
     return RunPlan(
-        training_settings(section, micro_batch, updates, an_epoch),
+        run_settings(section, micro_batch, updates, an_epoch),
         factor,
         processes=processes,
         processes_per_worker=processes_per_worker,
@@ -285,18 +285,17 @@ def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_p
     )
 
 
-def training_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int, an_epoch: int) -> TrainingSettings:
-    """The settings in the words of the training loop; an epoch has so many updates."""
-    in_other_words = {
-        "micro_batch_packs": micro_batch_packs,
-        "global_batch_sequences": section.batch_sequences,
-        "updates": updates,
-        "warmup_updates": min(updates, round(section.warmup_share * updates)),
-        "evaluate_every_updates": section.evaluate_every_updates or an_epoch,
-        "save_every_updates": section.save_every_updates or an_epoch,
-    }
+def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int, an_epoch: int) -> RunSettings:
+    """What a run goes by whose epochs have so many updates."""
     of_the_loop = {name: getattr(section, name) for name in LoopSettings.model_fields}
-    return TrainingSettings.model_validate({**of_the_loop, **in_other_words})
+    return RunSettings(
+        **{**of_the_loop, "micro_batch_packs": micro_batch_packs},
+        global_batch_sequences=section.batch_sequences,
+        updates=updates,
+        warmup_updates=min(updates, round(section.warmup_share * updates)),
+        evaluate_every_updates=section.evaluate_every_updates or an_epoch,
+        save_every_updates=section.save_every_updates or an_epoch,
+    )
 
 
 def _batch_of(section: FineTuneSettings, factor: float, processes: int) -> tuple[int, int]:

@@ -288,6 +288,6 @@ def _write_array(ending: str, hidden_size: int, stored: Path, handle: BinaryIO) 
         write_vectors(handle, vectors)
         return
     header = {"descr": "<f4", "fortran_order": False, "shape": vectors.shape}
-    np.lib.format.write_array_header_1_0(handle, header)
+    np.lib.format.write_array_header_1_0(handle, header)  # type: ignore[no-untyped-call]
     for first in range(0, len(vectors), _ROWS_AT_ONCE):
         handle.write(vectors[first : first + _ROWS_AT_ONCE].tobytes())

@@ -32,7 +32,7 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder, engine: EngineCh
     config = model_config(settings.model, vocabulary, sizes.positions)
     cards = settings.resources.processes_per_worker
     plan = RunPlan(
-        settings.training,
+        settings.training.of_run(),
         packing_factor,
         processes=settings.resources.workers * cards,
         processes_per_worker=cards,
@@ -43,7 +43,7 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder, engine: EngineCh
     chosen = choose_engine(
         settings.training.engine if engine is None else engine, key="--engine" if engine else "training.engine"
     )
-    report = load_engine(chosen.name).report_on_step(config, plan.settings, sizes, steps, settings.gaudi.hccl_memory_MB)
+    report = load_engine(chosen.name).report_on_step(config, settings.training, sizes, steps, settings.gaudi.hccl_memory_MB)
     return GraphResult(
         pipeline=settings.name,
         engine=chosen.name,

@@ -133,7 +133,7 @@ def _evaluate(
 def _compare(one: EvaluationFigures, other: EvaluationFigures, what: str) -> float:
     """The largest difference of any figure; counts must be equal, so theirs weighs as it is."""
     values = other.as_json()
-    difference = max(abs(value - values[name]) for name, value in one.as_json().items())
+    difference: float = max(abs(value - values[name]) for name, value in one.as_json().items())
     if difference > _LARGEST_DIFFERENCE:
         raise FailedError(
             f"{what}: their figures differ by {difference:g}, rounding is {_LARGEST_DIFFERENCE:g}; "

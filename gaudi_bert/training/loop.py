@@ -21,7 +21,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import publish
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Task
-from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.config.sections import RunSettings
 from gaudi_bert.engines.protocol import Model
 from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
@@ -267,7 +267,7 @@ def stop_requests() -> Iterator[_StopRequest]:
 # warm-up is behind ours by one update, whose rate is zero; after the warm-up `start` is theirs, update by update.
 
 
-def learning_rate_at(update: int, settings: TrainingSettings) -> float:
+def learning_rate_at(update: int, settings: RunSettings) -> float:
     """The learning rate of update number `update`, counted from 1; updates after the last one get 0."""
     peak, warmup, updates = settings.learning_rate, settings.warmup_updates, settings.updates
     if update <= warmup:
@@ -276,4 +276,4 @@ def learning_rate_at(update: int, settings: TrainingSettings) -> float:
         remaining = 1.0 - (update - 1) / updates
     else:
         remaining = 1.0 - (update - warmup) / (updates - warmup + 1)
-    return peak * max(remaining, 0.0) ** settings.decay_power
+    return float(peak * max(remaining, 0.0) ** settings.decay_power)

@@ -18,7 +18,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.training import LossFigures
 from gaudi_bert.common.arrays import AnyArray, BatchArrays, FloatArray, Int32Array, random_words
-from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 from gaudi_bert.engines.protocol import Communicator, Coupling, Sums, Updates, UpdateScalars
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.tfrecords.wire.example import decode_example
@@ -184,7 +184,7 @@ class TrainingStep:
 
     updates: Updates
     communicator: Communicator
-    settings: TrainingSettings
+    settings: LoopSettings
     objective: Objective
     accumulation_steps: int
     denominators: LossDenominators = GLOBAL

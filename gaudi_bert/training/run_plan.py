@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.config.sections import RunSettings
 
 _CADENCES = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
 # A batch that differs by more than this share from the requested one gets a note.
@@ -58,7 +58,7 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 
-def _correct_for_packing(settings: TrainingSettings, packing_factor: float) -> TrainingSettings:
+def _correct_for_packing(settings: RunSettings, packing_factor: float) -> RunSettings:
     """The settings to train packed data with; the same ones for `packing_correction: batch`, and for unpacked data."""
     if settings.packing_correction == "batch" or packing_factor == 1.0:
         return settings
@@ -79,7 +79,7 @@ class RunPlan:
     unknown, `mean_tokens` (of a sequence) where data is not packed; `keys` are the names of the settings, for messages.
     """
 
-    requested: TrainingSettings
+    requested: RunSettings
     packing_factor: float
     processes: int
     processes_per_worker: int
@@ -89,7 +89,7 @@ class RunPlan:
     keys: RunKeys = TRAINING_KEYS
 
     @cached_property
-    def settings(self) -> TrainingSettings:
+    def settings(self) -> RunSettings:
         """What packing makes of the requested settings: train with these."""
         return _correct_for_packing(self.requested, self.packing_factor)
 

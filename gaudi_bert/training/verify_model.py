@@ -241,7 +241,7 @@ def _random_packs(config: BertConfig, seed: int) -> Batch:
     words = iter(random_words(100_000, seed, "verify-model").tolist())
 
     def below(limit: int) -> int:
-        return next(words) % limit
+        return int(next(words)) % limit
 
     sequences: list[Sequence] = []
     while sum(sequence.length for sequence in sequences) < _RANDOM_PACKS * length:

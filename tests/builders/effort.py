@@ -18,11 +18,6 @@ def tries(usual: int, long: int) -> int:
     return long if LONG else usual
 
 
-def long_form(test: Callable[..., None]) -> Any:
-    """The former name of `@pytest.mark.slow`."""
-    return pytest.mark.slow(test)
-
-
 def sampled(cases: Iterable[Any], step: int, first: int = 0) -> list[Any]:
     """The cases of a table for `parametrize`: `make test` runs each `step`-th, from `first` on, and `make test-all` all."""
     return [

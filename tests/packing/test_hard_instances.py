@@ -13,7 +13,7 @@ from gaudi_bert.packing.exact.optimal import solve_optimally
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
 from tests.builders.agree import agree
-from tests.builders.effort import LONG, long_form
+from tests.builders.effort import LONG
 from tests.builders.histograms import bin_packing
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
@@ -60,7 +60,8 @@ def test_short_lengths_among_others_do_not_stop_the_program(seed: int, high: int
 
 LARGE = {
     "Fibonacci": (4096, [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584], 10**12),
-    "fourteen": (100, [3, 7, 8, 11, 12, 19, 23, 29, 31, 37, 41, 43, 59, 61], 10**14),
+    "fourteen": (100, [3, 7, 8, 11, 12, 19, 23, 29, 31, 37, 41, 43, 59, 61], 10**16),
+    "many alike": (2048, list(range(1, 301)), 10**12),
     "three": (97, [29, 31, 47], 10**16),
 }
 
@@ -76,7 +77,7 @@ def test_large_counts(name: str, depth: int) -> None:
     assert packs - bound <= 1 + bound // 10**12
 
 
-@long_form
+@pytest.mark.slow
 def test_a_thousand_lengths_of_a_quarter_of_a_pack() -> None:
     counts = np.zeros(8192, dtype=np.int64)
     counts[1638:2730] = np.random.default_rng(0).integers(0, 10**6, 1092)

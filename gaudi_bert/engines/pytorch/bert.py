@@ -36,11 +36,14 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Network:
-    """What every layer is given: the sizes, the variables, and whether dropout is on, as in a pass of training."""
+    """What every layer is given: the sizes, the variables, whether dropout is on, as in a pass of training, and whether
+    attention is one operation.
+    """
 
     config: BertConfig
     parameters: _Parameters
     training: bool = False
+    fuses: bool = False
 
     def drop(self, inputs: Tensor) -> Tensor:
         """Dropout of hidden states."""
@@ -157,13 +160,29 @@ def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: T
     else:
         (query_BNPD,) = project(query_RH, queries, ("query",))
         key_BNLD, value_BNLD = project(hidden_TH, length, ("key", "value"))
-    scores_BNPL = torch.matmul(query_BNPD * (1.0 / math.sqrt(size)), key_BNLD.transpose(-1, -2))
-    shares_BNPL = torch.softmax(widen(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
-    rate = config.attention_probs_dropout_prob
-    if network.training and rate > 0:
-        shares_BNPL = dropout(shares_BNPL, rate)
-    context_BNPD = torch.matmul(shares_BNPL, value_BNLD)
+    rate = config.attention_probs_dropout_prob if network.training else 0.0
+    attention = fused_attention if network.fuses else plain_attention
+    context_BNPD = attention(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, rate)
     return context_BNPD.transpose(1, 2).reshape(packs * queries, heads * size)
+
+
+def plain_attention(
+    query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
+) -> Tensor:
+    """The context of every query, [B, N, P, D], by products and a softmax."""
+    scores_BNPL = torch.matmul(query_BNPD * (1.0 / math.sqrt(query_BNPD.shape[-1])), key_BNLD.transpose(-1, -2))
+    shares_BNPL = torch.softmax(widen(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
+    if dropout_rate > 0:
+        shares_BNPL = dropout(shares_BNPL, dropout_rate)
+    return torch.matmul(shares_BNPL, value_BNLD)
+
+
+def fused_attention(
+    query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
+) -> Tensor:
+    """The same by one operation, which keeps no [P, L] matrix where the device has a kernel that takes the bias."""
+    bias = bias_B1PL.to(query_BNPD.dtype)
+    return functional.scaled_dot_product_attention(query_BNPD, key_BNLD, value_BNLD, bias, dropout_rate)
 
 
 def _bias(bias_H: Tensor, part: str) -> Tensor:

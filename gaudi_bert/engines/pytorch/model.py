@@ -185,7 +185,7 @@ class TorchBert(TorchModel):
         tensors, sizes, network = (
             self.tensors(batch),
             check_batch(batch, self.config),
-            Network(self.config, self._parameters()),
+            self._network(self._parameters()),
         )
         with torch.no_grad(), self.autocast():
             hidden_TH = encode_packs(network, tensors)
@@ -215,9 +215,17 @@ class TorchBert(TorchModel):
             return {name: parameter.double() for name, parameter in self.parameters_by_name.items()}
         return dict(self.parameters_by_name)
 
+    def _network(self, parameters: Tensors, training: bool = False) -> Network:
+        """Attention is one operation on a GPU, and on a CPU where nothing is dropped: with its dropout it is slower there.
+
+        On Gaudi it stays in products, whose types autocast's lists decide.
+        """
+        drops = training and self.config.attention_probs_dropout_prob > 0
+        return Network(self.config, parameters, training, {"cuda": True, "cpu": not drops}.get(self.device.type, False))
+
     def _heads(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
         """From features to what the head gives; one graph for a set of shapes."""
-        network, head = Network(self.config, parameters, training), self.spec.head
+        network, head = self._network(parameters, training), self.spec.head
         if isinstance(head, PretrainingHead):
             return pretraining_outputs(network, batch)
         hidden_RH = encode_packs(network, batch, None if head.read_positions is None else batch[head.read_positions])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
-from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, Coupling, UpdateScalars
 from gaudi_bert.engines.pytorch.distributed import GradientSums, TorchCommunicator
 from gaudi_bert.engines.pytorch.model import TorchModel, ahead_on_device, to_numpy
@@ -33,7 +33,7 @@ class TorchUpdates:
     """Runs updates of one model with one optimizer, each of `accumulation_steps` micro-batches on this process."""
 
     def __init__(
-        self, model: TorchModel, settings: TrainingSettings, communicator: Communicator, accumulation_steps: int
+        self, model: TorchModel, settings: LoopSettings, communicator: Communicator, accumulation_steps: int
     ) -> None:
         self._model, self._settings, self._communicator = model, settings, communicator
         self._accumulation_steps = accumulation_steps
@@ -155,7 +155,7 @@ class Optimizer:
     """AdamW or LAMB over named variables; `moments`, the first and the second, are known by their names."""
 
     def __init__(
-        self, variables: Mapping[str, torch.nn.Parameter], settings: TrainingSettings, is_decayed: Callable[[str], bool]
+        self, variables: Mapping[str, torch.nn.Parameter], settings: LoopSettings, is_decayed: Callable[[str], bool]
     ) -> None:
         self._variables, self._settings = dict(variables), settings
         self.moments: tuple[dict[str, Tensor], ...] = tuple(

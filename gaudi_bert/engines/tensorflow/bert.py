@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -212,7 +212,7 @@ def attend(
     scale = keep_scale(drawn, rate)
 
     @tf.custom_gradient
-    def core(query_BNPD: tf.Tensor, key_BNLD: tf.Tensor, value_BNLD: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    def core(query_BNPD: tf.Tensor, key_BNLD: tf.Tensor, value_BNLD: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         dtype = query_BNPD.dtype
         scores_BNPL = widen(tf.matmul(query_BNPD, key_BNLD, transpose_b=True)) + bias_B1PL
         shares_BNPL = tf.cast(tf.nn.softmax(scores_BNPL), dtype)

@@ -11,6 +11,7 @@ Letters: B packs, L positions, Q masked slots, S depth, V vocabulary; R rows and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -74,7 +75,7 @@ def _likelihoods(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Te
 
 
 @tf.custom_gradient
-def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable]:
+def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., Any]]:
     """The negative log likelihood of each label, and the likeliest class (int32), for rows of logits.
 
     TensorFlow's own operation takes six times as long on a CPU. Here one softmax serves loss and gradient: with m the

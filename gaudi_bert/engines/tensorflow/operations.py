@@ -66,7 +66,7 @@ def _collides(width: int, dtype: tf.DType) -> bool:
 
 
 @tf.custom_gradient
-def _spread_dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+def _spread_dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
     """`dense` for widths that collide, such as 1,024 float32.
 
     The kernel's gradient is a sum over rows, so it reads down the columns of both operands, whose numbers then push each
@@ -90,7 +90,7 @@ def _spread(values_TX: tf.Tensor) -> tf.Tensor:
 
 
 @tf.custom_gradient
-def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
     """Rows of `table_RH`; its gradient is dense at once.
 
     TensorFlow's own gradient is an `IndexedSlices`. Added to the dense gradient of the tied output matrix it
@@ -113,7 +113,7 @@ def pick_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, length: int) -> t
 
 
 @tf.custom_gradient
-def without_gradient(variable: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+def without_gradient(variable: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
     """`variable` with a gradient of exact zeros (unlike `tf.stop_gradient`, whose gradient is None)."""
     return tf.identity(variable), tf.zeros_like
 
@@ -122,7 +122,7 @@ def layer_norm(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsi
     """Layer norm over the last axis (Ba et al., 2016), computed wide, returned in the type of `inputs_TH`."""
 
     @tf.custom_gradient
-    def core(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    def core(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         outputs_TH, normal_TH, scale_T1 = kernel(_normalise, compiled)(inputs_TH, gamma_H, beta_H, epsilon)
 
         def backward(gradient_TH: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -146,7 +146,9 @@ def residual_layer_norm(
     """Layer norm of dropout(new) + old, in the type of `new_TH`; `drawn` is from `ForwardPass.draw`."""
 
     @tf.custom_gradient
-    def core(new_TH: tf.Tensor, old_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    def core(
+        new_TH: tf.Tensor, old_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor
+    ) -> tuple[tf.Tensor, Callable[..., Any]]:
         forward = kernel(_add_and_normalise, compiled)
         outputs_TH, normal_TH, scale_T1 = forward(new_TH, old_TH, gamma_H, beta_H, drawn, rate, epsilon)
 
@@ -169,7 +171,7 @@ def _gelu(inputs: tf.Tensor, compiled: bool) -> tf.Tensor:
     """x * Phi(x) with the exact normal distribution function (Hendrycks and Gimpel, 2016)."""
 
     @tf.custom_gradient
-    def core(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    def core(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         def backward(gradient: tf.Tensor) -> tf.Tensor:
             return kernel(_gelu_backward, compiled)(gradient, inputs)
 
@@ -184,7 +186,7 @@ def dropout(inputs: tf.Tensor, drawn: tf.Tensor | None, rate: float, compiled: b
         return inputs
 
     @tf.custom_gradient
-    def core(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    def core(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         def backward(gradient: tf.Tensor) -> tf.Tensor:
             return kernel(_drop, compiled)(gradient, drawn, rate)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
-from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, Coupling, UpdateScalars
 from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
@@ -33,7 +33,7 @@ class TensorFlowUpdates:
     """Runs updates of one model with one optimizer, each of `accumulation_steps` micro-batches on this process."""
 
     def __init__(
-        self, model: TensorFlowModel, settings: TrainingSettings, communicator: Communicator, accumulation_steps: int
+        self, model: TensorFlowModel, settings: LoopSettings, communicator: Communicator, accumulation_steps: int
     ) -> None:
         self._model, self._settings, self._communicator = model, settings, communicator
         self._optimizer = Optimizer(model.variables, settings, compiled=model.compiled)
@@ -273,7 +273,7 @@ class Optimizer:
     `variables`; `moments`, the first and the second, are known by the names of the variables.
     """
 
-    def __init__(self, variables: Mapping[str, tf.Variable], settings: TrainingSettings, *, compiled: bool = False) -> None:
+    def __init__(self, variables: Mapping[str, tf.Variable], settings: LoopSettings, *, compiled: bool = False) -> None:
         self._variables, self._settings, self._compiled = dict(variables), settings, compiled
         self.moments: tuple[dict[str, tf.Variable], ...] = tuple(
             {

@@ -99,7 +99,7 @@ def _is_inside_another(target: str, mounts: dict[str, _Mount]) -> bool:
     for other, mount in mounts.items():
         if other != target and path.is_relative_to(other):
             below = os.path.join(mount["Source"], path.relative_to(other))
-            return os.path.realpath(below) == mounts[target]["Source"]
+            return bool(os.path.realpath(below) == mounts[target]["Source"])
     return False
 
 

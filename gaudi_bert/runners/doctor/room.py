@@ -16,7 +16,8 @@ from gaudi_bert.config.places import PodPlacement
 from gaudi_bert.runners.doctor.answers import ClusterAnswers
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.kubernetes.client import Json
-from gaudi_bert.runners.kubernetes.manifests import Manifest, Manifests, render, training_placement
+from gaudi_bert.runners.kubernetes.kustomizations import Manifest
+from gaudi_bert.runners.kubernetes.manifests import Manifests, render, training_placement
 from gaudi_bert.runners.kubernetes.problems import expected_pods, needs_all_pods
 from gaudi_bert.runners.resources import (
     CARD_RESOURCE,

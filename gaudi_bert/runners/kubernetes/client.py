@@ -183,7 +183,8 @@ class Connection:
         `action` is what is being done, for errors; `verb` is `get` (with a name or of all), `create`, `replace` or
         `delete`.
         """
-        return json.loads(self.open(action, verb, _resource(kind), read_whole=True, **arguments).data)
+        answer: dict[str, Any] = json.loads(self.open(action, verb, _resource(kind), read_whole=True, **arguments).data)
+        return answer
 
     def open(
         self, action: str, method: str, *arguments: Any, read_whole: bool = False, timeout: Any = _TIMEOUT, **options: Any

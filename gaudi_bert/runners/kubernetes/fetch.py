@@ -24,8 +24,9 @@ from gaudi_bert.common.progress import Reporter, human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.follow import follow, pods_of
+from gaudi_bert.runners.kubernetes.kustomizations import Manifest
 from gaudi_bert.runners.kubernetes.logs import followed_container
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifest, render, work_claim_name
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render, work_claim_name
 from gaudi_bert.runners.kubernetes.run import remove_and_wait
 
 _RETENTION_SECONDS = 600

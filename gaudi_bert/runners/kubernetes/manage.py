@@ -19,8 +19,9 @@ from gaudi_bert.runners.kubernetes.follow import (
     problem_of,
     workloads_of,
 )
+from gaudi_bert.runners.kubernetes.kustomizations import Manifest
 from gaudi_bert.runners.kubernetes.logs import followed_container
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, Manifest, render
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, render
 from gaudi_bert.runners.kubernetes.problems import job_outcome, worst_problem
 
 _NOT_SUBMITTED = "not submitted"

@@ -326,7 +326,7 @@ def _memory_limit(pod: Json, name: str) -> str:
     spec = pod.get("spec", {})
     for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         if container["name"] == name:
-            return (container.get("resources") or {}).get("limits", {}).get("memory", "unknown")
+            return str((container.get("resources") or {}).get("limits", {}).get("memory", "unknown"))
     return "unknown"
 
 
@@ -346,7 +346,7 @@ def _reason(message: str, read_log: Callable[[], str]) -> str:
 
 
 def _name(item: Json) -> str:
-    return item["metadata"]["name"]
+    return str(item["metadata"]["name"])
 
 
 # --- Jobs, MPIJobs and volume claims

@@ -1,0 +1,61 @@
+"""Attention by one operation is that by products: for any masks, causal or not, with dropout and without."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+
+from gaudi_bert.engines.pytorch.bert import attention_bias, fused_attention, plain_attention  # noqa: E402
+from tests.builders.agree import agree  # noqa: E402
+
+LENGTH, PACKS, HEADS, SIZE = 67, 2, 3, 8
+
+
+def masks(sequences: int) -> torch.Tensor:
+    """Packs of so many sequences of about one length, the second pack with padding at its end."""
+    numbers_L = torch.arange(LENGTH) * sequences // LENGTH + 1
+    padded_L = torch.where(torch.arange(LENGTH) < LENGTH - 5, numbers_L, 0)
+    return torch.stack([numbers_L, padded_L])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sequences", [1, 2, 3, 5, 8, 13, 21, 32])
+def test_outputs_and_gradients_of_both_forms(sequences: int, causal: bool) -> None:
+    random = torch.Generator().manual_seed(sequences)
+    inputs = [torch.randn(PACKS, HEADS, LENGTH, SIZE, generator=random, requires_grad=True) for _ in range(3)]
+    bias = attention_bias(masks(sequences), causal, torch.float32)
+    weights = torch.randn(PACKS, HEADS, LENGTH, SIZE, generator=random)
+    found = []
+    for form in (plain_attention, fused_attention):
+        context = form(*inputs, bias, 0.0)
+        found.append([context.detach(), *torch.autograd.grad((context * weights).sum(), inputs)])
+    for plain, fused in zip(*found, strict=True):
+        agree(fused.numpy(), plain.numpy(), 1e-5)
+    changed = [tensor.detach().clone() for tensor in inputs]
+    for tensor in changed[1:]:
+        tensor[0, :, masks(sequences)[0] != 1] += 1.0  # all but the first sequence
+    own = masks(sequences)[0] == 1
+    moved = fused_attention(changed[0], changed[1], changed[2], bias, 0.0)
+    assert torch.equal(moved[0, :, own], found[1][0][0, :, own]), "a neighbour is not seen, not by one bit"
+
+
+@pytest.mark.parametrize("form", [plain_attention, fused_attention])
+def test_dropout_keeps_the_mean_and_drops_its_share(form) -> None:
+    """With the identity as values, the context is the shares themselves: dropped ones are 0, the others are scaled up."""
+    tokens, rate, seeds = 5, 0.2, 2000
+    random = torch.Generator().manual_seed(1)
+    query, key = (torch.randn(1, 1, tokens, tokens, generator=random) for _ in range(2))
+    values, bias = torch.eye(tokens)[None, None], torch.zeros(1, 1, tokens, tokens)
+    exact, drawn = form(query, key, values, bias, 0.0), []
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        drawn.append(form(query, key, values, bias, rate))
+    shares = torch.stack(drawn)
+    scaled = exact / (1 - rate)
+    assert bool(((shares == 0) | ((shares - scaled).abs() < 1e-4 * scaled)).all())
+    deviation = (rate / (1 - rate) / seeds) ** 0.5  # of the mean of a share, in parts of it
+    assert float(((shares.mean(0) - exact) / exact).abs().max()) < 5 * deviation
+    assert abs(float((shares == 0).double().mean()) - rate) < 5 * (rate * (1 - rate) / shares.numel()) ** 0.5
+    torch.manual_seed(3)
+    assert torch.equal(form(query, key, values, bias, rate), shares[3]), "the seed of the pass decides"
