@@ -236,7 +236,7 @@ def histogram_of_source(
     else:
         with tempfile.TemporaryDirectory() as folder:
             counted = Path(folder) / "histogram.json"
-            count_records(source, counted, shard=None, reporter=reporter)
+            count_records(source, counted, part=None, reporter=reporter)
             histogram = read_histograms([counted]).histogram
     return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
 
