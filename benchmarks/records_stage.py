@@ -43,7 +43,7 @@ def write_share(records: Path, planned: Path, packed: Path, shard: str, workers:
 
     from gaudi_bert.config.sections import PackingSettings
     from gaudi_bert.tfrecords.pack import pack
-    from gaudi_bert.tfrecords.write import write_shard
+    from gaudi_bert.tfrecords.write import write_part
 
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder) / "unpacked", 1, 64, seed=1)
@@ -51,7 +51,7 @@ def write_share(records: Path, planned: Path, packed: Path, shard: str, workers:
     print("ready", flush=True)
     sys.stdin.readline()
     number, count = (int(part) for part in shard.split("/"))
-    write_shard(records, planned, packed, (number, count), reporter=QUIET, workers=workers)
+    write_part(records, planned, packed, (number, count), reporter=QUIET, workers=workers)
 
 
 def peak_mebibytes() -> float:

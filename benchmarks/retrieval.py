@@ -36,7 +36,7 @@ from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
-from gaudi_bert.rows.types import Place, TupleRow
+from gaudi_bert.rows.types import Place, Sequences, TupleRow
 from gaudi_bert.tasks.coupled import CoupledData, CoupledObjective
 from gaudi_bert.tasks.kinds.embedding import Embedding, texts_of_rows
 from gaudi_bert.tasks.models.task_models import start_weights
@@ -46,6 +46,8 @@ from gaudi_bert.training.objective import TrainingStep
 SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared"))
 LONGEST = 256
 Pair = tuple[str, str]
+# Next to nothing, so that all sides have the same loss in every round.
+RATE = 1e-12
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 GOALS = {"docstrings": {"longest": ">= 2.8", "256": ">= 5.5"}, "xquad": {"longest": ">= 1.45", "256": ">= 2.4"}}
 
@@ -60,38 +62,45 @@ def read_pairs(name: str) -> list[Pair]:
 
 
 class Packed:
-    """Our side."""
+    """Our side: the updates of a run over all pairs, of one shape."""
 
-    def __init__(self, model: Path, micro_batches: int) -> None:
+    def __init__(self, model: Path, pairs: list[Pair], size: int, micro_batches: int) -> None:
         self.task, self.tokenizer = Embedding(TaskSettings(name="embedding")), open_tokenizer(model)
         start = start_weights(model, self.task)
-        self.settings, self.micro_batches = TrainingSettings(learning_rate=1e-5, warmup_updates=0), micro_batches
-        self.hidden_size = start.sizes.hidden_size
-        engine = load_engine("pytorch")
-        self.model = engine.build(ModelSpec(start.config, self.task.head), seed=None)
-        self.model.load_values(start.variables)
-        self.updates = engine.updates(self.model, self.settings, Communicator(), micro_batches)
+        self.rows = tuple(TupleRow(Place(number), pair) for number, pair in enumerate(pairs, start=1))
+        sequences = self.tokenized(self.rows)
+        coupled = self.task.coupled(sequences, self.rows)
+        self.stream = RowStream(sequences.lengths, coupled.groups, size, 1, 5)
+        hidden_size = start.sizes.hidden_size
+        shape = choose_shape(self.stream, most_packs=999, processes=1, hidden_size=hidden_size, longest=512)
+        packs = -(-shape.batch.packs // micro_batches)
+        shape = shape._replace(batch=shape.batch._replace(packs=packs), micro_batches=micro_batches)
+        self.data = CoupledData(sequences, coupled, self.stream, shape)
+        engine, settings = load_engine("pytorch"), TrainingSettings(learning_rate=RATE, warmup_updates=0)
+        network = engine.build(ModelSpec(start.config, self.task.head), seed=None)
+        network.load_values(start.variables)
+        updates = engine.updates(network, settings, Communicator(), micro_batches)
+        objective = CoupledObjective(self.task, self.data)
+        self.step = TrainingStep(updates, Communicator(), settings, objective, micro_batches)
         self.padding, self.loss = 0.0, 0.0
 
-    def __call__(self, pairs: list[Pair]) -> None:
-        """One update."""
-        rows = tuple(TupleRow(Place(number), pair) for number, pair in enumerate(pairs, start=1))
-        texts = texts_of_rows(self.task.settings, rows).texts
-        cut = TaskSettings(too_long="truncate")
-        sequences = tokenize_rows(texts, self.tokenizer, task=None, settings=cut, max_sequence_length=LONGEST)
-        coupled = self.task.coupled(sequences, rows)
-        stream = RowStream(sequences.lengths, coupled.groups, len(rows), 1, 5)
-        shape = choose_shape(stream, most_packs=999, processes=1, hidden_size=self.hidden_size, longest=512)
-        if self.micro_batches > 1:
-            packs = -(-shape.batch.packs // self.micro_batches)
-            shape = shape._replace(batch=shape.batch._replace(packs=packs), micro_batches=self.micro_batches)
-        data = CoupledData(sequences, coupled, stream, shape)
-        objective = CoupledObjective(self.task, data)
-        step = TrainingStep(self.updates, Communicator(), self.settings, objective, self.micro_batches)
-        batches = data.batches(0, 0)
-        sums = step.run([next(batches) for _ in range(self.micro_batches)], 1, 1e-5).numpy()
+    def tokenized(self, rows: tuple[TupleRow, ...]) -> Sequences:
+        """The distinct texts of rows."""
+        texts, cut = texts_of_rows(self.task.settings, rows).texts, TaskSettings(too_long="truncate")
+        return tokenize_rows(texts, self.tokenizer, task=None, settings=cut, max_sequence_length=LONGEST)
+
+    def pairs_of(self, update: int) -> list[Pair]:
+        """The pairs of an update."""
+        return [self.rows[row].texts for row in self.stream.rows_of(update, update + 1)]  # type: ignore[misc]
+
+    def __call__(self, update: int) -> None:
+        """One update; a run tokenizes before, the others as they go."""
+        self.tokenized(tuple(self.rows[row] for row in self.stream.rows_of(update, update + 1)))
+        batches, shape = self.data.batches(update, 0), self.data.shape
+        sums = self.step.run([next(batches) for _ in range(shape.micro_batches)], update + 1, RATE).numpy()
         self.loss = float(sums[0] / sums[1])
-        self.padding = 1 - sequences.lengths.sum() / (shape.packs * shape.batch.length)
+        tokens = self.stream.lengths[self.stream.distinct(update, update + 1)[0]].sum()
+        self.padding = 1 - tokens / (shape.packs * shape.batch.length)
 
 
 class Padded:
@@ -104,7 +113,7 @@ class Padded:
         self.model = SentenceTransformer(str(model), device="cpu")
         self.model.max_seq_length, self.width = LONGEST, width
         self.lossmodule = MultipleNegativesRankingLoss(self.model).train()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, fused=True)
         self.padding, self.loss = 0.0, 0.0
 
     def __call__(self, pairs: list[Pair]) -> None:
@@ -154,24 +163,29 @@ def main() -> None:
     print(
         f"load: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors; {options.data}, {options.pairs} pairs", flush=True
     )
-    pairs, random = read_pairs(options.data), np.random.default_rng(5)
+    pairs = read_pairs(options.data)
     with tempfile.TemporaryDirectory() as folder:
         model = small(options.model or minilm(), options.layers, Path(folder) / "model")
-        makers: dict[str, Callable[[], Any]] = {
-            "longest": lambda: Padded(model, lambda longest: longest),
-            "power": lambda: Padded(model, lambda longest: 1 << (longest - 1).bit_length()),
-            "256": lambda: Padded(model, lambda _: LONGEST),
-            "cached": lambda: Packed(model, 3),
+        ours = {"packed": Packed(model, pairs, options.pairs, 1)}
+        if "cached" in options.sides:
+            ours["cached"] = Packed(model, pairs, options.pairs, 3)
+        widths: dict[str, Callable[[int], int]] = {
+            "longest": lambda longest: longest,
+            "power": lambda longest: 1 << (longest - 1).bit_length(),
+            "256": lambda _: LONGEST,
         }
-        sides = {"packed": Packed(model, 1), **{name: makers[name]() for name in options.sides.split(",")}}
-        for side in sides.values():
-            side(pairs[:2])  # what is built once
+        theirs = {name: Padded(model, width) for name, width in widths.items() if name in options.sides}
+        sides: dict[str, Any] = {**ours, **theirs}
         seconds: dict[str, list[float]] = {name: [] for name in sides}
-        for number in range(options.rounds):
-            chosen = [pairs[place] for place in random.choice(len(pairs), options.pairs, replace=False)]
+        for number in range(options.rounds + 1):  # the first is not counted
+            chosen = ours["packed"].pairs_of(number)
             for name in list(sides)[:: 1 if number % 2 else -1]:
-                seconds[name].append(timed(lambda name=name, chosen=chosen: sides[name](chosen))[0])
+                given: Any = number if name in ours else chosen
+                spent = timed(lambda name=name, given=given: sides[name](given))[0]
+                seconds[name] += [spent] if number else []
             print("  losses " + ", ".join(f"{name} {side.loss:.4f}" for name, side in sides.items()), flush=True)
+        shape = ours["packed"].data.shape
+        print(f"  an update is {shape.packs} packs of {shape.batch.length} positions", flush=True)
     packed = np.array(seconds["packed"])
     for name, side in sides.items():
         show(

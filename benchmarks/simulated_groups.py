@@ -128,7 +128,7 @@ def planned_by(folder: Path, **options: Any) -> Any:
     files = histograms_of(folder), folder / "plan.json", PackingSettings(algorithm="nnls")
     shard = options.pop("shard", None)
     options |= {"reporter": quiet(), "workers": 1}
-    return plan.plan(*files, **options) if shard is None else plan.plan_shard(*files, shard, **options)
+    return plan.plan(*files, **options) if shard is None else plan.plan_part(*files, shard, **options)
 
 
 def remember_packings(folder: Path) -> None:
@@ -231,11 +231,11 @@ def solve(folder: Path) -> dict[str, Any]:
 def writer(folder: Path) -> dict[str, Any]:
     """`write --shard 0/8` up to the first record: the files hold none, which ends it there."""
     from gaudi_bert.common.errors import InputError
-    from gaudi_bert.tfrecords.write import write_shard
+    from gaudi_bert.tfrecords.write import write_part
 
     started = time.process_time()
     try:
-        write_shard(folder / "records", folder / "plan.json", folder / "started", (0, 8), reporter=quiet(), workers=1)
+        write_part(folder / "records", folder / "plan.json", folder / "started", (0, 8), reporter=quiet(), workers=1)
     except InputError as error:
         return {"cpu_seconds_after_imports": round(time.process_time() - started, 2), "ended": str(error)[-60:]}
     raise SystemExit("it should not have found a record")

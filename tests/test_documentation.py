@@ -160,7 +160,7 @@ def test_the_schema_of_pipeline_files_is_current_and_takes_all_that_we_ship(repo
     written = json.loads((repository / "docs" / "pipeline.schema.json").read_text(encoding="utf-8"))
     assert written == schema, "write it again: gaudi-bert settings --json > docs/pipeline.schema.json"
     files = sorted((repository / "pipelines").glob("*.yaml"))
-    texts = [*(path.read_text(encoding="utf-8") for path in files), new_pipeline("wiki")]
+    texts = [*(path.read_text(encoding="utf-8") for path in files), new_pipeline("wiki"), new_pipeline("retrieval")]
     assert len(texts) > 7
     for text in texts:
         jsonschema.Draft202012Validator(schema).validate(yaml.safe_load(text))

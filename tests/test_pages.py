@@ -43,6 +43,7 @@ def make_page_data(folder: Path) -> None:
         (folder / part).symlink_to(ROOT / part)
     _write_text(folder)
     _write_rows(folder)
+    _write_searches(folder)
     _write_models(folder)
     _write_tables(folder)
     text = f"--set=prepare.text={folder}/wiki/*.txt"
@@ -78,6 +79,21 @@ def _write_rows(folder: Path) -> None:
     numbers = [",".join(map(str, sorted({int(number) for number in random.integers(0, 3, 2)}))) for _ in texts]
     lines = zip(texts, numbers, strict=True)
     (folder / "train.tsv").write_text("".join(f"{text}\t{labels}\tid\n" for text, labels in lines))
+
+
+def _write_searches(folder: Path) -> None:
+    """Pairs, triplets and judged documents."""
+    random = np.random.default_rng(3)
+    for file, rows in (("pairs.jsonl", 130), ("held-out.jsonl", 9)):
+        write_rows(folder / file, "embedding", rows, rows)
+    for file, rows in (("judged.jsonl", 40), ("judged-held-out.jsonl", 20), ("candidates.jsonl", 20)):
+        write_rows(folder / file, "reranking", rows, rows)
+    for file in ("passages.jsonl", "queries.jsonl"):
+        write_rows(folder / file, "masked-language-modelling", 20, 4)
+    for file in ("triplets.parquet", "triplets-held-out.parquet"):
+        texts = [[" ".join(sentence(random)) + end for end in (" ,", " .", "")] for _ in range(20)]
+        rows = [dict(zip(("query", "positive", "negative"), text, strict=True)) for text in texts]
+        write_parquet(folder / file, rows)
 
 
 def _write_models(folder: Path) -> None:
@@ -122,6 +138,8 @@ PRESUPPOSED = {
     "docs/predicting.md": "finetuned comments.jsonl comments.tsv all-MiniLM-L6-v2 train.tsv my-model",
     "docs/pytorch.md": "my-tfrecords my-bert",
     "docs/recipes.md": "texts my-bert all-MiniLM-L6-v2 comments.jsonl train.jsonl dev.jsonl wiki.yaml",
+    "docs/retrieval.md": "pairs.jsonl held-out.jsonl judged.jsonl judged-held-out.jsonl candidates.jsonl passages.jsonl "
+    "queries.jsonl triplets.parquet triplets-held-out.parquet all-MiniLM-L6-v2 my-bert MODEL",
     "docs/tables.md": "dataset",
     "docs/tokenising.md": "texts my-model",
     "docs/train.md": "my.yaml records work pipelines texts my-model train.jsonl dev.jsonl new.jsonl",
@@ -153,6 +171,7 @@ OPTIONAL = {"mpirun": "OPEN MPI MISSING: install Debian's openmpi-bin"}
 ADDED = {
     r"gaudi-bert run demo": ["--dry-run"],
     r"gaudi-bert train .*": SMALL,
+    r"gaudi-bert finetune .*triplets.*": ["--set=finetune.epochs=1", "--set=finetune.batch_sequences=7"],
     r"gaudi-bert finetune .*": ["--set=finetune.epochs=1"],
     r"gaudi-bert doctor --graph .*": SMALL[:4],
     r".*gaudi-bert run .* --on docker.*|gaudi-bert run pipelines/wnut17.*": ["--dry-run"],

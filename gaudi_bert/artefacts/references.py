@@ -35,9 +35,9 @@ def group_verification_path(verification: Path, group: int) -> Path:
     return verification.with_name(f"{verification.stem}-{group:05d}{verification.suffix}")
 
 
-def histogram_part(histogram: Path, shard: tuple[int, int]) -> Path:
+def histogram_part(histogram: Path, part: tuple[int, int]) -> Path:
     """The path of part K of N of `histogram`: machine K counts the files K, K + N, ..., and `plan` takes all parts."""
-    return histogram.with_name(f"{histogram.stem}-{shard[0]:05d}-of-{shard[1]:05d}.json")
+    return histogram.with_name(f"{histogram.stem}-{part[0]:05d}-of-{part[1]:05d}.json")
 
 
 def histogram_parts(histogram: Path) -> list[Path]:

@@ -58,7 +58,7 @@ def prepare(
         settings,
         out,
         pipeline_folder=Path(),
-        shard=arguments.parse_shard(shard),
+        part=arguments.parse_shard(shard),
         reporter=Reporter(),
         overwrite=overwrite,
         workers=workers,
@@ -78,17 +78,17 @@ def histogram(
 ) -> None:
     """Count the sequences of each length, file by file."""
     from gaudi_bert.tfrecords import histogram
-    from gaudi_bert.tfrecords.histogram import histogram_shard
+    from gaudi_bert.tfrecords.histogram import part_to_count
 
     part = arguments.parse_shard(shard)
-    counted = part and histogram_shard(records, part)
+    counted = part and part_to_count(records, part)
     if part is not None and counted is None:
         output.print_result({"files": 0, "skipped": True}, json, output.describe_histogram)
         return
     result = histogram.histogram(
         records,
         out,
-        shard=counted,
+        part=counted,
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
         reporter=Reporter(),
         overwrite=overwrite,
@@ -116,7 +116,7 @@ def plan(
 ) -> None:
     """Decide which lengths share a row, and prove how close to optimal it is."""
     from gaudi_bert.tfrecords import plan
-    from gaudi_bert.tfrecords.plan import plan_shard
+    from gaudi_bert.tfrecords.plan import plan_part
 
     part = arguments.parse_shard(shard, finish)
     settings = arguments.packing_settings(
@@ -126,7 +126,7 @@ def plan(
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     describe, reporter = partial(output.describe_groups, verbose=verbose), Reporter()
     if part is not None:
-        shared = plan_shard(counted, out, settings, part, reporter=reporter, overwrite=overwrite, workers=workers)
+        shared = plan_part(counted, out, settings, part, reporter=reporter, overwrite=overwrite, workers=workers)
         output.print_result(shared, json, describe)
         return
     planned = plan.plan(counted, out, settings, finish=finish, reporter=reporter, overwrite=overwrite, workers=workers)
@@ -152,14 +152,12 @@ def write(
 ) -> None:
     """Write the packed TFRecords of a plan."""
     from gaudi_bert.tfrecords import write
-    from gaudi_bert.tfrecords.write import write_shard
+    from gaudi_bert.tfrecords.write import write_part
 
     part = arguments.parse_shard(shard, finish)
     shards, reporter = _shard_settings(set_, plan), Reporter()
     if part is not None:
-        shared = write_shard(
-            records, plan, out, part, shards=shards, reporter=reporter, overwrite=overwrite, workers=workers
-        )
+        shared = write_part(records, plan, out, part, shards=shards, reporter=reporter, overwrite=overwrite, workers=workers)
         output.print_result(shared, json, output.describe_groups)
         return
     written = write.write(
@@ -300,7 +298,7 @@ def verify(
     reporter = Reporter()
     result: object
     if part is not None:
-        result = verify.verify_shard(records, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
+        result = verify.verify_part(records, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
     elif finish:
         result = verify.finish_verification(records, packed, reporter=reporter)
     else:

@@ -172,15 +172,17 @@ def finetune(
         "task.labels": ("--labels", labels),
     }
     options |= rows.by_key()
+    settings = arguments.pipeline_settings(pipeline, set_, options)
     result = finetune.finetune(
-        arguments.pipeline_settings(pipeline, set_, options),
+        settings,
         FineTuneInput(data, evaluation, model, vocab),
         out,
         reporter=Reporter(),
         overwrite=overwrite,
         dry_run=dry_run,
     )
-    following = output.words_of("predict", "--model", out, "--data", "new.jsonl", "--out", "answers.jsonl")
+    use, file = ("embed", "vectors.npy") if settings.task.name == "embedding" else ("predict", "answers.jsonl")
+    following = output.words_of(use, "--model", out, "--data", "new.jsonl", "--out", file)
     output.print_shared_result(result, json, output.describe_finetuning, None if dry_run else following)
 
 

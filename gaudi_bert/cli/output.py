@@ -152,7 +152,10 @@ def describe_finetuning(result: Mapping[str, Any]) -> list[str]:
             f"best by {result['best_metric']}, after update {result['best_update']:,}: {_metrics(result['metrics'])}"
         )
         if result.get("baseline"):
-            lines.append(f"majority baseline: {_metrics(result['baseline'])}")
+            from gaudi_bert.config.sections import SEARCH_TASKS
+
+            name = "before training" if result["task"] in SEARCH_TASKS else "majority baseline"
+            lines.append(f"{name}: {_metrics(result['baseline'])}")
     return lines
 
 

@@ -103,7 +103,7 @@ def pack_as_table(
     workers: int | None,
 ) -> object:
     """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
-    from gaudi_bert.tables.pack import pack_table, pack_table_shard
+    from gaudi_bert.tables.pack import pack_table, pack_table_part
     from gaudi_bert.tables.sources import tokenized_length
 
     if options["max_sequence_length"] is None:
@@ -114,7 +114,7 @@ def pack_as_table(
         raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
     settings = _table_settings(source, options, overrides)
     if part is not None:
-        return pack_table_shard(source, out, settings, part, reporter=reporter, overwrite=overwrite, workers=workers)
+        return pack_table_part(source, out, settings, part, reporter=reporter, overwrite=overwrite, workers=workers)
     return pack_table(
         source,
         out,
@@ -177,12 +177,12 @@ def verify_as_table(
     json: bool,
 ) -> None:
     """Verify a packed table, or a part of it, and print the result."""
-    from gaudi_bert.tables.verify import finish_table, verify_table, verify_table_shard
+    from gaudi_bert.tables.verify import finish_table, verify_table, verify_table_part
 
     reporter = Reporter()
     result: object
     if part is not None:
-        result = verify_table_shard(source, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
+        result = verify_table_part(source, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
     elif finish:
         result = finish_table(source, packed, reporter=reporter)
     else:

@@ -337,6 +337,8 @@ TaskName = Literal[
     "causal-language-modelling",
 ]
 TASK_NAMES: tuple[str, ...] = get_args(TaskName)
+SEARCH_TASKS = ("embedding", "reranking")
+"""Tasks whose baseline is the model before training."""
 
 TooLong = Literal["error", "truncate", "window"]
 RetrievalLoss = Literal["cosent", "cosine", "listwise"]

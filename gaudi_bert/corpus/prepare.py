@@ -75,7 +75,7 @@ def prepare(
     out: Path,
     *,
     pipeline_folder: Path,
-    shard: tuple[int, int] | None = None,
+    part: tuple[int, int] | None = None,
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
@@ -91,14 +91,14 @@ def prepare(
     with local_copies([*texts, settings.vocab], store) as (*sources, vocab), mirrored(out, store) as folder:
         here = {"text": tuple(map(str, sources)), "vocab": None if vocab is None else str(vocab)}
         local = settings.model_copy(update=here)
-        return _prepare(local, folder, pipeline_folder, shard, reporter, overwrite, workers)
+        return _prepare(local, folder, pipeline_folder, part, reporter, overwrite, workers)
 
 
 def _prepare(
     settings: PrepareSettings,
     out: Path,
     pipeline_folder: Path,
-    shard: tuple[int, int] | None,
+    part: tuple[int, int] | None,
     reporter: Reporter,
     overwrite: bool,
     workers: int | None,
@@ -126,7 +126,7 @@ def _prepare(
         if is_new:
             remove(settings_path(out))
         raise
-    number, shards = shard or (0, 1)
+    number, shards = part or (0, 1)
     if not corpus.sections[number::shards]:
         reporter.say(
             f"shard {number}/{shards}: nothing to do, the output has only {count_of(len(corpus.sections), 'section')}"

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, require
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
-from gaudi_bert.config.sections import TASK_NAMES, PackingSettings, TaskSettings
+from gaudi_bert.config.sections import TASK_NAMES, PackingSettings, TaskName, TaskSettings
 from gaudi_bert.packing.algorithms import announce, depth_of, pack_histogram
 from gaudi_bert.packing.estimate import (
     ACCELERATORS,
@@ -35,8 +36,10 @@ from gaudi_bert.packing.histogram import Histogram, histogram_of, rescaled
 from gaudi_bert.packing.mixture import estimate_limit
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.rows.reading import LeftOut, read_rows, windows
+from gaudi_bert.rows.retrieval import text_table
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
+from gaudi_bert.rows.types import TupleRow
 from gaudi_bert.tables.rows import table_lengths
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, table_files
 from gaudi_bert.tfrecords.histogram import histogram as count_records
@@ -233,7 +236,7 @@ def histogram_of_source(
     else:
         with tempfile.TemporaryDirectory() as folder:
             counted = Path(folder) / "histogram.json"
-            count_records(source, counted, shard=None, reporter=reporter)
+            count_records(source, counted, part=None, reporter=reporter)
             histogram = read_histograms([counted]).histogram
     return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
 
@@ -333,7 +336,10 @@ def _lengths(data: str, model: Path, settings: TaskSettings, reporter: Reporter)
     left_out = LeftOut()
     for rows in windows(read_rows(data, settings.name, settings, say=reporter.say, left_out=left_out), WINDOW_ROWS):
         whole = settings.model_copy(update={"too_long": "error"})
-        sequences = tokenize_rows(rows, tokenizer, task=settings.name, settings=whole, max_sequence_length=2**30, file=data)
+        task: TaskName | None = settings.name
+        if task == "embedding":  # each distinct text is a sequence
+            rows, task = list(text_table(cast(list[TupleRow], rows)).texts), None
+        sequences = tokenize_rows(rows, tokenizer, task=task, settings=whole, max_sequence_length=2**30, file=data)
         parts.append(sequences.lengths)
         if reporter.live:
             reporter.show(f"{sum(map(len, parts)):,} rows")

@@ -17,6 +17,7 @@ from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.files import write_text
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import SEARCH_TASKS
 from gaudi_bert.reporting.inputs import NAMES, ReportInputs, read_inputs
 from gaudi_bert.reporting.packing_pictures import (
     adapts_to_dark_pages,
@@ -165,7 +166,8 @@ def _task_cards(inputs: ReportInputs) -> list[_Card]:
     name = learnt.best_metric
     note = f"{learnt.task}, {learnt.evaluated_rows:,} held-out rows"
     if name in learnt.baseline:
-        note += f"; always the same answer: {_metric(name, learnt.baseline[name])}"
+        what = "before training" if learnt.task in SEARCH_TASKS else "always the same answer"
+        note += f"; {what}: {_metric(name, learnt.baseline[name])}"
     return [_Card(_title(name), _metric(name, learnt.metrics[name]), note)]
 
 

@@ -84,58 +84,58 @@ class RunRequest:
             self.settings.prepare,
             self.folder.examples,
             pipeline_folder=self.pipeline_folder,
-            shard=self.shard,
+            part=self.shard,
             workers=self.workers,
             **self._common(),
         )
 
     def histogram(self) -> StageResult:
         """Examples to counts."""
-        from gaudi_bert.tfrecords.histogram import histogram, histogram_shard
+        from gaudi_bert.tfrecords.histogram import histogram, part_to_count
 
         def make(paths: SplitPaths) -> object:
             shard, out = self.shard, paths.histogram
             if shard is not None:
-                shard = histogram_shard(paths.records, shard, self.settings.store)
+                shard = part_to_count(paths.records, shard, self.settings.store)
                 if shard is None:
                     return {"files": 0}
                 out = histogram_part(out, shard)
-            return histogram(paths.records, out, shard=shard, workers=self.workers, **self._common())
+            return histogram(paths.records, out, part=shard, workers=self.workers, **self._common())
 
         return self._each_split(make)
 
     def plan(self) -> StageResult:
         """Counts to a plan."""
-        from gaudi_bert.tfrecords.plan import plan, plan_shard
+        from gaudi_bert.tfrecords.plan import plan, plan_part
 
         def make(paths: SplitPaths) -> object:
             files = existing_histograms(paths.histogram, self.settings.store), paths.plan, self.settings.packing
             if self.shard is not None:
-                return plan_shard(*files, self.shard, last_finishes=True, workers=self.workers, **self._common())
+                return plan_part(*files, self.shard, last_finishes=True, workers=self.workers, **self._common())
             return plan(*files, finish=self.finish, workers=self.workers, **self._common())
 
         return self._each_split(make)
 
     def write(self) -> StageResult:
         """Examples to packs."""
-        from gaudi_bert.tfrecords.write import write, write_shard
+        from gaudi_bert.tfrecords.write import write, write_part
 
         def make(paths: SplitPaths) -> object:
             files = (paths.records, paths.plan, paths.packed)
             if self.shard is not None:
-                return write_shard(*files, self.shard, workers=self.workers, **self._common())
+                return write_part(*files, self.shard, workers=self.workers, **self._common())
             return write(*files, finish=self.finish, workers=self.workers, **self._common())
 
         return self._each_split(make)
 
     def verify(self) -> StageResult:
         """Proof that every example is in the packs once."""
-        from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_shard
+        from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_part
 
         def make(paths: SplitPaths) -> object:
             files = (paths.records, paths.packed)
             if self.shard is not None:
-                return verify_shard(*files, self.shard, workers=self.workers, **self._common())
+                return verify_part(*files, self.shard, workers=self.workers, **self._common())
             if self.finish:
                 return finish_verification(*files, reporter=self.reporter, store=self.settings.store)
             return verify(*files, workers=self.workers, **self._common())

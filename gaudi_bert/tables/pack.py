@@ -51,7 +51,7 @@ def pack_table(
 
     Args:
         source: a .parquet, .arrow or .jsonl[.gz] file, a folder or a glob of them, or one that `Dataset.save_to_disk` wrote.
-        finish: write no group, but check that all are there (see `pack_table_shard`) and write metadata.json.
+        finish: write no group, but check that all are there (see `pack_table_part`) and write metadata.json.
         verified: prove afterwards that every row is there.
     """
     started = time.monotonic()
@@ -71,18 +71,18 @@ def pack_table(
     return PackResult(written, verified=proof)
 
 
-def pack_table_shard(
+def pack_table_part(
     source: str | Path,
     out: Path,
     settings: TableSettings,
-    shard: tuple[int, int],
+    part: tuple[int, int],
     *,
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> PackResult | GroupsResult:
-    """Write the groups K, K + N, ... of a table, for `shard` (K, N); `pack_table` with `finish` afterwards, once.
+    """Write the groups K, K + N, ... of a table, for `part` (K, N); `pack_table` with `finish` afterwards, once.
 
     Returns:
         The totals of these groups, or of the folder if it was finished already.
@@ -92,7 +92,7 @@ def pack_table_shard(
         if output.begin(overwrite):
             return PackResult(StageOutput(TableMetadata.read(folder), skipped=True))
         table = open_table(here, settings, reporter)
-        numbers = range(len(table.groups))[shard[0] :: shard[1]]
+        numbers = range(len(table.groups))[part[0] :: part[1]]
         written = _write_groups(output, table, numbers, settings, workers)
         return output.groups_result(numbers, written)
 

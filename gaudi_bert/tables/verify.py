@@ -48,21 +48,21 @@ def verify_table(
         return verify_folder(_opened(table, here, reporter, workers), again)
 
 
-def verify_table_shard(
+def verify_table_part(
     source: str | Path,
     packed: Path,
-    shard: tuple[int, int],
+    part: tuple[int, int],
     *,
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
 ) -> StageOutput[TableVerification] | GroupsResult:
-    """Verify the groups K, K + N, ... of a packed table, for `shard` (K, N); `finish_table` afterwards, once."""
-    return _in_parts(source, packed, reporter, workers).prove_part(shard, overwrite)
+    """Verify the groups K, K + N, ... of a packed table, for `part` (K, N); `finish_table` afterwards, once."""
+    return _in_parts(source, packed, reporter, workers).prove_part(part, overwrite)
 
 
 def finish_table(source: str | Path, packed: Path, *, reporter: Reporter) -> StageOutput[TableVerification]:
-    """Write verification.json of a packed table whose groups are all verified by `verify_table_shard`."""
+    """Write verification.json of a packed table whose groups are all verified by `verify_table_part`."""
     return _in_parts(source, packed, reporter, None).finish()
 
 

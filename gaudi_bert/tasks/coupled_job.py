@@ -42,6 +42,7 @@ class CoupledJob(FineTuneJob):
     """A model of a task on rows that are learnt together."""
 
     evaluates_first = True
+    _sentences = SentenceFolder()
 
     def prepare(self, reporter: Reporter) -> None:
         """Read the rows and the model, as for other tasks; refuse what cannot be learnt together."""
@@ -92,10 +93,10 @@ class CoupledJob(FineTuneJob):
 
     def _length(self) -> int:
         """As set, or where the folder of the model cuts texts."""
-        section, own = self._section, getattr(self, "_sentences", None)
-        if own is None or "max_sequence_length" in section.model_fields_set or own.max_sequence_length is None:
+        section, own = self._section, self._sentences
+        if "max_sequence_length" in section.model_fields_set or own.max_sequence_length is None:
             return section.max_sequence_length
-        return int(own.max_sequence_length)
+        return min(own.max_sequence_length, self._start.sizes.positions)
 
     def _tokenized(
         self,

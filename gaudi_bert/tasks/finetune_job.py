@@ -65,7 +65,7 @@ class FineTuneJob(Job[FineTuning]):
         tokenizer = open_tokenizer(files.vocabulary or files.model)
         labels = labels_of(files.data, name, task_settings)
         kind = task_named(name)
-        start = start_weights(files.model, kind(task_settings, labels))
+        start = self._start = start_weights(files.model, kind(task_settings, labels))
         length, positions = self._length(), start.sizes.positions
         if length > positions:
             raise InputError(
@@ -79,7 +79,7 @@ class FineTuneJob(Job[FineTuning]):
             task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
         needs_words = name == "masked-language-modelling"
         self._task = kind(task_settings, labels, vocabulary_of(tokenizer) if needs_words else NO_VOCABULARY)
-        self._tokenizer, self._start, self._data, self._held_out = tokenizer, start, data, None
+        self._tokenizer, self._data, self._held_out = tokenizer, data, None
         if files.evaluation_data is not None:
             depth = section.evaluation_depth
             self._held_out = self._read(files.evaluation_data, task_settings, tokenizer, labels, depth, reporter)

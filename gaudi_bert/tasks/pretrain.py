@@ -131,6 +131,10 @@ class _TableJob(Job[TableTraining]):
         self.section = settings.training
         self._settings, self._source, self._held_out = settings, source, held_out
         self._task, self._start = _start(given, settings, source)
+        check_table_fits(source, self._start.sizes)
+        if held_out is not None:
+            check_same_tokens(source, held_out.tokenizer)
+            check_table_fits(held_out, self._start.sizes)
         self.is_bert = isinstance(self._start.config, BertConfig)
         self.spec = ModelSpec(self._start.config, self._task.head)
         self.objective = TaskObjective(self._task)
@@ -138,12 +142,8 @@ class _TableJob(Job[TableTraining]):
         self._targets = WordTargets(cast(TaskKind, self._task.name), settings.training.seed, share, self._task.vocabulary)
 
     def plan(self, processes: int) -> RunPlan:
-        """Decide on the batches; refuse tables that the model cannot take."""
-        source, held_out, sizes = self._source, self._held_out, self._start.sizes
-        check_table_fits(source, sizes)
-        if held_out is not None:
-            check_same_tokens(source, held_out.tokenizer)
-            check_table_fits(held_out, sizes)
+        """Decide on the batches."""
+        source = self._source
         return RunPlan(
             self._settings.training.of_run(),
             source.metadata.packing_factor,

@@ -26,7 +26,7 @@ from gaudi_bert.rows.window_plan import row_cost
 _LENGTH_STEP = 8
 _USUAL_LONGEST = 512
 # Of the lengths that cost at most so much more than the cheapest, the one with the fewest slots is taken.
-_WORTH = 1.05
+_WORTH = 1.02
 _SHAKE = 0.5
 _SAMPLED_UPDATES = 256
 _UPDATES_AT_ONCE = 4096

@@ -54,7 +54,7 @@ def histogram(
     records: str | Path,
     out: Path,
     *,
-    shard: tuple[int, int] | None = None,
+    part: tuple[int, int] | None = None,
     reporter: Reporter,
     overwrite: bool = False,
     vocabulary: Path | None = None,
@@ -70,16 +70,16 @@ def histogram(
         raise InputError(f"--on-bad-file {on_bad_file}: one of {', '.join(get_args(OnBadFile))} is allowed")
     with open_inputs(records, Objects(store)) as inputs, mirrored(out.parent, store) as folder:
         sizes = inputs.sizes
-        if shard is not None:
-            sizes = {path: sizes[path] for path in inputs.paths[shard[0] :: shard[1]]}
+        if part is not None:
+            sizes = {path: sizes[path] for path in inputs.paths[part[0] :: part[1]]}
             if not sizes:
-                raise InputError(f"{records}: shard {shard[0]}/{shard[1]} has no files, there are fewer than {shard[1]}")
+                raise InputError(f"{records}: shard {part[0]}/{part[1]} has no files, there are fewer than {part[1]}")
         vocabulary = vocabulary if vocabulary is not None else inputs.vocabulary
         info = None if vocabulary is None else VocabularyInfo.of(vocabulary)
         left_out = {} if on_bad_file == "stop" else {"on_bad_file": on_bad_file}
         signature = Signature(
             "histogram",
-            {"shard": None if shard is None else list(shard), **left_out},
+            {"shard": None if part is None else list(part), **left_out},
             {
                 "files": {path.name: size for path, size in sizes.items()},
                 "vocabulary": None if info is None else info.as_json(),
@@ -291,11 +291,9 @@ def read_histograms(paths: Sequence[Path]) -> CountedRecords:
     return merged
 
 
-def histogram_shard(
-    records: str | Path, shard: tuple[int, int], store: StoreSettings | None = None
-) -> tuple[int, int] | None:
-    """The part (K, N) that machine `shard` counts, N at most the number of files; None for a machine without files."""
-    number, machines = shard
+def part_to_count(records: str | Path, part: tuple[int, int], store: StoreSettings | None = None) -> tuple[int, int] | None:
+    """The part (K, N) that a machine counts which is to do this part, N at most the number of files; None without files."""
+    number, machines = part
     with open_inputs(records, Objects(store)) as inputs:
         parts = min(machines, len(inputs.sizes))
     return (number, parts) if number < parts else None

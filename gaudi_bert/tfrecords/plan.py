@@ -59,7 +59,7 @@ def plan(
 ) -> StageOutput[PlanTotals]:
     """Plan the packing of the records that one or several histograms count; the quality of the plan, in total.
 
-    With `finish`, no part is made: it is checked that all are there (see `plan_shard`), and plan.json is written.
+    With `finish`, no part is made: it is checked that all are there (see `plan_part`), and plan.json is written.
     """
     started = time.monotonic()
     with _opened(histograms, out, settings, reporter, store) as (output, records):
@@ -76,11 +76,11 @@ def plan(
     return StageOutput(content.totals, seconds=round(time.monotonic() - started, 3))
 
 
-def plan_shard(
+def plan_part(
     histograms: Sequence[Path],
     out: Path,
     settings: PackingSettings,
-    shard: tuple[int, int],
+    part: tuple[int, int],
     *,
     last_finishes: bool = False,
     reporter: Reporter,
@@ -88,7 +88,7 @@ def plan_shard(
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> StageOutput[PlanTotals] | GroupsResult:
-    """Make the parts K, K + N, ... of a plan, for `shard` (K, N); `plan` with `finish` afterwards, once.
+    """Make the parts K, K + N, ... of a plan, for `part` (K, N); `plan` with `finish` afterwards, once.
 
     The result has the totals of the groups of these parts, or of the complete plan: where it is finished, or with
     `last_finishes` if all parts are there then, so that nobody has to `finish`.
@@ -97,15 +97,15 @@ def plan_shard(
         if output.begin(overwrite):
             return StageOutput(Plan.read(output.final).totals, skipped=True)
         planning = _planning(records, settings, output, workers)
-        numbers = range(planning.parts)[shard[0] :: shard[1]]
+        numbers = range(planning.parts)[part[0] :: part[1]]
         written = _make_parts(output, planning, numbers)
         if last_finishes and {part_path(output.final, part).name for part in range(planning.parts)}.issubset(
             names_in(output.folder)
         ):
             return StageOutput(_finish(output, planning).totals)
         sums: Counter[str] = Counter()
-        for _, part in output.iter_completed(numbers):
-            for group in part.groups:
+        for _, made in output.iter_completed(numbers):
+            for group in made.groups:
                 sums.update(groups=1, sequences=group.sequences, packs=group.packs, tokens=group.tokens)
     return GroupsResult(sums["groups"], written, sums["sequences"], sums["packs"], sums["tokens"])
 

@@ -60,25 +60,25 @@ def verify(
         return verify_folder(folder, overwrite)
 
 
-def verify_shard(
+def verify_part(
     records: str | Path,
     packed: Path,
-    shard: tuple[int, int],
+    part: tuple[int, int],
     *,
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> StageOutput[Verification] | GroupsResult:
-    """Verify the groups K, K + N, ... of a packed folder, for `shard` (K, N); `finish_verification` afterwards, once."""
+    """Verify the groups K, K + N, ... of a packed folder, for `part` (K, N); `finish_verification` afterwards, once."""
     with _opened(records, packed, reporter, workers, store) as folder:
-        return folder.in_parts().prove_part(shard, overwrite)
+        return folder.in_parts().prove_part(part, overwrite)
 
 
 def finish_verification(
     records: str | Path, packed: Path, *, reporter: Reporter, store: StoreSettings | None = None
 ) -> StageOutput[Verification]:
-    """Write verification.json of a packed folder whose groups are all verified by `verify_shard`."""
+    """Write verification.json of a packed folder whose groups are all verified by `verify_part`."""
     with _opened(records, packed, reporter, None, store) as folder:
         return folder.in_parts().finish()
 

@@ -67,7 +67,7 @@ def write(
 ) -> StageOutput[Metadata]:
     """Write the packed records of a plan.
 
-    With `finish`, no group is written: it is checked that all are there (see `write_shard`), and metadata.json is written.
+    With `finish`, no group is written: it is checked that all are there (see `write_part`), and metadata.json is written.
     `shards` has another `shard_multiple` or `shard_bytes` than the plan.
     """
     started = time.monotonic()
@@ -81,11 +81,11 @@ def write(
     return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
 
 
-def write_shard(
+def write_part(
     records: str | Path,
     plan: Path,
     out: Path,
-    shard: tuple[int, int],
+    part: tuple[int, int],
     *,
     reporter: Reporter,
     overwrite: bool = False,
@@ -93,14 +93,14 @@ def write_shard(
     shards: Mapping[str, int] | None = None,
     store: StoreSettings | None = None,
 ) -> StageOutput[Metadata] | GroupsResult:
-    """Write the groups K, K + N, ... of a plan, for `shard` (K, N); `write` with `finish` afterwards, once.
+    """Write the groups K, K + N, ... of a plan, for `part` (K, N); `write` with `finish` afterwards, once.
 
     The result has the totals of these groups, or of the complete folder where it was finished already.
     """
     with _opened(records, plan, out, reporter, shards, store) as (output, content):
         if output.begin(overwrite):
             return StageOutput(Metadata.read(output.folder), skipped=True)
-        numbers = range(content.group_count)[shard[0] :: shard[1]]
+        numbers = range(content.group_count)[part[0] :: part[1]]
         written = _write_groups(records, output, content, numbers, workers, store)
         return output.groups_result(numbers, written)
 

@@ -80,18 +80,18 @@ class _RecordsJob(Job[TrainingResult]):
         self.section = settings.training
         self._settings, self._data, self._source, self._held_out = settings, data, source, held_out
         self._config = model_config(settings.model, source.vocabulary_size, source.schema.max_sequence_length)
+        if held_out is None and settings.training.target_masked_lm_accuracy is not None:
+            raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
+        for each in (source, held_out):
+            if each is not None:
+                check_fits(each, self._config)
         self.spec = ModelSpec(self._config, PretrainingHead(settings.training.loss))
         self.objective = PretrainingObjective(settings.training.loss)
         self._speedup: float | None = None
 
     def plan(self, processes: int) -> RunPlan:
-        """Decide on the batches; refuse data that the model cannot take."""
+        """Decide on the batches; refuse a cache that is too small for them."""
         settings, source = self._settings, self._source
-        if self._held_out is None and settings.training.target_masked_lm_accuracy is not None:
-            raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
-        for each in (source, self._held_out):
-            if each is not None:
-                check_fits(each, self._config)
         if source.cache is not None:
             stored = source.open_packs()
             source.cache.check_room(stored.streams, processes, stored.sets)

@@ -36,11 +36,11 @@ from gaudi_bert.runners.local import run_stages
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tfrecords.convert import HDF5_PACKS, PREDECESSOR_PACKS, convert
-from gaudi_bert.tfrecords.histogram import histogram, histogram_shard
+from gaudi_bert.tfrecords.histogram import histogram, part_to_count
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.plan import plan, plan_shard
-from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_shard
-from gaudi_bert.tfrecords.write import write, write_shard
+from gaudi_bert.tfrecords.plan import plan, plan_part
+from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_part
+from gaudi_bert.tfrecords.write import write, write_part
 from tests.builders.folders import comparable, contents
 from tests.builders.packing_case import sequences_for_hdf5, write_tfrecord
 from tests.builders.reporters import QUIET
@@ -113,22 +113,22 @@ def parts(records: Path, out: Path, _: int, round_number: int) -> list[list[Acti
     scratch = out.with_name(f"{out.name}-histograms")
 
     def count_part(number: int) -> None:
-        shard = histogram_shard(records, (number, count))
+        shard = part_to_count(records, (number, count))
         if shard is not None:
             scratch.mkdir(exist_ok=True)
-            histogram(records, scratch / f"{number}.json", shard=shard, reporter=QUIET, workers=1)
+            histogram(records, scratch / f"{number}.json", part=shard, reporter=QUIET, workers=1)
 
     one = {"reporter": QUIET, "workers": 1}
 
-    def write_part(number: int) -> None:
-        write_shard(records, out / "plan.json", out / "packed", (number, count), **one)
+    def write_one(number: int) -> None:
+        write_part(records, out / "plan.json", out / "packed", (number, count), **one)
 
     return [
         [partial(count_part, number) for number in range(count)],
         [lambda: plan(list(scratch.glob("*[0-9].json")), out / "plan.json", PACKING, reporter=QUIET)],
-        [partial(write_part, number) for number in range(count)],
+        [partial(write_one, number) for number in range(count)],
         [lambda: write(records, out / "plan.json", out / "packed", finish=True, reporter=QUIET)],
-        [partial(verify_shard, records, out / "packed", (part, count), **one) for part in range(count)],
+        [partial(verify_part, records, out / "packed", (part, count), **one) for part in range(count)],
         [lambda: finish_verification(records, out / "packed", reporter=QUIET)],
     ]
 
@@ -149,7 +149,7 @@ def planning(path: Path, out: Path, workers: int, round_number: int) -> list[lis
     """`plan` part by part, as on several machines."""
     settings, count = PackingSettings(algorithm="lpfhp", group_sequences=100), PARTS[round_number % len(PARTS)]
     common = {"reporter": QUIET, "workers": workers}
-    shards = [partial(plan_shard, [path], out / "plan.json", settings, (part, count), **common) for part in range(count)]
+    shards = [partial(plan_part, [path], out / "plan.json", settings, (part, count), **common) for part in range(count)]
     return [list(shards), [partial(plan, [path], out / "plan.json", settings, finish=True, **common)]]
 
 

@@ -37,6 +37,8 @@ def test_init_writes_a_file_that_runs_and_replaces_none() -> None:
     assert refusal("init", "wiki") == "wiki.yaml: exists already; give another name, or remove it"
     assert refusal("init", "My Wiki").startswith("My Wiki: must be at most 42 of a to z, 0 to 9 and -")
     assert [path.name for path in Path().iterdir()] == ["wiki.yaml"]
+    succeed("init", "retrieval")
+    assert pipeline_settings(Path("retrieval.yaml"), None).task.name == "embedding"
 
 
 def test_a_bare_name_is_a_pipeline_of_the_package_unless_there_is_a_file_of_that_name(tmp_path: Path) -> None:

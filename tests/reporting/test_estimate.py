@@ -104,7 +104,7 @@ def test_six_rows(tmp_path: Path) -> None:
 def test_no_rows_and_no_task(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no rows"):
         estimated(tmp_path, [])
-    with pytest.raises(InputError, match=r"task.name is not set"):
+    with pytest.raises(InputError, match=r"--task [(]task.name[)] is not set"):
         estimate_task("x", tmp_path, TaskSettings(), row_lengths=[8], depths=[1], reporter=QUIET)
 
 

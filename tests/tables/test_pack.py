@@ -23,7 +23,7 @@ from gaudi_bert.artefacts.results import PackResult, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings, TokenizeSettings
-from gaudi_bert.tables.pack import pack_table, pack_table_shard
+from gaudi_bert.tables.pack import pack_table, pack_table_part
 from gaudi_bert.tables.sources import tokenized_length
 from gaudi_bert.tables.tokenize import tokenize_texts
 from gaudi_bert.tfrecords.packed_folder import read_metadata
@@ -172,7 +172,7 @@ def test_parts_are_the_whole_in_any_sequence(tmp_path: Path) -> None:
     for part in (2, 0, 1):
         with pytest.raises(FailedError, match="groups are not written"):
             pack_table(tmp_path / "rows", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
-        pack_table_shard(tmp_path / "rows", tmp_path / "parts", chosen, (part, 3), reporter=QUIET, workers=1)
+        pack_table_part(tmp_path / "rows", tmp_path / "parts", chosen, (part, 3), reporter=QUIET, workers=1)
     pack_table(tmp_path / "rows", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     assert len(whole.written.content.groups) == 5

@@ -24,7 +24,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tables.sources import is_table
-from gaudi_bert.tables.verify import finish_table, verify_table, verify_table_shard
+from gaudi_bert.tables.verify import finish_table, verify_table, verify_table_part
 from tests.builders import tables
 from tests.builders.folders import contents as local_contents
 from tests.builders.reporters import QUIET
@@ -230,10 +230,10 @@ def test_parts_in_any_order_give_the_proof_of_one_process(in_groups: Path, packe
     for number in [*range(1, parts), 0]:
         with pytest.raises(FailedError, match="groups are not verified: group 0 has no proof"):
             finish_table(rows, packed, reporter=QUIET)
-        done = verify_table_shard(rows, packed, (number, parts), reporter=QUIET)
+        done = verify_table_part(rows, packed, (number, parts), reporter=QUIET)
         assert isinstance(done, GroupsResult)
         assert done.groups == len(range(number, GROUPS, parts))
-    assert verify_table_shard(rows, packed, (0, parts), reporter=QUIET).groups_written == 0
+    assert verify_table_part(rows, packed, (0, parts), reporter=QUIET).groups_written == 0
     finish_table(rows, packed, reporter=QUIET)
     assert local_contents(packed) == local_contents(in_groups / "plain")
     assert verify_table(rows, packed, reporter=QUIET).skipped
@@ -244,16 +244,16 @@ def test_damage_is_found_by_its_part_and_a_later_change_by_the_last_step(in_grou
     shard = sorted(packed.glob("packed-00002-*"))[0]
     data = shard.read_bytes()
     shard.write_bytes(data[:4] + bytes([data[4] ^ 1]) + data[5:])
-    verify_table_shard(rows, packed, (0, 4), reporter=QUIET)
+    verify_table_part(rows, packed, (0, 4), reporter=QUIET)
     with pytest.raises(FailedError, match=shard.name):
-        verify_table_shard(rows, packed, (2, 4), reporter=QUIET)
+        verify_table_part(rows, packed, (2, 4), reporter=QUIET)
     shard.write_bytes(data)
     for number in range(4):
-        verify_table_shard(rows, packed, (number, 4), reporter=QUIET)
+        verify_table_part(rows, packed, (number, 4), reporter=QUIET)
     shard.write_bytes(data)
     with pytest.raises(FailedError, match=r"1 of 4 groups are not verified: verification-00002.json is of files that have"):
         finish_table(rows, packed, reporter=QUIET)
-    verify_table_shard(rows, packed, (0, 1), reporter=QUIET)
+    verify_table_part(rows, packed, (0, 1), reporter=QUIET)
     finish_table(rows, packed, reporter=QUIET)
 
 
@@ -265,14 +265,14 @@ def test_a_row_that_is_lost_in_one_part_and_doubled_in_another(in_groups: Path, 
     other.write_bytes(data)
     for number in range(2):
         with pytest.raises(FailedError, match=r"packed-0000\d"):
-            verify_table_shard(in_groups / "rows.parquet", packed, (number, 2), reporter=QUIET)
+            verify_table_part(in_groups / "rows.parquet", packed, (number, 2), reporter=QUIET)
     with pytest.raises(FailedError, match=r"packed-0000|2 of 4 groups"):
         finish_table(in_groups / "rows.parquet", packed, reporter=QUIET)
 
 
 def test_a_table_in_a_store_is_verified_at_once(in_groups: Path) -> None:
     with pytest.raises(InputError, match=r"s3://bucket/packed: parts of a table are not verified in a store, .* at once"):
-        verify_table_shard(in_groups / "rows.parquet", Path("s3://bucket/packed"), (0, 2), reporter=QUIET)
+        verify_table_part(in_groups / "rows.parquet", Path("s3://bucket/packed"), (0, 2), reporter=QUIET)
 
 
 # --- from and to a bucket: the bytes of a folder, however the work is shared out or cut short

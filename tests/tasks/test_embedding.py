@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +18,20 @@ pytest.importorskip("transformers", exc_type=ImportError)
 
 import transformers
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, StoppedError
+from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.tasks.predict import EmbedOptions, embed
+from gaudi_bert.reporting.estimate import estimate_task
+from gaudi_bert.tasks.answers import PredictOptions
+from gaudi_bert.tasks.finetune import finetune
+from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
+from gaudi_bert.training.results import FineTuneInput
 from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout, write_bert
 from tests.builders.encoders import TOKENIZER, write_encoder
-from tests.builders.reporters import QUIET, Listener
+from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.tasks.conftest import run
+from tests.training.test_engines import ENVIRONMENT, TORCHRUN, finished
 
 pytestmark = pytest.mark.slow
 
@@ -123,6 +133,26 @@ def test_a_folder_of_sentence_transformers(kind: str, settings: dict[str, Any], 
     assert (again.skipped, again.content) == (True, result)
 
 
+@pytest.mark.parametrize(("stored", "length"), [(23, 23), (10**30, 64)])
+def test_texts_are_cut_where_the_folder_cuts_them(stored: int, length: int, tmp_path: Path) -> None:
+    """Unless the settings say otherwise; a number that stands for none means all positions."""
+    model = write_bert(tmp_path / "m", layers=1, positions=64)
+    (model / "modules.json").write_text('[{"type": "x.Transformer"}, {"type": "x.Pooling", "path": "1_Pooling"}]')
+    (model / "1_Pooling").mkdir()
+    (model / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    (model / "tokenizer_config.json").write_text(json.dumps({"model_max_length": stored}))
+    rows = [{"anchor": f"cat {number}", "positive": "the hill " * 90 + str(number)} for number in range(3)]
+    values = {
+        "task": {"name": "embedding", "too_long": "truncate"},
+        "finetune": {"epochs": 1, "batch_sequences": 3},
+    }
+    files, out = FineTuneInput(write(tmp_path / "x.jsonl", rows), None, model), tmp_path / "out"
+    result = finetune(pipeline_from_mapping(values, "test"), files, out, reporter=QUIET).content
+    assert result.max_sequence_length == length
+    assert json.loads((out / "sentence_bert_config.json").read_text())["max_seq_length"] == length
+    assert json.loads((out / "1_Pooling" / "config.json").read_text())["pooling_mode_cls_token"] is True
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -174,3 +204,59 @@ def test_a_causal_model_needs_the_last_token(tmp_path: Path) -> None:
         train(data, None, tmp_path / "m", tmp_path / "out")
     train(data, None, tmp_path / "m", tmp_path / "out", task_settings={"pooling": "last"}, finetune={"epochs": 1})
     assert len(losses_of(tmp_path / "out")) == 2
+
+
+def test_the_commands_around(tmp_path: Path) -> None:
+    """What cannot be predicted is one line; an estimate counts distinct texts."""
+    model, data = write_bert(tmp_path / "m", layers=1), write(tmp_path / "x.jsonl", pairs(12, 1))
+    train(data, None, model, tmp_path / "out", finetune={"epochs": 1})
+    with pytest.raises(InputError, match="embedding has no answers to predict; embed its texts"):
+        predict(tmp_path / "out", str(data), str(tmp_path / "y.jsonl"), PredictOptions(), {}, reporter=QUIET)
+    texts = {text for row in pairs(12, 1) for text in (row["anchor"], row["positive"], *row.get("negatives", []))}
+    settings = TaskSettings(name="embedding")
+    found = estimate_task(str(data), model, settings, row_lengths=[64], depths=["max"], reporter=QUIET)
+    assert found.sequences == len(texts)
+
+
+# --- stopped, killed, and by two processes
+
+SHORT = {"epochs": 3, "batch_sequences": 11, "learning_rate": 1e-3, "engine": "pytorch", "save_every_updates": 2}
+
+
+def test_a_stopped_and_resumed_run_leaves_the_same_bytes(model: Path, tmp_path: Path) -> None:
+    files = write(tmp_path / "x.jsonl", pairs(29, 1)), write(tmp_path / "y.jsonl", pairs(9, 9))
+    train(*files, model, tmp_path / "whole", finetune=SHORT)
+    with pytest.raises(StoppedError):
+        train(*files, model, tmp_path / "stopped", StopAfter(4), finetune=SHORT)
+    train(*files, model, tmp_path / "stopped", finetune=SHORT)
+    for name in ("model.safetensors", "metrics.json", "best/baseline.json"):
+        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_two_processes_are_one_and_survive_a_kill(tmp_path: Path) -> None:
+    model = without_dropout(write_bert(tmp_path / "m", layers=1), tmp_path)
+    files = write(tmp_path / "x.jsonl", pairs(29, 1)), write(tmp_path / "y.jsonl", pairs(9, 9))
+
+    def command(out: Path) -> list[str]:
+        words = ["finetune", "--task", "embedding", "--data", files[0], "--evaluation", files[1], "--model", model]
+        changes = {**SHORT, "max_sequence_length": 61, "log_every_updates": 1, "threads": 1}
+        sets = [word for name, value in changes.items() for word in ("--set", f"finetune.{name}={value}")]
+        return [*TORCHRUN, "-m", "gaudi_bert", *map(str, words), "--out", str(out), *sets, "--set", "task.too_long=truncate"]
+
+    finished(command(tmp_path / "two"))
+    train(*files, model, tmp_path / "one", finetune=SHORT)
+    agree(losses_of(tmp_path / "two"), losses_of(tmp_path / "one"), 1e-6)
+    process = subprocess.Popen(
+        command(tmp_path / "killed"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=ENVIRONMENT,
+        start_new_session=True,
+    )
+    while not list((tmp_path / "killed").glob("checkpoints/*.safetensors")) and process.poll() is None:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    finished(command(tmp_path / "killed"))
+    for name in ("model.safetensors", "metrics.json"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

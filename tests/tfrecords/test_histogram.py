@@ -102,10 +102,10 @@ def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> 
     assert (tmp_path / "whole.json").read_bytes() == (tmp_path / "threads.json").read_bytes()
     parts = [tmp_path / f"part-{number}.json" for number in range(3)]
     for number, part in enumerate(parts):
-        histogram(tmp_path / "records", part, shard=(number, 3), reporter=QUIET)
+        histogram(tmp_path / "records", part, part=(number, 3), reporter=QUIET)
     assert read_histograms(parts).sha256 == read_histograms([tmp_path / "whole.json"]).sha256
     with pytest.raises(InputError, match="shard 7/8 has no files"):
-        histogram(tmp_path / "records", tmp_path / "none.json", shard=(7, 8), reporter=QUIET)
+        histogram(tmp_path / "records", tmp_path / "none.json", part=(7, 8), reporter=QUIET)
 
 
 def test_a_finished_histogram_is_left_alone_and_another_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.tfrecords.plan import plan, plan_shard
+from gaudi_bert.tfrecords.plan import plan, plan_part
 from tests.builders.agree import agree
 from tests.builders.folders import contents
 from tests.builders.histograms import HISTOGRAMS
@@ -144,17 +144,17 @@ def test_parts_in_any_order_give_the_same_plan(many: list[Path], tmp_path: Path,
     whole = plan(many, tmp_path / "whole" / "plan.json", MANY, reporter=QUIET).content
     assert sorted(contents(tmp_path / "whole")) == [*(f"plan-0000{part}.json" for part in range(3)), *PLAN_FILES]
     out = tmp_path / "parts" / "plan.json"
-    results = [plan_shard(many[::-1], out, MANY, (part, parts), reporter=QUIET) for part in reversed(range(parts))]
+    results = [plan_part(many[::-1], out, MANY, (part, parts), reporter=QUIET) for part in reversed(range(parts))]
     assert sum(result.groups for result in results) == whole.groups == 150
     assert sum(result.packs for result in results) == whole.packs
     assert sum(result.tokens for result in results) == whole.tokens
     heard = io.StringIO()
-    again = plan_shard(many, out, MANY, (0, 1), reporter=Reporter(heard))
+    again = plan_part(many, out, MANY, (0, 1), reporter=Reporter(heard))
     assert (again.groups, again.groups_written) == (150, 0)
     assert "3 of 3 parts are there already" in heard.getvalue()
     plan(many, out, MANY, finish=True, reporter=QUIET)
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
-    assert plan_shard(many, out, MANY, (0, 5), reporter=QUIET).skipped
+    assert plan_part(many, out, MANY, (0, 5), reporter=QUIET).skipped
 
 
 PLAN_FILES = ("plan.json", "plan.settings.json")
@@ -162,17 +162,17 @@ PLAN_FILES = ("plan.json", "plan.settings.json")
 
 def test_parts_that_are_missing_are_named_and_others_refused(many: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    plan_shard(many, out, MANY, (2, 3), reporter=QUIET)
-    plan_shard(many, out, MANY, (0, 3), reporter=QUIET)
+    plan_part(many, out, MANY, (2, 3), reporter=QUIET)
+    plan_part(many, out, MANY, (0, 3), reporter=QUIET)
     with pytest.raises(FailedError, match=r"1 of 3 parts are not written, the first is part 1; run `gaudi-bert plan`"):
         plan(many, out, MANY, finish=True, reporter=QUIET)
     with pytest.raises(InputError, match=r"plan\.json was written with --depth 3, not --depth 4"):
-        plan_shard(many, out, settings(group_sequences=22, depth=4), (1, 3), reporter=QUIET)
+        plan_part(many, out, settings(group_sequences=22, depth=4), (1, 3), reporter=QUIET)
     with pytest.raises(InputError, match=r"written from other input .histogram_sha256"):
-        plan_shard(many[:2], out, MANY, (1, 3), reporter=QUIET)
+        plan_part(many[:2], out, MANY, (1, 3), reporter=QUIET)
     # Told to overwrite, the parts of other settings go.
     few = settings(group_sequences=60)
-    plan_shard(many, out, few, (0, 3), overwrite=True, reporter=QUIET)
+    plan_part(many, out, few, (0, 3), overwrite=True, reporter=QUIET)
     assert [path.name for path in tmp_path.glob("plan-*.json")] == ["plan-00000.json"]
     with pytest.raises(FailedError, match="1 of 2 parts are not written, the first is part 1"):
         plan(many, out, few, finish=True, reporter=QUIET)
@@ -213,8 +213,8 @@ def test_a_changed_histogram_is_refused(many: list[Path], tmp_path: Path) -> Non
 def test_the_shard_that_ends_last_finishes_where_it_is_told(many: list[Path], tmp_path: Path) -> None:
     whole = plan(many, tmp_path / "whole" / "plan.json", MANY, reporter=QUIET).content
     out = tmp_path / "shards" / "plan.json"
-    first = plan_shard(many, out, MANY, (1, 2), last_finishes=True, reporter=QUIET)
+    first = plan_part(many, out, MANY, (1, 2), last_finishes=True, reporter=QUIET)
     assert not out.exists()
-    last = plan_shard(many, out, MANY, (0, 2), last_finishes=True, reporter=QUIET)
+    last = plan_part(many, out, MANY, (0, 2), last_finishes=True, reporter=QUIET)
     assert (first.groups, last.content) == (64, whole)
     assert contents(tmp_path / "shards") == contents(tmp_path / "whole")

@@ -18,8 +18,8 @@ from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.plan import plan
-from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_shard
-from gaudi_bert.tfrecords.write import write, write_shard
+from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_part
+from gaudi_bert.tfrecords.write import write, write_part
 from tests.builders.command_line import run_command
 from tests.builders.folders import contents as local_contents
 from tests.builders.packing_case import PackingCase, make_case
@@ -99,7 +99,7 @@ def test_parts_by_many_machines_and_one_that_finishes(case: PackingCase, s3: S3S
     with pytest.raises(FailedError, match="s3://bucket/parts: 4 of 4 groups are not written"):
         write("s3://bucket/records", Path("s3://bucket/plan.json"), out, finish=True, **common)
     for part in (2, 0, 1, 2):
-        write_shard("s3://bucket/records", Path("s3://bucket/plan.json"), out, (part, 3), **common)
+        write_part("s3://bucket/records", Path("s3://bucket/plan.json"), out, (part, 3), **common)
     write("s3://bucket/records", Path("s3://bucket/plan.json"), out, finish=True, **common)
     assert contents("s3://bucket/parts", Objects(store)) == local_contents(case.packed)
 
@@ -110,17 +110,17 @@ def test_a_proof_by_many_machines_is_that_of_one(case: PackingCase, s3: S3Server
     write("s3://bucket/records", case.plan, out, **common)
     write(case.records, case.plan, tmp_path / "here", reporter=QUIET)
     verify(case.records, tmp_path / "here", reporter=QUIET)
-    verify_shard("s3://bucket/records", out, (1, 3), **common)
+    verify_part("s3://bucket/records", out, (1, 3), **common)
     with pytest.raises(FailedError, match="s3://bucket/proven: 3 of 4 groups are not verified: group 0 has no proof"):
         finish_verification("s3://bucket/records", out, **common)
     for part in (2, 0, 1):
-        verify_shard("s3://bucket/records", out, (part, 3), **common)
+        verify_part("s3://bucket/records", out, (part, 3), **common)
     finish_verification("s3://bucket/records", out, **common)
     assert contents("s3://bucket/proven", Objects(store)) == local_contents(tmp_path / "here")
     assert verify("s3://bucket/records", out, **common).skipped
     # Of a bucket's packs with records on the disk, each side is fetched by itself.
     for part in range(2):
-        verify_shard(case.records, out, (part, 2), overwrite=True, **common)
+        verify_part(case.records, out, (part, 2), overwrite=True, **common)
     assert finish_verification(case.records, out, **common).content.sequences == len(case.sequences)
 
 

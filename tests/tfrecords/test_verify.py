@@ -20,7 +20,7 @@ from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.plan import plan
-from gaudi_bert.tfrecords.verify import verify, verify_shard
+from gaudi_bert.tfrecords.verify import verify, verify_part
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.write import write
@@ -249,7 +249,7 @@ def test_packs_of_the_predecessor_are_compared_with_their_records_and_nothing_is
     assert found.content.fingerprint == verify(case.records, case.packed, reporter=QUIET).content.fingerprint
     assert sorted(path.name for path in packs.iterdir()) == before
     with pytest.raises(InputError, match="has no groups; verify it at once, without --shard"):
-        verify_shard(case.records, packs, (0, 2), reporter=QUIET)
+        verify_part(case.records, packs, (0, 2), reporter=QUIET)
     (case.records / "part-2").unlink()
     with pytest.raises(FailedError, match="packs: 23 are doubled, changed or foreign: strategy_mixed_part_0000"):
         verify(case.records, packs, reporter=QUIET)

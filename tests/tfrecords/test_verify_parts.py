@@ -20,7 +20,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.proof.checks import counts_of_groups
-from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_shard
+from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_part
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.write import write
 from tests.builders.folders import contents
@@ -52,7 +52,7 @@ def packed(whole: PackingCase, tmp_path: Path) -> Path:
 
 def part(case: PackingCase, packed: Path, number: int, parts: int, **options: object) -> GroupsResult:
     """Verify a part; it is not the complete folder that is there already."""
-    result = verify_shard(case.records, packed, (number, parts), reporter=QUIET, **options)
+    result = verify_part(case.records, packed, (number, parts), reporter=QUIET, **options)
     assert isinstance(result, GroupsResult)
     return result
 
@@ -83,7 +83,7 @@ def test_any_number_of_parts_in_any_order_gives_the_proof_of_one_process(
     # Whatever runs now has nothing to do.
     assert verify(whole.records, packed, reporter=QUIET).skipped
     assert finish(whole, packed).skipped
-    skipped = verify_shard(whole.records, packed, (0, parts), reporter=QUIET)
+    skipped = verify_part(whole.records, packed, (0, parts), reporter=QUIET)
     assert isinstance(skipped, StageOutput)
     assert skipped.skipped
 
@@ -101,7 +101,7 @@ def test_a_part_that_waited_while_all_was_finished_has_nothing_to_do(
             yield
 
     monkeypatch.setattr("gaudi_bert.proof.parts.exclusive_lock", finished_meanwhile)
-    late = verify_shard(whole.records, packed, (1, 2), reporter=QUIET)
+    late = verify_part(whole.records, packed, (1, 2), reporter=QUIET)
     assert isinstance(late, StageOutput)
     assert late.skipped
     assert contents(packed) == contents(whole.packed)
@@ -179,7 +179,7 @@ def test_proofs_of_another_group_or_of_a_copy_are_refused(whole: PackingCase, pa
 def test_a_file_that_changed_after_its_part_is_noticed(whole: PackingCase, packed: Path, tmp_path: Path, side: str) -> None:
     records = Path(shutil.copytree(whole.records, tmp_path / "records"))
     for number in range(2):
-        verify_shard(records, packed, (number, 2), reporter=QUIET)
+        verify_part(records, packed, (number, 2), reporter=QUIET)
     manifest = GroupManifest.read(manifest_path(packed, 3))
     changed = {
         "shard": packed / manifest.shards[0].name,
@@ -266,10 +266,10 @@ def test_input_files_that_are_missing_new_or_doubled(whole: PackingCase, packed:
     (owner,) = (n for n in range(GROUPS) if "part-4" in str(GroupManifest.read(manifest_path(packed, n)).inputs))
     (records / "part-4").rename(tmp_path / "part-4")
     with pytest.raises(FailedError, match=r"1 of \d input files are missing from the records: part-4"):
-        verify_shard(records, packed, (owner, GROUPS), reporter=QUIET)
+        verify_part(records, packed, (owner, GROUPS), reporter=QUIET)
     (tmp_path / "part-4").rename(records / "part-4")
     shutil.copy(records / "part-4", records / "part-9")
-    verify_shard(records, packed, (0, 1), reporter=QUIET)
+    verify_part(records, packed, (0, 1), reporter=QUIET)
     with pytest.raises(FailedError, match="input file part-9 is not among those that were packed"):
         finish_verification(records, packed, reporter=QUIET)
     (records / "part-9").unlink()
@@ -331,7 +331,7 @@ def test_parts_need_a_folder_that_can_be_written(whole: PackingCase, tmp_path: P
         write(whole.records, whole.plan, disk / "packed", reporter=QUIET)
         make_read_only(disk)
         with pytest.raises(InputError, match="is read-only, and parts store their proofs there; verify it at once"):
-            verify_shard(whole.records, disk / "packed", (0, 2), reporter=QUIET)
+            verify_part(whole.records, disk / "packed", (0, 2), reporter=QUIET)
 
 
 def test_a_group_may_have_fewer_packs_than_shards(tmp_path: Path) -> None:

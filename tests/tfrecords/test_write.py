@@ -26,7 +26,7 @@ from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
-from gaudi_bert.tfrecords.write import available_bytes, buffer_bytes, group_memory_bytes, read_group, write, write_shard
+from gaudi_bert.tfrecords.write import available_bytes, buffer_bytes, group_memory_bytes, read_group, write, write_part
 from tests.builders.folders import contents
 from tests.builders.machines import make_read_only, small_disk
 from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
@@ -76,7 +76,7 @@ def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Pat
     write(case.records, case.plan, tmp_path / "one", reporter=QUIET, workers=1)
     write(case.records, case.plan, tmp_path / "five", reporter=QUIET, workers=5)
     for number in (2, 0, 1):
-        summary = write_shard(case.records, case.plan, tmp_path / "parts", (number, 3), reporter=QUIET)
+        summary = write_part(case.records, case.plan, tmp_path / "parts", (number, 3), reporter=QUIET)
         assert summary.groups_written == summary.groups
         assert not (tmp_path / "parts" / "metadata.json").exists()
     write(case.records, case.plan, tmp_path / "parts", finish=True, reporter=QUIET)
@@ -118,16 +118,16 @@ def test_writers_read_the_parts_of_their_own_groups(many_groups: PackingCase, tm
     assert len(Plan.read(plan).parts) == 2
     first = part_path(plan, 0).read_bytes()
     part_path(plan, 0).unlink()
-    result = write_shard(many_groups.records, plan, tmp_path / "out", (66, 67), reporter=QUIET)
+    result = write_part(many_groups.records, plan, tmp_path / "out", (66, 67), reporter=QUIET)
     assert (result.groups, result.groups_written, result.sequences) == (1, 1, 3)
     with pytest.raises(InputError, match=r"plan-00000\.json: a part of the plan, cannot read"):
-        write_shard(many_groups.records, plan, tmp_path / "out", (65, 67), reporter=QUIET)
-        write_shard(many_groups.records, plan, tmp_path / "out", (3, 67), reporter=QUIET)
+        write_part(many_groups.records, plan, tmp_path / "out", (65, 67), reporter=QUIET)
+        write_part(many_groups.records, plan, tmp_path / "out", (3, 67), reporter=QUIET)
     with pytest.raises(InputError, match=r"plan-00000\.json: a part of the plan, cannot read"):
         write(many_groups.records, plan, tmp_path / "out", finish=True, reporter=QUIET)
     part_path(plan, 0).write_bytes(first)
     for number in range(5):
-        write_shard(many_groups.records, plan, tmp_path / "out", (number, 5), reporter=QUIET)
+        write_part(many_groups.records, plan, tmp_path / "out", (number, 5), reporter=QUIET)
     write(many_groups.records, plan, tmp_path / "out", finish=True, reporter=QUIET)
     assert contents(tmp_path / "out") == contents(many_groups.packed)
     assert sequences_in(tmp_path / "out") == Counter(unpacked_key(sequence) for sequence in many_groups.sequences)
@@ -172,7 +172,7 @@ def test_files_that_are_not_those_of_the_plan_are_named(many_groups: PackingCase
     ):
         change()
         with pytest.raises(InputError, match=reason):
-            write_shard(records, many_groups.plan, tmp_path / "out", (0, 67), reporter=QUIET)
+            write_part(records, many_groups.plan, tmp_path / "out", (0, 67), reporter=QUIET)
 
 
 def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) 
 
 
 def test_finishing_too_early_names_the_missing_group(case: PackingCase, tmp_path: Path) -> None:
-    write_shard(case.records, case.plan, tmp_path / "out", (1, 3), reporter=QUIET)
+    write_part(case.records, case.plan, tmp_path / "out", (1, 3), reporter=QUIET)
     with pytest.raises(FailedError, match="groups are not written, the first is group 0"):
         write(case.records, case.plan, tmp_path / "out", finish=True, reporter=QUIET)
     assert not (tmp_path / "out" / "metadata.json").exists()

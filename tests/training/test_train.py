@@ -8,6 +8,7 @@ import shutil
 import sys
 import types
 from contextlib import nullcontext
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -253,6 +254,7 @@ def calls(monkeypatch) -> list[str]:
     package, module = types.ModuleType("habana_frameworks"), types.ModuleType("habana_frameworks.tensorflow")
     module.load_habana_module = lambda: made.append("load_habana_module")
     package.tensorflow = module
+    package.__spec__, package.__path__ = ModuleSpec("habana_frameworks", None), []  # as of a package that is there
     monkeypatch.setitem(sys.modules, "habana_frameworks", package)
     monkeypatch.setitem(sys.modules, "habana_frameworks.tensorflow", module)
     monkeypatch.setenv("TF_HCCL_MEMORY_ALLOWANCE_MB", "1536")

@@ -89,6 +89,7 @@ def search_packs(
         prices[order].astype(np.float64),
     )
     sequences = int(counts.sum())
+    packs = min(packs, sequences)
     slack = packs - float(prices @ counts)
     if sequences == 0:
         return Searched({}, is_certain=True)

@@ -84,7 +84,7 @@ _FIRST = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSetting
 
 THOROUGH = _Effort(
     attempts=(*_FIRST, *(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 9))),
-    bounded=tuple(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 41)),
+    bounded=tuple(DiveSettings(_SHARES[seed % 4], max_failures=12 if seed % 2 else 60, seed=seed) for seed in range(1, 41)),
 )
 QUICK = _Effort((DiveSettings(0.25, max_steps=30),), iterations=60)
 """For a coarse grid, where a pack or two more do not matter."""

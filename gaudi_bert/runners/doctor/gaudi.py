@@ -69,8 +69,8 @@ def _numbers(release: str) -> tuple[int, ...]:
 def check_driver(facts: GaudiFacts, bridges: Mapping[EngineName, str], settings: PipelineSettings) -> CheckResult:
     """Driver and software must be of one release; `bridges` are the versions that are installed here."""
     engine = settings.training.engine
-    if engine == "auto":  # the only one with a bridge here, or that of our images
-        engine = "pytorch" if bridges["pytorch"] and not bridges["tensorflow"] else "tensorflow"
+    if engine == "auto":  # the only one with a bridge here, or that of the image for cards
+        engine = "tensorflow" if bridges["tensorflow"] and not bridges["pytorch"] else "pytorch"
     software = _release(r"^", bridges[engine]) or IMAGE_RELEASES[engine]
     if not facts.driver:
         remedy = f"install the Gaudi driver {software} (habanalabs-dkms)"
@@ -85,6 +85,8 @@ def check_driver(facts: GaudiFacts, bridges: Mapping[EngineName, str], settings:
 
 
 def _remedy(driver: str, software: str, engine: EngineName) -> str:
+    if engine == "pytorch" and driver == IMAGE_RELEASES["tensorflow"]:
+        return "set training.engine to tensorflow, whose image has this release"
     if engine == "pytorch" or _numbers(driver) < _numbers(software):
         return f"install driver {software} on the host, or build the image on the vendor's of {driver} (BASE_IMAGE)"
     if driver == IMAGE_RELEASES["pytorch"]:

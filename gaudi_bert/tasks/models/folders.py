@@ -93,7 +93,7 @@ class TaskModel:
         """The model; `longest` is the most tokens of a sequence."""
         task = self._folder.make_task(settings)
         head = task.head
-        if not head.keeps_outputs:
+        if isinstance(head, VectorHead) or not head.keeps_outputs:
             raise InputError(
                 f"{self._folder.path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task"
             )

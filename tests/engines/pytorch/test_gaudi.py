@@ -256,6 +256,23 @@ def test_eight_processes_connect_by_hccl_and_end_well(folder: Path, tmp_path: Pa
     assert json.loads((tmp_path / "run" / "training.json").read_text())["processes"] == 8
 
 
+def test_an_embedding_model_in_two_processes_and_several_micro_batches(folder: Path, one: Path, tmp_path: Path) -> None:
+    """The two passes have shapes that never change: each is compiled for once, with and without gradients."""
+    write_rows(tmp_path / "pairs.jsonl", "embedding", 29, 1)
+    starts = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", sys.executable]
+    changes = {**LOOP, "micro_batch_packs": 1, "batch_sequences": 9, "epochs": 2, "max_sequence_length": 23}
+    command = ["finetune", "--task", "embedding", "--data", str(tmp_path / "pairs.jsonl"), "--engine", "pytorch"]
+    command += ["--model", str(one / "run"), "--vocab", "vocab", "--out", str(tmp_path / "tuned")]
+    command += [word for name, value in changes.items() for word in ("--set", f"finetune.{name}={value}")]
+    run(folder, tmp_path, command, starts)
+    ranks = calls_of(tmp_path)
+    assert len(ranks) == 2
+    for rank, events in enumerate(ranks):
+        check_rank(events, rank, 2)
+        assert names(events).count("compile") <= 3
+    assert json.loads((tmp_path / "tuned" / "metrics.json").read_text())["updates"] == 7
+
+
 def test_what_another_launcher_does_not_set_the_vendors_function_is_told(folder: Path, tmp_path: Path) -> None:
     """horovodrun's variables are not the vendor's: without the call, both processes would take one card."""
     script = (

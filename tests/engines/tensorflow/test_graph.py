@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.graph_report import CARDS, USABLE_SHARE, MemoryModel, memory_model
+from gaudi_bert.engines.protocol import ModelSpec
 from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST
 from gaudi_bert.engines.tensorflow.graph import (
     abstract_step,
@@ -21,8 +22,11 @@ from gaudi_bert.engines.tensorflow.graph import (
     pass_memory,
     report_on_step,
 )
+from gaudi_bert.engines.tensorflow.model import TensorFlowModel
+from gaudi_bert.engines.tensorflow.operations import as_graph
 from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.model.features import BatchSizes
+from gaudi_bert.model.heads import VectorHead
 
 NUMBERS = tf.TensorSpec([4], tf.float32)
 CONFIG = BertConfig(
@@ -91,6 +95,28 @@ def test_every_planted_fault_is_found(name) -> None:
     problems = check_graphs({"step": graph_of(function)})
     assert (kind, operation) in {(problem.kind, problem.type) for problem in problems}
     assert all(problem.graph.startswith("step") for problem in problems)
+
+
+def test_vectors_and_their_gradients_are_fit() -> None:
+    """The two passes of a loss of all micro-batches, which the host computes between them."""
+    config, sizes = BertConfig(vocab_size=53, hidden_size=24, num_hidden_layers=2, num_attention_heads=2), (3, 40, 5)
+    packs, length, depth = sizes
+    shapes = {name: [packs, length] for name in ("input_ids", "input_mask", "segment_ids", "positions")}
+    shapes |= {name: [packs, depth] for name in ("sequence_positions", "last_positions", "text_numbers")}
+    batch = {name: tf.TensorSpec(shape, tf.int32) for name, shape in shapes.items()}
+    given = tf.TensorSpec([2], tf.int32), tf.TensorSpec([packs, depth, 24], tf.float32)
+    with tf.Graph().as_default():
+        model = TensorFlowModel(ModelSpec(config, VectorHead("mean", normalize=False)), seed=0)
+
+    def passes(features, seed, gradient):
+        variables = list(model.variables.values())
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            vectors = model.forward(features, seed)
+        return vectors, tape.gradient(vectors, variables, output_gradients=gradient)
+
+    graph = as_graph(passes).get_concrete_function(batch, *given).graph
+    assert check_graphs({"passes": graph}) == []
 
 
 def called(function):

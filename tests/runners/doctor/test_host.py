@@ -164,8 +164,10 @@ def test_the_drivers_of_the_network_are_not_taken_for_the_driver() -> None:
         ("1.24.2", "pytorch", NONE, "warning", "driver 1.24.2, but software 1.24.0 in the image for pytorch"),
         ("1.22.1", "pytorch", NONE, "failed", "or build the image on the vendor's of 1.22.1 (BASE_IMAGE)"),
         ("1.22.1", "pytorch", {**NONE, "pytorch": "1.22.1.6"}, "ok", "driver and image are both 1.22.1"),
-        ("1.14.0", "auto", NONE, "ok", "driver and image are both 1.14.0"),
-        ("1.24.0", "auto", NONE, "failed", "set training.engine to pytorch, whose image has this release"),
+        ("1.24.0", "auto", NONE, "ok", "driver and image are both 1.24.0"),
+        ("1.14.0", "auto", NONE, "failed", "set training.engine to tensorflow, whose image has this release"),
+        ("1.24.0", "tensorflow", NONE, "failed", "set training.engine to pytorch, whose image has this release"),
+        ("1.14.0", "auto", {**NONE, "tensorflow": "1.14.0.493"}, "ok", "driver and image are both 1.14.0"),
         ("1.24.0", "auto", {**NONE, "pytorch": "1.24.0.481"}, "ok", "driver and image are both 1.24.0"),
         (
             "1.21.0",
@@ -214,7 +216,7 @@ def test_the_command_asks_hl_smi(tmp_path: Path) -> None:
     assert lines["cards"].startswith("failed   cards: hl-smi lists 2 (HL-325L), but /dev/accel holds no card")
     assert lines["module ids"] == "ok       module ids: 0, 1"
     assert "engines" in lines
-    printed = json.loads(doctor(tmp_path, "--json").stdout)
+    printed = json.loads(doctor(tmp_path, "--json", "--set", "training.engine=tensorflow").stdout)
     assert printed["gaudi"]["driver"] == printed["gaudi"]["tools"] == "1.24.0"
     assert printed["gaudi"]["cards"] == ["HL-325L", "HL-325L"]
     assert printed["engines"].keys() == {"tensorflow", "pytorch"}
