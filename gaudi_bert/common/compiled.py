@@ -6,8 +6,8 @@ file, of all files of this package that it imports, directly or not, and of the 
 it is compiled again (a digest of the package would compile all kernels again after every edit, which takes minutes).
 Kernels are looked for next to their module (where an installation or an image has built them, perhaps read-only), then in
 the user's cache folder, then in the temporary folder; a new one is saved in the first of these that can be written. If none
-can be, each process compiles for itself and reports it in one line. `NUMBA_CACHE_DIR`, if set, is the only folder. What lies
-there is executed, so the last two are used only where they are ours and nobody else may write to them.
+can be, each process compiles for itself and reports it in one line. `NUMBA_CACHE_DIR`, if set, is the only folder. What is
+in them is executed, so the last two are used only where they are ours and nobody else may write to them.
 
 An image compiles for a named type of processor, so that its kernels serve every machine (`NUMBA_CPU_NAME=x86-64-v3`); on a
 processor that lacks the type's instructions, kernels are compiled for that machine alone.

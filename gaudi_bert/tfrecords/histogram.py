@@ -131,7 +131,7 @@ def _count(
 
         results = map_files(count, range(len(files)), workers)
     bad = [result for result in results if isinstance(result, _BadFile)]
-    _judge_bad_files(inputs, bad, len(files), on_bad_file, reporter)
+    _report_bad_files(inputs, bad, len(files), on_bad_file, reporter)
     good = [result for result in results if isinstance(result, _Counted)]
     schema = _common_schema(inputs, good)
     if good[0].others:
@@ -163,7 +163,7 @@ def why_bad(path: Path) -> str | None:
     return None
 
 
-def _judge_bad_files(
+def _report_bad_files(
     inputs: RecordInputs, bad: Sequence[_BadFile], files: int, on_bad_file: OnBadFile, reporter: Reporter
 ) -> None:
     """Report all bad files; refuse them, unless they are to be left out."""
@@ -176,12 +176,12 @@ def _judge_bad_files(
     for each in bad[:_NAMED]:
         reporter.say(each.reason)
     named = _named([each.file.name for each in bad], _NAMED)
-    told = f"{inputs.shown}: of {count_of(files, 'file')}, {named} cannot be read: {shortened(bad[0].reason, 300)}"
+    summary = f"{inputs.shown}: of {count_of(files, 'file')}, {named} cannot be read: {shortened(bad[0].reason, 300)}"
     if on_bad_file == "stop":
-        raise InputError(f"{told}; make them again, or leave them out: {_LEAVE_OUT}")
+        raise InputError(f"{summary}; make them again, or leave them out: {_LEAVE_OUT}")
     if len(bad) == files:
-        raise InputError(f"{told}; nothing is left to pack, so make them again")
-    reporter.say(f"{told}; left out, as --on-bad-file skip says")
+        raise InputError(f"{summary}; nothing is left to pack, so make them again")
+    reporter.say(f"{summary}; left out, as requested by --on-bad-file skip")
 
 
 def _common_schema(inputs: RecordInputs, counted: Sequence[_Counted]) -> UnpackedSchema:

@@ -21,7 +21,7 @@ import typer
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import OPTIONS
 from gaudi_bert.cli.help import CHOICES
-from gaudi_bert.cli.main import GROUPS, app
+from gaudi_bert.cli.main import GROUPS, _interrupting_signals, app
 from gaudi_bert.common.errors import install_command
 from gaudi_bert.config import values
 from gaudi_bert.config.sections import TASK_NAMES, PrepareSettings
@@ -286,6 +286,16 @@ def test_signals_end_a_command_with_75_and_the_same_command_goes_on(
         return
     done = succeed("histogram", records, "--out", "histogram.json", "--json", folder=tmp_path)
     assert json.loads(done.stdout)["files"] == 1500
+
+
+def test_a_signal_that_follows_at_once_does_not_interrupt_what_the_first_unwinds() -> None:
+    with _interrupting_signals():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            pytest.fail("it interrupted")
 
 
 @pytest.mark.slow

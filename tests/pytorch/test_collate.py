@@ -73,6 +73,7 @@ def test_flash_has_one_row_without_padding() -> None:
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 0, 1, 2, 3, 4, 5, 6]]
     assert batch["cu_seq_lens_q"].tolist() == batch["cu_seq_lens_k"].tolist() == [0, 3, 5, 6, 13]
     assert batch["cu_seq_lens_q"].dtype == torch.int32
+    assert batch["sequence_ids"].tolist() == [[1, 1, 1, 2, 2, 3, 4, 4, 4, 4, 4, 4, 4]], "0 would be padding"
     assert (batch["max_length_q"], batch["max_length_k"]) == (7, 7)
     assert type(batch["max_length_q"]) is int
 

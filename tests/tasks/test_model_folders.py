@@ -149,7 +149,7 @@ def test_a_stopped_run_is_named_with_how_to_finish_it(files: dict[str, Any], tmp
 # --- what commands print of any encoder: lines of ours, and no progress bar, table or warning of a library
 
 OURS = re.compile(
-    r"(train|finetune|packing|verify-model|predict|embed): |evaluation after |[\d,]+ (of [\d,]+ )?rows|rows.jsonl: reads "
+    r"(train|finetune|packing|verify-model|predict|embed): |evaluation after |[\d,]+ (of [\d,]+ )?rows|rows.jsonl: "
 )
 FEW = "--set=training.updates=2 --set=training.global_batch_sequences=8 --set=training.micro_batch_packs=2"
 COMMANDS = [

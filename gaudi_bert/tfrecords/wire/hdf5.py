@@ -217,22 +217,22 @@ class _Column:
     def _read_chunks(self) -> bool:
         """Fill the memory from complete chunks; False where one of them is for the library to read."""
         others = (range(0, width, step) for width, step in zip(self.dataset.shape[1:], self._chunk[1:], strict=True))
-        is_read = True
+        all_read = True
         for corner in itertools.product(range(self._first, self._last, self._chunk[0]), *others):
             try:
                 skipped_filters, stored = self.dataset.id.read_direct_chunk(corner)
             except (RuntimeError, MemoryError):  # as h5py has it where a chunk, or any, was never written
-                is_read = False
+                all_read = False
                 continue
             applied = [code for number, code in enumerate(self._filters) if not skipped_filters >> number & 1]
             values = self._unfiltered(stored, applied)
             if values is None:
-                is_read = False
+                all_read = False
                 continue
             begin = (corner[0] - self._first, *corner[1:])
             target = self._memory[tuple(slice(at, at + step) for at, step in zip(begin, self._chunk, strict=True))]
             target[...] = values.reshape(self._chunk)[tuple(map(slice, target.shape))]
-        return is_read
+        return all_read
 
     def _unfiltered(self, stored: bytes, applied: list[int]) -> AnyArray | None:
         """The values of a chunk; None where the library has to read it, which then does not take more memory than they."""
