@@ -73,7 +73,7 @@ SetTraining = Annotated[
 ]
 SetFinetune = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}finetune.epochs=5.")]
 SetTask = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}task.stride=64.")]
-SetPlace = Annotated[
+SetLocation = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}kubernetes.namespace=mine.")
 ]
 SetPacking = Annotated[

@@ -285,7 +285,7 @@ def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[
 
 
 @k8s.command(cls=help.Command)
-def status(pipeline: arguments.Pipeline, set_: arguments.SetPlace = None, json: arguments.Json = False) -> None:
+def status(pipeline: arguments.Pipeline, set_: arguments.SetLocation = None, json: arguments.Json = False) -> None:
     """Show the state of each step, and what is wrong with it."""
     from gaudi_bert.runners.kubernetes import manage
 
@@ -307,7 +307,7 @@ def _describe_status(steps: Mapping[str, Any]) -> list[str]:
 def logs(
     pipeline: arguments.Pipeline,
     step: Annotated[str | None, typer.Option(help="One step only, e.g. train or write-finish.")] = None,
-    set_: arguments.SetPlace = None,
+    set_: arguments.SetLocation = None,
 ) -> None:
     """Show the logs of a pipeline's pods."""
     from gaudi_bert.runners.kubernetes import manage
@@ -322,7 +322,7 @@ def delete(
     data: Annotated[
         bool, typer.Option("--data", help="Also remove the work folder, on its volume or in its store.")
     ] = False,
-    set_: arguments.SetPlace = None,
+    set_: arguments.SetLocation = None,
     json: arguments.Json = False,
 ) -> None:
     """Remove all Jobs of a pipeline; its work folder stays unless you add --data."""
@@ -338,7 +338,7 @@ def open_(
     out: Annotated[
         Path | None, typer.Option(help="The folder for the files; default: opened/NAME.", show_default=False)
     ] = None,
-    set_: arguments.SetPlace = None,
+    set_: arguments.SetLocation = None,
     json: arguments.Json = False,
 ) -> None:
     """Fetch the report and TensorBoard's files of a run, and open the report in a browser."""
@@ -364,7 +364,7 @@ def doctor(
     graph: Annotated[Path | None, typer.Option(metavar="PIPELINE", help="Check a pipeline's training step.")] = None,
     work: arguments.Work = Path("work"),
     store: Annotated[str | None, typer.Option(metavar="URL", help="Check a folder in an object store.")] = None,
-    set_: arguments.SetPlace = None,
+    set_: arguments.SetLocation = None,
     json: arguments.Json = False,
 ) -> None:
     """Check whether everything is ready for Gaudi, and say what to fix."""

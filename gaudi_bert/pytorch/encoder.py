@@ -25,7 +25,7 @@ from gaudi_bert.rows.answers import class_answers, multi_label_answers, number_a
 from gaudi_bert.rows.fields import words_of_text
 from gaudi_bert.rows.tokenizer import tokenizer_of
 from gaudi_bert.rows.tokenizing import tokenize_rows
-from gaudi_bert.rows.types import Place, Row, Sequences, TaggedRow, TextRow
+from gaudi_bert.rows.types import Row, RowPosition, Sequences, TaggedRow, TextRow
 from gaudi_bert.rows.window_plan import PackRunner, WindowPlan, plan_window
 
 Text = str | tuple[str, str] | list[str]
@@ -202,11 +202,11 @@ def _row(number: int, text: Text, task: TaskName | None) -> Row:
     """A text as a row; texts for tags are split into words where they are not."""
     if task == "token-classification":
         if isinstance(text, str):
-            return words_of_text(Place(number), text)
+            return words_of_text(RowPosition(number), text)
         if isinstance(text, list) and all(isinstance(word, str) for word in text):
-            return TaggedRow(Place(number), tuple(text))
+            return TaggedRow(RowPosition(number), tuple(text))
     elif isinstance(text, str):
-        return TextRow(Place(number), text)
+        return TextRow(RowPosition(number), text)
     elif isinstance(text, tuple) and len(text) == 2 and all(isinstance(one, str) for one in text):
-        return TextRow(Place(number), text[0], text[1])
+        return TextRow(RowPosition(number), text[0], text[1])
     raise InputError(f"texts[{number}]: is {type(text).__name__}; give a text, or a list of words for tags")

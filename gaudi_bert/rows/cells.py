@@ -17,7 +17,7 @@ from gaudi_bert.common import files
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.parts import Line, RowPart, longest_row
-from gaudi_bert.rows.types import Place, PlacedRecord
+from gaudi_bert.rows.types import PlacedRecord, RowPosition
 
 _CellRows: TypeAlias = Iterator[tuple[int, list[str] | UnicodeDecodeError]]
 
@@ -50,19 +50,19 @@ def read_table(
     elif not settings.no_header:
         rows = _without_header(part, columns, rows)
     for number, (line, cells) in enumerate(rows, start=1):
-        place = Place(number, line)
+        position = RowPosition(number, line)
         if isinstance(cells, UnicodeDecodeError):
-            yield place, part.not_text(part.location(place), cells)
+            yield position, part.not_text(part.location(position), cells)
         elif len(cells) != len(columns):
             problem = f"has {len(cells):,} cells, the columns are {len(columns):,} ({', '.join(columns[:99])[:80]})"
             remedy = _other_separator(cells, separator, len(columns)) or "fix the row"
-            yield place, InputError(f"{part.location(place)}: {problem}; {remedy}")
+            yield position, InputError(f"{part.location(position)}: {problem}; {remedy}")
         else:
             named = zip(columns, cells, strict=True)
             record: dict[str, str | None] = {name: cell for name, cell in named if cell != "" or name == settings.text}
             if settings.text_pair in columns:
                 record.setdefault(settings.text_pair, None)
-            yield place, record
+            yield position, record
 
 
 def _header(part: RowPart, settings: TaskSettings, rows: _CellRows, separator: str) -> list[str]:
@@ -105,7 +105,7 @@ def _without_header(part: RowPart, columns: Sequence[str], rows: _CellRows) -> _
     (line, first), *following = beginning or [(0, [])]
     if isinstance(first, list) and _is_header(first, columns, [cells for _, cells in following if isinstance(cells, list)]):
         raise InputError(
-            f"{part.location(Place(1, line))}: {shown(first)} looks like a header, which --columns replaces; leave "
+            f"{part.location(RowPosition(1, line))}: {shown(first)} looks like a header, which --columns replaces; leave "
             "--columns out and name the column with --text-column, or pass --no-header if it is a row"
         )
     yield from chain(beginning, rows)

@@ -21,7 +21,17 @@ from gaudi_bert.common.files import read_file
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.rows.parts import RowPart
 from gaudi_bert.rows.retrieval import negatives_of
-from gaudi_bert.rows.types import LABELLED_TEXTS, TASKS_WITH_LABELS, IdsRow, Place, Record, Row, TaggedRow, TextRow, TupleRow
+from gaudi_bert.rows.types import (
+    LABELLED_TEXTS,
+    TASKS_WITH_LABELS,
+    IdsRow,
+    Record,
+    Row,
+    RowPosition,
+    TaggedRow,
+    TextRow,
+    TupleRow,
+)
 
 _OPTIONS = {"text": "--text-column NAME", "text_pair": "--text-pair-column NAME", "label": "--label-column NAME"}
 _LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
@@ -58,19 +68,19 @@ class RowReader:
         """Of labels, for one look each however many there are."""
         return frozenset(self.label_names or ())
 
-    def row(self, place: Place, record: Record) -> Row:
+    def row(self, position: RowPosition, record: Record) -> Row:
         """The row that `record` holds."""
         if self.task == "token-classification":
-            return self._tagged_row(place, record)
+            return self._tagged_row(position, record)
         if self.task == "embedding":
-            return self._tuple_row(place, record)
+            return self._tuple_row(position, record)
         if self.task in _LANGUAGE_MODELLING and _INPUT_IDS in record:
-            return self._ids_row(place, record)
-        return self._text_row(place, record)
+            return self._ids_row(position, record)
+        return self._text_row(position, record)
 
-    def error(self, place: Place, problem: str, remedy: str) -> InputError:
+    def error(self, position: RowPosition, problem: str, remedy: str) -> InputError:
         """One line that names file and row."""
-        return InputError(f"{self.part.location(place)}: {shortened(problem, 240)}; {remedy}")
+        return InputError(f"{self.part.location(position)}: {shortened(problem, 240)}; {remedy}")
 
     def _column_remedy(self, setting: str, column: str) -> str:
         if self.task == "reranking":
@@ -79,71 +89,76 @@ class RowReader:
         remedy = f"name the column with {option} (now {shortened(column)})"
         return f"{remedy}; without a header line, name all: --columns text,label,id" if self.named_by_header else remedy
 
-    def _text_row(self, place: Place, record: Record) -> TextRow:
+    def _text_row(self, position: RowPosition, record: Record) -> TextRow:
         settings = self.settings
-        text = self._text(place, record, settings.text)
+        text = self._text(position, record, settings.text)
         pair = None
         expected = "text_pair" in settings.model_fields_set
         if settings.text_pair != settings.text and (expected or record.get(settings.text_pair) is not None):
-            pair = self._pair(place, record, settings.text_pair)
-        label = self._label(place, record) if self.labelled and self.task in LABELLED_TEXTS else None
-        return TextRow(place, text, pair, label)
+            pair = self._pair(position, record, settings.text_pair)
+        label = self._label(position, record) if self.labelled and self.task in LABELLED_TEXTS else None
+        return TextRow(position, text, pair, label)
 
-    def _tuple_row(self, place: Place, record: Record) -> TupleRow:
+    def _tuple_row(self, position: RowPosition, record: Record) -> TupleRow:
         """An anchor, a positive and negatives; or, without an anchor, two texts and a score."""
         settings = self.settings
         if settings.anchor not in record and settings.text in record:
-            texts = self._text(place, record, settings.text), self._text(place, record, settings.text_pair, "text_pair")
-            return TupleRow(place, self._different(place, texts), float(cast(float, self._label(place, record))))
-        anchor = self._text(place, record, settings.anchor, "anchor")
-        positive = self._text(place, record, settings.positive, "positive")
-        negatives = negatives_of(self.part, place, record, settings)
-        return TupleRow(place, (*self._different(place, (anchor, positive)), *negatives))
+            texts = (
+                self._text(position, record, settings.text),
+                self._text(position, record, settings.text_pair, "text_pair"),
+            )
+            return TupleRow(position, self._different(position, texts), float(cast(float, self._label(position, record))))
+        anchor = self._text(position, record, settings.anchor, "anchor")
+        positive = self._text(position, record, settings.positive, "positive")
+        negatives = negatives_of(self.part, position, record, settings)
+        return TupleRow(position, (*self._different(position, (anchor, positive)), *negatives))
 
-    def _different(self, place: Place, texts: tuple[str, str]) -> tuple[str, str]:
+    def _different(self, position: RowPosition, texts: tuple[str, str]) -> tuple[str, str]:
         if texts[0] == texts[1]:
-            raise self.error(place, f"both texts are {shown(texts[0])}", "there is nothing to learn from it: leave it out")
+            raise self.error(
+                position, f"both texts are {shown(texts[0])}", "there is nothing to learn from it: leave it out"
+            )
         return texts
 
-    def _pair(self, place: Place, record: Record, column: str) -> str | None:
+    def _pair(self, position: RowPosition, record: Record, column: str) -> str | None:
         """The second text; a row may hold none, but not lack the column that was named."""
         if column not in record:
-            raise self.error(place, f"has no {column!r}, only {_names(record)}", self._column_remedy("text_pair", column))
+            raise self.error(position, f"has no {column!r}, only {_names(record)}", self._column_remedy("text_pair", column))
         may_lack = self.task != "reranking"
-        return None if record[column] is None and may_lack else self._text(place, record, column)
+        return None if record[column] is None and may_lack else self._text(position, record, column)
 
-    def _text(self, place: Place, record: Record, column: str, setting: str = "text") -> str:
+    def _text(self, position: RowPosition, record: Record, column: str, setting: str = "text") -> str:
         if column not in record:
-            raise self.error(place, f"has no {column!r}, only {_names(record)}", self._column_remedy(setting, column))
+            raise self.error(position, f"has no {column!r}, only {_names(record)}", self._column_remedy(setting, column))
         value = record[column]
         if not isinstance(value, str):
-            raise self.error(place, f"{column} is {shown(value)}", "it must be a text")
+            raise self.error(position, f"{column} is {shown(value)}", "it must be a text")
         if not value.strip() and (self.labelled or self.task in _LANGUAGE_MODELLING):  # there is nothing to learn from it
-            raise self.error(place, f"{column} is empty", "give it a text, or leave the row out")
-        return self._characters(place, column, value)
+            raise self.error(position, f"{column} is empty", "give it a text, or leave the row out")
+        return self._characters(position, column, value)
 
-    def _characters(self, place: Place, column: str, text: str) -> str:
+    def _characters(self, position: RowPosition, column: str, text: str) -> str:
         problem = half_character(text)
         if problem:
-            raise self.error(place, f"{column} {problem}", "write the other half too, or leave it out")
+            raise self.error(position, f"{column} {problem}", "write the other half too, or leave it out")
         return text
 
-    def _label(self, place: Place, record: Record) -> str | tuple[str, ...] | float:
+    def _label(self, position: RowPosition, record: Record) -> str | tuple[str, ...] | float:
         column = self.settings.label
         value = record.get(column)
         if value is None:
             problem = f"has no {column!r}, only {_names(record)}" if column not in record else f"{column} is null"
-            raise self.error(place, problem, self._column_remedy("label", column))
+            raise self.error(position, problem, self._column_remedy("label", column))
         if self.task in ("regression", "reranking", "embedding"):
-            return self._number(place, value)
+            return self._number(position, value)
         if self.task == "multi-label":
             values = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
             if not isinstance(values, list | tuple):
-                raise self.error(place, f"{column} is {shown(value)}", "it must be a list of names")
-            return tuple(dict.fromkeys(self._name(place, column, each) for each in values))
-        return self._name(place, column, value)
+                raise self.error(position, f"{column} is {shown(value)}", "it must be a list of names")
+            return tuple(dict.fromkeys(self._name(position, column, each) for each in values))
+        return self._name(position, column, value)
 
-    def _number(self, place: Place, value: object) -> float:
+    def _number(self, position: RowPosition, value: object) -> float:
         if isinstance(value, str):
             result = float(value) if _DECIMAL.fullmatch(value.strip()) else math.nan
         elif isinstance(value, int) and abs(value) > _LARGEST_FLOAT32:  # which `float` may not take
@@ -153,13 +168,13 @@ class RowReader:
         if not abs(result) <= _LARGEST_FLOAT32:
             result = math.nan
         if self.task == "reranking" and not 0 <= result <= 1:
-            raise self.error(place, f"{self.settings.label} is {shown(value)}", "reranking needs a number of 0 to 1")
+            raise self.error(position, f"{self.settings.label} is {shown(value)}", "reranking needs a number of 0 to 1")
         if math.isnan(result):
             remedy = f"{self.task} needs a finite number that fits into float32"
-            raise self.error(place, f"{self.settings.label} is {shown(value)}", remedy)
+            raise self.error(position, f"{self.settings.label} is {shown(value)}", remedy)
         return result
 
-    def _name(self, place: Place, column: str, value: object) -> str:
+    def _name(self, position: RowPosition, column: str, value: object) -> str:
         """A label's name, also where the record holds its number."""
         names = self.label_names
         if isinstance(value, str) and value in self._known_names:
@@ -168,66 +183,68 @@ class RowReader:
         if index is not None:
             if names is None:
                 raise self.error(
-                    place,
+                    position,
                     f"{column} is the number {shown(value)}",
                     "name the labels in a file, one per line: --labels FILE",
                 )
             if not 0 <= index < len(names):
-                raise self.error(place, f"{column} is {shown(value)}", f"--labels names 0 to {len(names) - 1}")
+                raise self.error(position, f"{column} is {shown(value)}", f"--labels names 0 to {len(names) - 1}")
             return names[index]
         if not isinstance(value, str) or not value.strip():
-            raise self.error(place, f"{column} is {shown(value)}", "it must be the name of a label")
+            raise self.error(position, f"{column} is {shown(value)}", "it must be the name of a label")
         if names is not None:
             raise self.error(
-                place, f"{column} is {shown(value)}", "--labels does not name it; add it to that file, or fix the row"
+                position, f"{column} is {shown(value)}", "--labels does not name it; add it to that file, or fix the row"
             )
-        return self._characters(place, column, value.strip())
+        return self._characters(position, column, value.strip())
 
-    def _tagged_row(self, place: Place, record: Record) -> TaggedRow:
+    def _tagged_row(self, position: RowPosition, record: Record) -> TaggedRow:
         settings = self.settings
         if settings.tokens not in record:
-            return self._words_of_text(place, record)
-        tokens = self._strings(place, settings.tokens, record[settings.tokens])
+            return self._words_of_text(position, record)
+        tokens = self._strings(position, settings.tokens, record[settings.tokens])
         if not self.labelled:
-            return TaggedRow(place, tokens)
+            return TaggedRow(position, tokens)
         if not tokens:
-            raise self.error(place, f"{settings.tokens} is empty", "give it words, or leave the row out")
+            raise self.error(position, f"{settings.tokens} is empty", "give it words, or leave the row out")
         value = record.get(settings.tags)
         if value is None:
             problem = f"has no {settings.tags!r}, only {_names(record)}"
-            raise self.error(place, problem, self._column_remedy("tags", settings.tags))
+            raise self.error(position, problem, self._column_remedy("tags", settings.tags))
         if not isinstance(value, list | tuple):
-            raise self.error(place, f"{settings.tags} is {shown(value)}", "it must be a list, a tag for each word")
-        tags = tuple(self._name(place, settings.tags, tag) for tag in value)
+            raise self.error(position, f"{settings.tags} is {shown(value)}", "it must be a list, a tag for each word")
+        tags = tuple(self._name(position, settings.tags, tag) for tag in value)
         if len(tags) != len(tokens):
-            raise self.error(place, f"has {len(tokens)} words and {len(tags)} tags", "give each word a tag")
-        return TaggedRow(place, tokens, tags)
+            raise self.error(position, f"has {len(tokens)} words and {len(tags)} tags", "give each word a tag")
+        return TaggedRow(position, tokens, tags)
 
-    def _words_of_text(self, place: Place, record: Record) -> TaggedRow:
+    def _words_of_text(self, position: RowPosition, record: Record) -> TaggedRow:
         settings = self.settings
         if self.labelled or settings.text not in record or "tokens" in settings.model_fields_set:
             raise self.error(
-                place, f"has no {settings.tokens!r}, only {_names(record)}", self._column_remedy("tokens", settings.tokens)
+                position,
+                f"has no {settings.tokens!r}, only {_names(record)}",
+                self._column_remedy("tokens", settings.tokens),
             )
-        return words_of_text(place, self._text(place, record, settings.text))
+        return words_of_text(position, self._text(position, record, settings.text))
 
-    def _strings(self, place: Place, column: str, value: object) -> tuple[str, ...]:
+    def _strings(self, position: RowPosition, column: str, value: object) -> tuple[str, ...]:
         if not isinstance(value, list | tuple):
-            raise self.error(place, f"{column} is {shown(value)}", "it must be a list of words")
+            raise self.error(position, f"{column} is {shown(value)}", "it must be a list of words")
         for index, word in enumerate(value):
             if not isinstance(word, str) or not word.strip():
-                raise self.error(place, f"{column}[{index}] is {shown(word)}", "each must be a word")
-        return tuple(self._characters(place, column, word) for word in value)
+                raise self.error(position, f"{column}[{index}] is {shown(word)}", "each must be a word")
+        return tuple(self._characters(position, column, word) for word in value)
 
-    def _ids_row(self, place: Place, record: Record) -> IdsRow:
+    def _ids_row(self, position: RowPosition, record: Record) -> IdsRow:
         values = record[_INPUT_IDS]
         if not isinstance(values, list | tuple) or not values:
-            raise self.error(place, f"{_INPUT_IDS} is {shown(values)}", "it must be a list of token numbers, not empty")
+            raise self.error(position, f"{_INPUT_IDS} is {shown(values)}", "it must be a list of token numbers, not empty")
         for index, value in enumerate(values):
             if not is_whole(value, 0, MOST_TOKEN_ID):
                 problem = f"{_INPUT_IDS}[{index}] is {shown(value)}"
-                raise self.error(place, problem, f"token numbers are integers of 0 to {MOST_TOKEN_ID}")
-        return IdsRow(place, tuple(values))
+                raise self.error(position, problem, f"token numbers are integers of 0 to {MOST_TOKEN_ID}")
+        return IdsRow(position, tuple(values))
 
 
 def _index_of(value: object) -> int | None:
@@ -238,10 +255,10 @@ def _index_of(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def words_of_text(place: Place, text: str) -> TaggedRow:
+def words_of_text(position: RowPosition, text: str) -> TaggedRow:
     """The words of a text, with their positions in it."""
     words = list(_WORD.finditer(text))
-    return TaggedRow(place, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
+    return TaggedRow(position, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
 
 
 def half_character(text: str) -> str | None:

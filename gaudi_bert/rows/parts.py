@@ -21,7 +21,7 @@ from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import explained_os_errors, open_file
 from gaudi_bert.config.sections import RowFormat, TaskSettings
 from gaudi_bert.corpus.documents import Compression, Source, is_json_line, opened_text
-from gaudi_bert.rows.types import STANDARD_INPUT, Place, source_name
+from gaudi_bert.rows.types import STANDARD_INPUT, RowPosition, source_name
 
 Line: TypeAlias = str | UnicodeDecodeError
 """A line with its end; an error where its bytes are no text of the encoding."""
@@ -65,16 +65,16 @@ class RowPart:
     end: int | None = None
     size_bytes: int = 0
 
-    def location(self, place: Place) -> str:
+    def location(self, position: RowPosition) -> str:
         """How messages name a row of this part, counted through the file."""
         if self.path is not None and self.start:
-            number, line = place
+            number, line = position
             if self.kind == "parquet":
-                place = Place(number + sum(rows for rows, _ in _row_groups(self.path)[: self.start]))
+                position = RowPosition(number + sum(rows for rows, _ in _row_groups(self.path)[: self.start]))
             else:
                 lines, rows = self._before(self.path)
-                place = Place(number + rows, None if line is None else line + lines)
-        return f"{self.name}: {place}"
+                position = RowPosition(number + rows, None if line is None else line + lines)
+        return f"{self.name}: {position}"
 
     def _before(self, path: Path) -> tuple[int, int]:
         """How many lines, and rows, are of earlier parts: those that begin before this one."""

@@ -12,7 +12,7 @@ from gaudi_bert.common import files
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.rows.fields import half_character
 from gaudi_bert.rows.parts import BYTE_ORDER_MARK, RowPart, longest_row
-from gaudi_bert.rows.types import Place, PlacedRecord, QuestionRow, Record
+from gaudi_bert.rows.types import PlacedRecord, QuestionRow, Record, RowPosition
 
 _READ_BYTES = 1 << 20
 _SPACE, _AFTER_NUMBER = re.compile(r"[ \t\r\n]*"), tuple(",]} \t\r\n")
@@ -25,12 +25,12 @@ def read_squad(part: RowPart) -> Iterator[PlacedRecord]:
         for article in _JsonText(part, handle).articles():
             for context, question in _questions(part, article):
                 number += 1
-                place = Place(number)
+                position = RowPosition(number)
                 if isinstance(question, dict):
-                    yield place, {"context": context, **question}
+                    yield position, {"context": context, **question}
                 else:
                     problem = f"{shown(question)} is not a question; it must be an object"
-                    yield place, InputError(f"{part.location(place)}: {problem}")
+                    yield position, InputError(f"{part.location(position)}: {problem}")
 
 
 def _questions(part: RowPart, article: Any) -> Iterator[tuple[Any, Any]]:
@@ -133,12 +133,12 @@ class _JsonText:
         return InputError(f"{self._part.name}: not JSON ({shortened(reason)}); give a SQuAD file, or JSON lines as .jsonl")
 
 
-def question_of_record(part: RowPart, place: Place, record: Record, labelled: bool) -> QuestionRow:
+def question_of_record(part: RowPart, position: RowPosition, record: Record, labelled: bool) -> QuestionRow:
     """A question with the keys of SQuAD: `question`, `context`, `answers`, `is_impossible`, `id`.
 
     `answers` is a list of `{"text", "answer_start"}`, or `{"text": [], "answer_start": []}` as in Hugging Face datasets.
     """
-    row = part.location(place)
+    row = part.location(position)
     for key in ("question", "context"):
         value = record.get(key)
         if not isinstance(value, str) or not value.strip():
@@ -152,7 +152,7 @@ def question_of_record(part: RowPart, place: Place, record: Record, labelled: bo
         if given is None:
             raise InputError(f"{row}: has no `answers`; give some, an empty list where there is none")
         answers = tuple(_answer(row, record["context"], answer) for answer in _answer_list(row, given))
-    return QuestionRow(place, str(record.get("id", place.number)), record["question"], record["context"], answers)
+    return QuestionRow(position, str(record.get("id", position.number)), record["question"], record["context"], answers)
 
 
 def _answer_list(row: str, answers: Any) -> list[Any]:

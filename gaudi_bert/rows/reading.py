@@ -24,7 +24,7 @@ from gaudi_bert.rows.fields import RowReader, read_label_names
 from gaudi_bert.rows.parts import TABLES, Line, RowPart, complete_file, longest_row
 from gaudi_bert.rows.questions import question_of_record, read_squad
 from gaudi_bert.rows.retrieval import ranked_pairs, reading_settings
-from gaudi_bert.rows.types import BadRow, Place, PlacedRecord, QuestionRow, Record, Row, TaggedRow, TextRow, TupleRow
+from gaudi_bert.rows.types import BadRow, PlacedRecord, QuestionRow, Record, Row, RowPosition, TaggedRow, TextRow, TupleRow
 
 _Row = TypeVar("_Row")
 # Of a task's records besides the columns that settings name.
@@ -103,14 +103,14 @@ def rows_of_part(
         records = _read_records(part, settings)
     if task == "reranking":
         records = ranked_pairs(part, records, settings)
-    for place, record in records:
+    for position, record in records:
         try:
             if isinstance(record, InputError):
                 raise record
             is_question = task == "question-answering"
-            row = question_of_record(part, place, record, labelled) if is_question else reader.row(place, record)
+            row = question_of_record(part, position, record, labelled) if is_question else reader.row(position, record)
         except InputError as error:
-            yield BadRow(place, str(error))
+            yield BadRow(position, str(error))
             continue
         if say is not None:
             say(_described(part, settings, row, task))
@@ -193,7 +193,7 @@ def _described(part: RowPart, settings: TaskSettings, row: Row, task: TaskName |
     begins = " ".join(text[: 4 * _MOST_SHOWN].split())
     begins = begins if len(begins) <= _MOST_SHOWN else f"{begins[:_MOST_SHOWN]}..."
     kind = f"{_FORMATS[part.kind]}, {columns}" if part.kind in _FORMATS else "plain text"
-    return f"{part.name}: reads {kind}; {row.place} begins {begins!r}"
+    return f"{part.name}: reads {kind}; {row.position} begins {begins!r}"
 
 
 def _named(settings: TaskSettings, keys: list[str]) -> str:
@@ -206,10 +206,12 @@ def _named(settings: TaskSettings, keys: list[str]) -> str:
 
 
 def _read_records(part: RowPart, settings: TaskSettings) -> Iterator[PlacedRecord]:
-    """The records of a part with their places; one that cannot be read is an error in its position."""
+    """The records of a part with their positions; one that cannot be read is an error in its position."""
     if part.kind == "built-in":
         documents = documentation_documents(python_texts(part.name))
-        yield from ((Place(number), {settings.text: "\n".join(lines)}) for number, lines in enumerate(documents, start=1))
+        yield from (
+            (RowPosition(number), {settings.text: "\n".join(lines)}) for number, lines in enumerate(documents, start=1)
+        )
     elif part.kind == "parquet":
         yield from _parquet(part, settings)
     else:
@@ -226,11 +228,11 @@ def _lines_as_records(part: RowPart, settings: TaskSettings, lines: Iterator[tup
     row = count(1)
     for number, line in lines:
         if isinstance(line, UnicodeDecodeError):
-            place = Place(next(row), number)
-            yield place, part.not_text(part.location(place), line)
+            position = RowPosition(next(row), number)
+            yield position, part.not_text(part.location(position), line)
         elif line.strip():
-            place, text = Place(next(row), number), line.removesuffix("\n").removesuffix("\r")
-            yield place, _json_record(text, part, place) if part.kind == "jsonl" else {settings.text: text}
+            position, text = RowPosition(next(row), number), line.removesuffix("\n").removesuffix("\r")
+            yield position, _json_record(text, part, position) if part.kind == "jsonl" else {settings.text: text}
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -246,15 +248,17 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _JSON = json.JSONDecoder(object_pairs_hook=_object)
 
 
-def _json_record(line: str, part: RowPart, place: Place) -> Record | InputError:
+def _json_record(line: str, part: RowPart, position: RowPosition) -> Record | InputError:
     try:
         record = _JSON.decode(line)
     except InputError as error:
-        return InputError(f"{part.location(place)}: {error}")
+        return InputError(f"{part.location(position)}: {error}")
     except (ValueError, RecursionError) as error:
-        return InputError(f"{part.location(place)}: not JSON ({shortened(str(error))}); write one object per line")
+        return InputError(f"{part.location(position)}: not JSON ({shortened(str(error))}); write one object per line")
     if not isinstance(record, dict):
-        return InputError(f'{part.location(place)}: {shortened(line)} is not an object; write for example {{"text": "..."}}')
+        return InputError(
+            f'{part.location(position)}: {shortened(line)} is not an object; write for example {{"text": "..."}}'
+        )
     return record
 
 
@@ -269,7 +273,7 @@ def _parquet(part: RowPart, settings: TaskSettings) -> Iterator[PlacedRecord]:
         groups = None if part.end is None else list(range(part.start, part.end))
         batches = table.iter_batches(_PARQUET_ROWS_AT_ONCE, row_groups=groups, columns=columns, use_threads=False)
         rows = (row for batch in batches for row in validated(part.path, batch).to_pylist())
-        yield from ((Place(number), row) for number, row in enumerate(rows, start=1))
+        yield from ((RowPosition(number), row) for number, row in enumerate(rows, start=1))
 
 
 # --- CoNLL
@@ -283,21 +287,21 @@ def _read_conll(part: RowPart, settings: TaskSettings, labelled: bool) -> Iterat
     """
     words: list[str] = []
     tags: list[str] = []
-    place, size = Place(1), 0
+    position, size = RowPosition(1), 0
     with part.lines() as lines:
         for number, line in chain(lines, [(0, "")]):
             if isinstance(line, UnicodeDecodeError):
-                raise part.not_text(part.location(place._replace(line=number)), line)
+                raise part.not_text(part.location(position._replace(line=number)), line)
             cells = _conll_cells(line)
             if cells is None:
                 if words:
-                    yield place, _sentence(part, place, words, tags, settings)
-                    words, tags, place, size = [], [], Place(place.number + 1), 0
+                    yield position, _sentence(part, position, words, tags, settings)
+                    words, tags, position, size = [], [], RowPosition(position.number + 1), 0
                 continue
-            place, size = place if words else place._replace(line=number), size + len(line)
+            position, size = position if words else position._replace(line=number), size + len(line)
             problem = _conll_problem(cells, labelled, size)
             if problem is not None:
-                raise InputError(f"{part.location(place._replace(line=number))}: {problem}")
+                raise InputError(f"{part.location(position._replace(line=number))}: {problem}")
             words.append(cells[0])
             tags += cells[-1:] if len(cells) > 1 else []
 
@@ -319,8 +323,8 @@ def _conll_problem(cells: list[str], labelled: bool, size: int) -> str | None:
     return None
 
 
-def _sentence(part: RowPart, place: Place, words: list[str], tags: list[str], settings: TaskSettings) -> Record:
+def _sentence(part: RowPart, position: RowPosition, words: list[str], tags: list[str], settings: TaskSettings) -> Record:
     if tags and len(tags) != len(words):
         problem = f"a sentence of {len(words)} words has {len(tags)} tags; give each word one"
-        raise InputError(f"{part.location(place)}: {problem}")
+        raise InputError(f"{part.location(position)}: {problem}")
     return {settings.tokens: words, settings.tags: tags} if tags else {settings.tokens: words}

@@ -11,7 +11,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.rows.parts import RowPart
-from gaudi_bert.rows.types import Place, PlacedRecord, Record, TextRow, TupleRow
+from gaudi_bert.rows.types import PlacedRecord, Record, RowPosition, TextRow, TupleRow
 
 _NEGATIVE_COLUMNS = ("negative", "negatives")
 
@@ -26,36 +26,38 @@ def reading_settings(task: TaskName | None, settings: TaskSettings) -> TaskSetti
 
 def ranked_pairs(part: RowPart, records: Iterable[PlacedRecord], settings: TaskSettings) -> Iterator[PlacedRecord]:
     """The records; one with `positive` and `negatives` becomes a record for each of its documents."""
-    for place, record in records:
+    for position, record in records:
         if isinstance(record, InputError) or settings.document in record or settings.positive not in record:
-            yield place, record
+            yield position, record
             continue
         try:
-            documents = [(text, 1.0) for text in texts_of(part, place, record, settings.positive)]
-            documents += [(text, 0.0) for text in negatives_of(part, place, record, settings)]
+            documents = [(text, 1.0) for text in texts_of(part, position, record, settings.positive)]
+            documents += [(text, 0.0) for text in negatives_of(part, position, record, settings)]
         except InputError as error:
-            yield place, error
+            yield position, error
             continue
         query = {settings.query: record[settings.query]} if settings.query in record else {}
         for text, label in documents:
-            yield place, {**query, settings.document: text, settings.label: label}
+            yield position, {**query, settings.document: text, settings.label: label}
 
 
-def negatives_of(part: RowPart, place: Place, record: Record, settings: TaskSettings) -> list[str]:
+def negatives_of(part: RowPart, position: RowPosition, record: Record, settings: TaskSettings) -> list[str]:
     """The texts that do not answer; none where there is no such column."""
     columns = _NEGATIVE_COLUMNS if settings.negative is None else (settings.negative,)
-    return [text for column in columns if record.get(column) is not None for text in texts_of(part, place, record, column)]
+    return [
+        text for column in columns if record.get(column) is not None for text in texts_of(part, position, record, column)
+    ]
 
 
-def texts_of(part: RowPart, place: Place, record: Record, column: str) -> list[str]:
+def texts_of(part: RowPart, position: RowPosition, record: Record, column: str) -> list[str]:
     """The texts of a column that holds one, or a list of them."""
     value = record[column]
     texts = list(value) if isinstance(value, list | tuple) else [value]
     for text in texts:
         if not isinstance(text, str):
-            raise InputError(f"{part.location(place)}: {column} is {shown(text)}; it must be a text, or a list of texts")
+            raise InputError(f"{part.location(position)}: {column} is {shown(text)}; it must be a text, or a list of texts")
         if not text.strip():
-            raise InputError(f"{part.location(place)}: {column} is empty; give it a text, or leave it out")
+            raise InputError(f"{part.location(position)}: {column} is empty; give it a text, or leave it out")
     return texts
 
 
@@ -84,12 +86,12 @@ def text_table(
     texts: list[TextRow] = []
     members, content = [], []
     for row in rows:
-        for place, text in enumerate(row.texts):
-            prompted = (query_prompt if place == 0 else document_prompt) + text
+        for position, text in enumerate(row.texts):
+            prompted = (query_prompt if position == 0 else document_prompt) + text
             number = numbers.setdefault(prompted, len(texts))
             members.append(number)
             if number == len(texts):
-                texts.append(TextRow(row.place, prompted.lower() if lower_case else prompted))
+                texts.append(TextRow(row.position, prompted.lower() if lower_case else prompted))
                 content.append(contents.setdefault(text, len(contents)))
     sizes = np.fromiter((len(row.texts) for row in rows), np.int64, len(rows))
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])

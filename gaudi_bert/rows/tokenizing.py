@@ -31,9 +31,9 @@ from gaudi_bert.rows.types import (
     NO_WORD,
     BadRow,
     IdsRow,
-    Place,
     QuestionRow,
     Row,
+    RowPosition,
     Sequences,
     TaggedRow,
     TextRow,
@@ -173,7 +173,7 @@ class _Job:
         if lengths.max() > self.most:
             index = int(np.argmax(lengths > self.most))
             more_than = "more than " if encoded[index].is_partial else ""
-            raise self._too_long(rows[index].place, int(lengths[index]), more_than)
+            raise self._too_long(rows[index].position, int(lengths[index]), more_than)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         flat = np.concatenate([text.input_ids for text in encoded])
         segments = np.concatenate([text.segment_ids for text in encoded])
@@ -227,20 +227,20 @@ class _Job:
         encoded = self.tokenizer.tokenizer.encode_batch(listed, add_special_tokens=False)
         return dict(zip(listed, encoded, strict=True))
 
-    def _bounds(self, place: Place, tokens: int, room: int, stride: int | None, always: bool = False) -> IntArray:
+    def _bounds(self, position: RowPosition, tokens: int, room: int, stride: int | None, always: bool = False) -> IntArray:
         """The windows of a row, or its one window where rows are cut."""
         if tokens > room:
             if self.policy == "error" and not always:
-                raise self._too_long(place, tokens + self.most - room)
+                raise self._too_long(position, tokens + self.most - room)
             self.cut_rows += 1
             if self.policy == "truncate":
                 return np.array([[0, max(room, 0)]], np.int64)
-        return window_bounds(tokens, room, stride, f"{self.source}: {place}", self.length_key)
+        return window_bounds(tokens, room, stride, f"{self.source}: {position}", self.length_key)
 
-    def _too_long(self, place: Place, tokens: int, more_than: str = "") -> InputError:
+    def _too_long(self, position: RowPosition, tokens: int, more_than: str = "") -> InputError:
         also = ", or window" if self.task in _WITH_WINDOWS else ""
         return InputError(
-            f"{self.source}: {place}: has {more_than}{tokens:,} tokens, a sequence has at most {self.most:,}; shorten "
+            f"{self.source}: {position}: has {more_than}{tokens:,} tokens, a sequence has at most {self.most:,}; shorten "
             f"it, raise {self.length_key}, or say what becomes of it: --too-long truncate{also}"
         )
 
@@ -254,7 +254,7 @@ class _Job:
         first = np.flatnonzero(np.diff(word_of, prepend=NO_WORD))
         characters = np.array(encoding.offsets, np.int64).reshape(-1, 2) + row.word_starts()[word_of][:, np.newaxis]
         before, after = self._frame
-        bounds = self._bounds(row.place, len(ids), self.most - len(before) - len(after), self.settings.stride)
+        bounds = self._bounds(row.position, len(ids), self.most - len(before) - len(after), self.settings.stride)
         chosen = best_windows(first, bounds)
         tags = self._tags(row, numbers)
         for window, (start, end) in enumerate(bounds.tolist()):
@@ -270,7 +270,7 @@ class _Job:
     def _tags(self, row: TaggedRow, numbers: Mapping[str, int]) -> Int32Array:
         if row.tags is None:
             return np.full(len(row.tokens), IGNORED, np.int32)
-        return np.array([_label_number(numbers, tag, row.place, self.source) for tag in row.tags], np.int32)
+        return np.array([_label_number(numbers, tag, row.position, self.source) for tag in row.tags], np.int32)
 
     def _question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[_Piece]:
         before, between, after, *segments = self._pair_frame
@@ -278,11 +278,11 @@ class _Job:
         room = self.most - len(framed) - len(after)
         if room < 1:
             raise InputError(
-                f"{self.source}: {row.place}: the question has {len(question.ids):,} tokens, which leaves no room for "
+                f"{self.source}: {row.position}: the question has {len(question.ids):,} tokens, which leaves no room for "
                 f"its context in {self.most:,}; shorten it, or raise {self.length_key}"
             )
         ids, characters = np.array(context.ids, np.int32), np.array(context.offsets, np.int64).reshape(-1, 2)
-        for start, end in self._bounds(row.place, len(ids), room, self.settings.stride, always=True).tolist():
+        for start, end in self._bounds(row.position, len(ids), room, self.settings.stride, always=True).tolist():
             input_ids = np.concatenate([framed, ids[start:end], after]).astype(np.int32)
             segment_ids = np.repeat(np.array(segments, np.int8), [len(framed), len(input_ids) - len(framed)])
             spans = np.full((len(input_ids), 2), NO_WORD, np.int32)
@@ -296,14 +296,14 @@ class _Job:
             ids, room = np.array(row.input_ids, np.int32), self.most
             if ids.max() >= self.tokenizer.vocabulary_size:
                 raise InputError(
-                    f"{self.source}: {row.place}: the token {ids.max()} is not of this vocabulary of "
+                    f"{self.source}: {row.position}: the token {ids.max()} is not of this vocabulary of "
                     f"{self.tokenizer.vocabulary_size:,}; tokenize it with the model's own tokenizer"
                 )
         else:
             text = row.text if isinstance(row, TextRow) else ""
             added = sum(map(len, self._frame))
             ids, room = np.array(self._encoded([text])[text].ids, np.int32), self.most - added
-        for start, end in self._bounds(row.place, len(ids), room, 0).tolist():
+        for start, end in self._bounds(row.position, len(ids), room, 0).tolist():
             part = ids[start:end] if isinstance(row, IdsRow) else self._framed(ids[start:end])
             nothing = np.full((len(part), 2), NO_WORD, np.int32)
             yield _Piece(index, part, np.zeros(len(part), np.int8), nothing, nothing[:, 0], nothing[0])
@@ -365,19 +365,19 @@ def _row_targets(
         targets = np.zeros((len(rows), len(numbers)), np.float32)
         for index, (row, names) in enumerate(zip(rows, labels, strict=True)):
             for name in names if isinstance(names, tuple) else ():
-                targets[index, _label_number(numbers, name, row.place, source)] = 1
+                targets[index, _label_number(numbers, name, row.position, source)] = 1
         return targets
     return np.array(
-        [_label_number(numbers, str(label), row.place, source) for row, label in zip(rows, labels, strict=True)], np.int32
+        [_label_number(numbers, str(label), row.position, source) for row, label in zip(rows, labels, strict=True)], np.int32
     )
 
 
-def _label_number(numbers: Mapping[str, int], name: str, place: Place, source: str) -> int:
+def _label_number(numbers: Mapping[str, int], name: str, position: RowPosition, source: str) -> int:
     """The number of the label `name` of a row."""
     if name not in numbers:
         known = ", ".join(list(numbers)[:8]) + (", ..." if len(numbers) > 8 else "")
         raise InputError(
-            f"{source}: {place}: the label {shown(name)} is unknown, known are {known}; "
+            f"{source}: {position}: the label {shown(name)} is unknown, known are {known}; "
             "fix it, or train with data that has it"
         )
     return numbers[name]

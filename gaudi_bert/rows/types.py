@@ -29,7 +29,7 @@ IGNORED = -100
 """In the targets of token classification, a token without a tag."""
 
 
-class Place(NamedTuple):
+class RowPosition(NamedTuple):
     """Where a row is in its file, from 1: its number among the rows, and of a file with lines the line it begins in."""
 
     number: int
@@ -41,13 +41,13 @@ class Place(NamedTuple):
 
 Record: TypeAlias = Mapping[str, Any]
 """What a row is in its file: values by the names of their columns, or keys."""
-PlacedRecord: TypeAlias = tuple[Place, Record | InputError]
+PlacedRecord: TypeAlias = tuple[RowPosition, Record | InputError]
 
 
 class TextRow(NamedTuple):
     """One text or a pair, and its label: a name, several names, or a number; None where there is none."""
 
-    place: Place
+    position: RowPosition
     text: str
     text_pair: str | None = None
     label: str | tuple[str, ...] | float | None = None
@@ -61,7 +61,7 @@ class TextRow(NamedTuple):
 class TupleRow(NamedTuple):
     """Texts whose vectors are compared: an anchor, what answers it, and what does not; or two texts and their score."""
 
-    place: Place
+    position: RowPosition
     texts: tuple[str, ...]
     score: float | None = None
 
@@ -69,7 +69,7 @@ class TupleRow(NamedTuple):
 class TaggedRow(NamedTuple):
     """Words with their tags; `starts` are their positions in the text, None for words with one space between."""
 
-    place: Place
+    position: RowPosition
     tokens: tuple[str, ...]
     tags: tuple[str, ...] | None = None
     starts: tuple[int, ...] | None = None
@@ -86,7 +86,7 @@ class TaggedRow(NamedTuple):
 class QuestionRow(NamedTuple):
     """A question about a context; `answers` are pairs (text, first character), () if it has none, None if not known."""
 
-    place: Place
+    position: RowPosition
     id: str
     question: str
     context: str
@@ -96,14 +96,14 @@ class QuestionRow(NamedTuple):
 class IdsRow(NamedTuple):
     """A sequence that is tokenized already."""
 
-    place: Place
+    position: RowPosition
     input_ids: tuple[int, ...]
 
 
 class BadRow(NamedTuple):
     """A row that cannot be read, and why; only where such rows are to be named instead of refused."""
 
-    place: Place
+    position: RowPosition
     problem: str
 
 

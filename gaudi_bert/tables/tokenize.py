@@ -310,7 +310,7 @@ class _Encoder:
         if policy == "error" or (is_pair and policy == "split"):
             choices = "truncate or drop (a pair is not split)" if is_pair else "split, truncate or drop"
             raise InputError(
-                f"{part.location(text.place)}: gives {tokens:,} tokens, allowed are 1 to "
+                f"{part.location(text.position)}: gives {tokens:,} tokens, allowed are 1 to "
                 f"{self.settings.max_sequence_length:,}; raise that, or pass --too-long {choices}"
             )
         counts["too_long"] += 1

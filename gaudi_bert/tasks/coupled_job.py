@@ -216,9 +216,13 @@ def _check_rows(data: TaskData, settings: TaskSettings) -> None:
         if not isinstance(row, TupleRow) or not isinstance(first, TupleRow):
             return
         if (row.score is None) != (first.score is None):
-            raise InputError(f"{data.path}: {row.place}: {_kind(row)}, the first row {_kind(first)}; give rows of one kind")
+            raise InputError(
+                f"{data.path}: {row.position}: {_kind(row)}, the first row {_kind(first)}; give rows of one kind"
+            )
         if settings.loss == "cosine" and row.score is not None and not -1 <= row.score <= 1:
-            raise InputError(f"{data.path}: {row.place}: the score is {shown(row.score)}; a cosine is a number of -1 to 1")
+            raise InputError(
+                f"{data.path}: {row.position}: the score is {shown(row.score)}; a cosine is a number of -1 to 1"
+            )
     if isinstance(first, TupleRow) and first.score is None and settings.loss is not None:
         raise InputError(f"task.loss = {settings.loss}: is for pairs with a score, {data.path} has none; leave it out")
 

@@ -115,7 +115,7 @@ def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
     from gaudi_bert.config.sections import TaskSettings
     from gaudi_bert.rows.tokenizer import open_tokenizer
     from gaudi_bert.rows.tokenizing import tokenize_rows
-    from gaudi_bert.rows.types import Place, TextRow
+    from gaudi_bert.rows.types import RowPosition, TextRow
     from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
     from gaudi_bert.training.model_files import read_sentence_folder
 
@@ -128,7 +128,7 @@ def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
         config = weights.config
         tokenizer = open_tokenizer(folder)
         tokenizer.check_fits(config.vocab_size, config.type_vocab_size)
-        rows = [TextRow(Place(1), "the cat sat"), TextRow(Place(2), "on the mat, unable", "dogs runs")]
+        rows = [TextRow(RowPosition(1), "the cat sat"), TextRow(RowPosition(2), "on the mat, unable", "dogs runs")]
         settings = TaskSettings(too_long="truncate")
         sequences = tokenize_rows(rows, tokenizer, task="classification", settings=settings, max_sequence_length=16)
     except InputError as error:

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
-from gaudi_bert.rows.types import IGNORED, NO_WORD, Place, QuestionRow, Sequences, TaggedRow, TextRow
+from gaudi_bert.rows.types import IGNORED, NO_WORD, QuestionRow, RowPosition, Sequences, TaggedRow, TextRow
 from gaudi_bert.rows.window_plan import GRID, LEAST_GAIN, MOST_LENGTHS, WindowPlan, best_row_lengths, plan_window, row_cost
 from gaudi_bert.tasks.kinds.question_answering import squad_scores
 from gaudi_bert.tasks.kinds.task import Draw, Vocabulary, task_named
 from tests.builders.agree import agree
 from tests.builders.properties import examples
 
-ROWS = [TextRow(Place(number), "text") for number in (1, 2, 3)]
+ROWS = [TextRow(RowPosition(number), "text") for number in (1, 2, 3)]
 
 
 def texts(target=None) -> Sequences:
@@ -64,8 +64,8 @@ def test_tags_are_entities_with_their_characters() -> None:
     labels = ("O", "B-x", "I-x", "B-y")
     task = task_named("token-classification")(TaskSettings(), labels)
     rows = [
-        TaggedRow(Place(1), ("New", "York", "is", "x"), ("B-x", "I-x", "O", "B-y")),
-        TaggedRow(Place(2), ("Rome",), ("B-y",)),
+        TaggedRow(RowPosition(1), ("New", "York", "is", "x"), ("B-x", "I-x", "O", "B-y")),
+        TaggedRow(RowPosition(2), ("Rome",), ("B-y",)),
     ]
     words = np.array([NO_WORD, 0, NO_WORD, 1, 2, 3, NO_WORD, NO_WORD, 0, NO_WORD], np.int32)
     target = np.array([IGNORED, 1, IGNORED, 2, 0, 3, IGNORED, IGNORED, 3, IGNORED], np.int32)
@@ -140,7 +140,7 @@ def question(threshold: float | None, n_best: int = 3):
     sequences = Sequences(
         np.zeros(2, np.int64), np.array([0, 6, 12]), np.full(12, 5, np.int32), np.zeros(12, np.int8), characters
     )
-    return task, logits, sequences, [QuestionRow(Place(1), "q", "what?", "ab cd ef", (("ab cd", 0),))]
+    return task, logits, sequences, [QuestionRow(RowPosition(1), "q", "what?", "ab cd ef", (("ab cd", 0),))]
 
 
 def test_the_best_answers_of_all_windows() -> None:

@@ -15,7 +15,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.fields import read_label_names
 from gaudi_bert.rows.reading import read_rows, windows
-from gaudi_bert.rows.types import IdsRow, Place, QuestionRow, Row, TaggedRow, TextRow
+from gaudi_bert.rows.types import IdsRow, QuestionRow, Row, RowPosition, TaggedRow, TextRow
 
 QUESTIONS = [
     {"id": "a", "question": "What flows?", "answers": [{"text": "Elbe", "answer_start": 4}]},
@@ -43,7 +43,7 @@ ROWS: list[tuple[str, str, str | None, dict[str, Any], list[Row]]] = [
             JSON_LINES,
             "classification",
             {},
-            [TextRow(Place(1, 1), "a b", None, "good"), TextRow(Place(2, 3), "c", "d\u2028e", "bad")],
+            [TextRow(RowPosition(1, 1), "a b", None, "good"), TextRow(RowPosition(2, 3), "c", "d\u2028e", "bad")],
         )
         for name in ("x.jsonl", "x.jsonl.gz")
     ),
@@ -53,8 +53,8 @@ ROWS: list[tuple[str, str, str | None, dict[str, Any], list[Row]]] = [
         "multi-label",
         {"columns": ("text", "label", "id"), "labels": "labels.txt"},
         [
-            TextRow(Place(1, 1), 'say "no', None, ("anger",)),
-            TextRow(Place(2, 2), "one\rtwo\u2028three\x0bfour", None, ("joy", "anger")),
+            TextRow(RowPosition(1, 1), 'say "no', None, ("anger",)),
+            TextRow(RowPosition(2, 2), "one\rtwo\u2028three\x0bfour", None, ("joy", "anger")),
         ],
     ),
     (  # CSV has quotes, and lines within them
@@ -62,15 +62,15 @@ ROWS: list[tuple[str, str, str | None, dict[str, Any], list[Row]]] = [
         'sentence,score\n"one, ""two""\nthree",0.5\nfour,-2\n',
         "regression",
         {"text": "sentence", "label": "score"},
-        [TextRow(Place(1, 2), 'one, "two"\nthree', None, 0.5), TextRow(Place(2, 4), "four", None, -2.0)],
+        [TextRow(RowPosition(1, 2), 'one, "two"\nthree', None, 0.5), TextRow(RowPosition(2, 4), "four", None, -2.0)],
     ),
-    ("x.txt", "one\n\ntwo\n", None, {}, [TextRow(Place(1, 1), "one"), TextRow(Place(2, 3), "two")]),
+    ("x.txt", "one\n\ntwo\n", None, {}, [TextRow(RowPosition(1, 1), "one"), TextRow(RowPosition(2, 3), "two")]),
     (
         "x.conll",
         "-DOCSTART- -X- O\n\nBonn NNP B-place\nis VBZ O\n\n\n# x O\n",
         "token-classification",
         {},
-        [TaggedRow(Place(1, 3), ("Bonn", "is"), ("B-place", "O")), TaggedRow(Place(2, 7), ("#",), ("O",))],
+        [TaggedRow(RowPosition(1, 3), ("Bonn", "is"), ("B-place", "O")), TaggedRow(RowPosition(2, 7), ("#",), ("O",))],
     ),
 ]
 
@@ -90,11 +90,11 @@ def test_parquet(tmp_path: Path) -> None:
 
     parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [["x"], []]}), tmp_path / "x.parquet")
     rows = rows_of(tmp_path / "x.parquet", "multi-label")
-    assert rows == [TextRow(Place(1), "a", None, ("x",)), TextRow(Place(2), "b", None, ())]
+    assert rows == [TextRow(RowPosition(1), "a", None, ("x",)), TextRow(RowPosition(2), "b", None, ())]
     parquet.write_table(pyarrow.table({"input_ids": [[5, 6], [7]]}), tmp_path / "ids.parquet")
     assert rows_of(tmp_path / "ids.parquet", "masked-language-modelling") == [
-        IdsRow(Place(1), (5, 6)),
-        IdsRow(Place(2), (7,)),
+        IdsRow(RowPosition(1), (5, 6)),
+        IdsRow(RowPosition(2), (7,)),
     ]
 
 
@@ -102,18 +102,18 @@ def test_words_of_a_text_know_where_they_start(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", '{"text": "Bonn, am  Rhein!"}')
     (row,) = rows_of(path, "token-classification", labelled=False)
     bare = write(tmp_path / "bare.conll", "a\nb\n")
-    assert rows_of(bare, "token-classification", labelled=False) == [TaggedRow(Place(1, 1), ("a", "b"))]
+    assert rows_of(bare, "token-classification", labelled=False) == [TaggedRow(RowPosition(1, 1), ("a", "b"))]
     assert isinstance(row, TaggedRow)
     assert row.tokens == ("Bonn", ",", "am", "Rhein", "!")
     assert row.word_starts().tolist() == [0, 4, 6, 10, 15]
-    assert TaggedRow(Place(1), ("ab", "c", "def")).word_starts().tolist() == [0, 3, 5]
+    assert TaggedRow(RowPosition(1), ("ab", "c", "def")).word_starts().tolist() == [0, 3, 5]
 
 
 def test_squad(tmp_path: Path) -> None:
     context = "The Elbe flows north."
     expected = [
-        QuestionRow(Place(1), "a", "What flows?", context, (("Elbe", 4),)),
-        QuestionRow(Place(2), "b", "Why?", context, ()),
+        QuestionRow(RowPosition(1), "a", "What flows?", context, (("Elbe", 4),)),
+        QuestionRow(RowPosition(2), "b", "Why?", context, ()),
     ]
     assert rows_of(write(tmp_path / "x.json", json.dumps(SQUAD)), "question-answering") == expected
     lines = [
@@ -121,11 +121,13 @@ def test_squad(tmp_path: Path) -> None:
         {"id": "b", "question": "Why?", "context": context, "answers": []},
     ]
     path = write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, lines)))
-    assert rows_of(path, "question-answering") == [row._replace(place=Place(n, n)) for n, row in enumerate(expected, 1)]
+    assert rows_of(path, "question-answering") == [
+        row._replace(position=RowPosition(n, n)) for n, row in enumerate(expected, 1)
+    ]
 
 
 def test_windows_of_rows() -> None:
-    rows: list[Row] = [TextRow(Place(number), "x") for number in range(7)]
+    rows: list[Row] = [TextRow(RowPosition(number), "x") for number in range(7)]
     assert [len(window) for window in windows(iter(rows), 3)] == [3, 3, 1]
     assert list(windows(iter([]), 3)) == []
 
@@ -270,7 +272,7 @@ def test_a_word_of_conll_may_hold_any_space_but_the_separator(tmp_path: Path, se
     words = [f"10{space}000" for space in SPACES]
     lines = "".join(f"{word}{separator}x{separator}B-n\n" for word in words)
     (row,) = rows_of(write(tmp_path / "x.conll", lines), "token-classification")
-    assert row == TaggedRow(Place(1, 1), tuple(words), ("B-n",) * len(words))
+    assert row == TaggedRow(RowPosition(1, 1), tuple(words), ("B-n",) * len(words))
 
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.integers(1, 40), st.sampled_from([None, 1]), st.booleans())
@@ -285,7 +287,7 @@ def test_squad_is_read_an_article_at_a_time(
         patch.setattr("gaudi_bert.rows.questions._READ_BYTES", read_bytes)
         found = rows_of(path, "question-answering")
     assert [row.id for row in found] == [question["id"] for size in sizes for question in QUESTIONS[:2] * size]  # type: ignore
-    assert [row.place for row in found] == [Place(number) for number in range(1, len(found) + 1)]
+    assert [row.position for row in found] == [RowPosition(number) for number in range(1, len(found) + 1)]
 
 
 def test_a_hundred_thousand_names_are_looked_up_once_each(tmp_path: Path) -> None:

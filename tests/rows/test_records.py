@@ -27,7 +27,7 @@ from gaudi_bert.config.sections import TaskSettings, TokenizeSettings
 from gaudi_bert.corpus.documents import find_sources
 from gaudi_bert.rows.parts import row_parts
 from gaudi_bert.rows.reading import LeftOut, good_rows, read_rows, rows_of_part
-from gaudi_bert.rows.types import TASKS_WITH_LABELS, Place, Row, TextRow
+from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, RowPosition, TextRow
 
 COLUMNS = ("id", "comment", "other", "stars")
 ROWS = [("7", "so, so", "x", "0.5"), ("8", 'he said "no"\nand left', "", "3"), ("9", "four  words \u2028 here", "z", "-1")]
@@ -187,7 +187,10 @@ def test_a_second_text_that_is_named_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"line 3 \(row 3\): has no 'b', only 'text'; name the column with --text-pair"):
         rows_of(tmp_path / "x.jsonl", text_pair="b")
     (tmp_path / "x.csv").write_text("text,b\na,c\na,\n")
-    assert rows_of(tmp_path / "x.csv", text_pair="b") == [TextRow(Place(1, 2), "a", "c"), TextRow(Place(2, 3), "a")]
+    assert rows_of(tmp_path / "x.csv", text_pair="b") == [
+        TextRow(RowPosition(1, 2), "a", "c"),
+        TextRow(RowPosition(2, 3), "a"),
+    ]
 
 
 SCORED = {"text": "a", "label": "c"}
@@ -292,7 +295,7 @@ def test_a_text_that_python_carries() -> None:
     (part,) = row_parts(source, TaskSettings(), 1)
     texts = list(rows_of_part(part, None, TaskSettings()))
     assert len(texts) > 50
-    assert [text.place.number for text in texts] == list(range(1, len(texts) + 1))
+    assert [text.position.number for text in texts] == list(range(1, len(texts) + 1))
 
 
 @pytest.mark.parametrize(
@@ -347,7 +350,7 @@ def test_tables_of_any_separator_and_encoding(tmp_path: Path, kind: str, delimit
     given = {"encoding": encoding} if "utf-8" not in encoding else {}
     found = rows_of(path, **given, **({"delimiter": delimiter} if delimiter else {}))
     assert [row[1] for row in found] == [cells[1] for cells in rows[1:]]
-    assert [str(row.place) for row in found] == ["line 2 (row 1)", "line 3 (row 2)", "line 4 (row 3)"]
+    assert [str(row.position) for row in found] == ["line 2 (row 1)", "line 3 (row 2)", "line 4 (row 3)"]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "txt", "conll"])

@@ -18,7 +18,7 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.fields import find_labels
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import best_windows, tokenize_rows, window_bounds
-from gaudi_bert.rows.types import IdsRow, Place, QuestionRow, Row, Sequences, TaggedRow, TextRow, join_sequences
+from gaudi_bert.rows.types import IdsRow, QuestionRow, Row, RowPosition, Sequences, TaggedRow, TextRow, join_sequences
 from tests.builders.bert_folder import VOCABULARY, write_tokenizer
 from tests.builders.properties import examples
 
@@ -47,7 +47,9 @@ def words_of(sequences: Sequences, number: int) -> list[str]:
 
 
 def test_a_pair_and_a_text(tokenizer: RowTokenizer) -> None:
-    found = tokenized([TextRow(Place(1), "The CAT sat.", "unables"), TextRow(Place(2), "dogs!")], tokenizer, None)
+    found = tokenized(
+        [TextRow(RowPosition(1), "The CAT sat.", "unables"), TextRow(RowPosition(2), "dogs!")], tokenizer, None
+    )
     assert words_of(found, 0) == ["[CLS]", "the", "cat", "sat", ".", "[SEP]", "un", "##able", "##s", "[SEP]"]
     assert words_of(found, 1) == ["[CLS]", "dog", "##s", "!", "[SEP]"]
     assert found.segment_ids.tolist() == [0] * 6 + [1] * 4 + [0] * 5
@@ -83,9 +85,9 @@ def test_a_text_far_too_long_is_cut_as_if_it_were_read_to_its_end(tokenizers, ru
     text = between.join(word for word, count in runs for _ in range(count))
     for tokenizer in tokenizers:
         rows: list[Row] = [
-            TextRow(Place(1), "cat"),
-            TextRow(Place(2), text, "the cat" if of_pair else None),
-            TextRow(Place(3), "cat " * 999),
+            TextRow(RowPosition(1), "cat"),
+            TextRow(RowPosition(2), text, "the cat" if of_pair else None),
+            TextRow(RowPosition(3), "cat " * 999),
         ]
         found = tokenized(rows, tokenizer, None, 7, too_long="truncate")
         tokenizer.tokenizer.enable_truncation(7)
@@ -100,10 +102,10 @@ def test_memory_does_not_grow_with_the_longest_text(folder: Path) -> None:
     """Encoded to its end, a text of two million characters takes 800 MB."""
     code = """
 import resource, sys
-from tests.rows.test_tokenizing import Path, Place, TextRow, open_tokenizer, tokenized
+from tests.rows.test_tokenizing import Path, RowPosition, TextRow, open_tokenizer, tokenized
 tokenizer, text = open_tokenizer(Path(sys.argv[1])), "the cat, ... " * 160_000
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for rows in ([TextRow(Place(1), text)], [TextRow(Place(number), text[:20_000]) for number in range(200)]):
+for rows in ([TextRow(RowPosition(1), text)], [TextRow(RowPosition(number), text[:20_000]) for number in range(200)]):
     tokenized(rows, tokenizer, None, too_long="truncate")
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
@@ -115,7 +117,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 def test_a_text_far_too_long_is_refused_by_its_row(tokenizer: RowTokenizer) -> None:
     with pytest.raises(InputError, match=r"x\.jsonl: row 7: has more than \d{2,3} tokens, a sequence has at most 9"):
         tokenized(
-            [TextRow(Place(3), "cat"), TextRow(Place(7), "cat " * 9999), TextRow(Place(8), "cat " * 10)],
+            [TextRow(RowPosition(3), "cat"), TextRow(RowPosition(7), "cat " * 9999), TextRow(RowPosition(8), "cat " * 10)],
             tokenizer,
             None,
             9,
@@ -128,7 +130,7 @@ def test_as_transformers_has_it(folder: Path, tokenizer: RowTokenizer) -> None:
 
     theirs = AutoTokenizer.from_pretrained(folder)
     pairs = [("The river flows", "north and south " * 9), ("Ünable mats?! " * 7, "cats"), ("x" * 120, "na\u0301ive \u4e2d")]
-    rows: list[Row] = [TextRow(Place(number), *pair) for number, pair in enumerate(pairs)]
+    rows: list[Row] = [TextRow(RowPosition(number), *pair) for number, pair in enumerate(pairs)]
     ours = tokenized(rows, tokenizer, None, most=21, too_long="truncate")
     for number, pair in enumerate(pairs):
         encoded = theirs(*pair, truncation="longest_first", max_length=21)
@@ -139,14 +141,14 @@ def test_as_transformers_has_it(folder: Path, tokenizer: RowTokenizer) -> None:
     windows = theirs(
         "what flows", CONTEXT, truncation="only_second", max_length=15, stride=4, return_overflowing_tokens=True
     )
-    cut = tokenized([QuestionRow(Place(1), "a", "what flows", CONTEXT)], tokenizer, "question-answering", 15, stride=4)
+    cut = tokenized([QuestionRow(RowPosition(1), "a", "what flows", CONTEXT)], tokenizer, "question-answering", 15, stride=4)
     spans = [slice(cut.offsets[number], cut.offsets[number + 1]) for number in range(len(cut))]
     assert [cut.input_ids[span].tolist() for span in spans] == windows["input_ids"]
 
 
 def test_characters_of_words(tokenizer: RowTokenizer) -> None:
     text = "The CATS, unable!"
-    rows: list[Row] = [TaggedRow(Place(1), ("CATS", ",", "unable"), None, (4, 8, 10))]
+    rows: list[Row] = [TaggedRow(RowPosition(1), ("CATS", ",", "unable"), None, (4, 8, 10))]
     found = tokenized(rows, tokenizer, "token-classification")
     spans = found.characters
     assert spans is not None
@@ -164,7 +166,7 @@ def test_every_word_is_in_one_window(words: list[str], data: st.DataObject, toke
     most = data.draw(st.integers(4, 20))
     stride = data.draw(st.integers(0, most - 3))
     tags = tuple(data.draw(st.sampled_from(["O", "B-x", "I-x"])) for _ in words)
-    rows: list[Row] = [TaggedRow(Place(1), tuple(words), tags), TaggedRow(Place(2), ("cat",), ("O",))]
+    rows: list[Row] = [TaggedRow(RowPosition(1), tuple(words), tags), TaggedRow(RowPosition(2), ("cat",), ("O",))]
     found = tokenized(rows, tokenizer, "token-classification", most, too_long="window", stride=stride)
     assert found.lengths.max() <= most
     assert found.words is not None
@@ -187,7 +189,7 @@ def test_answers_are_in_the_windows_that_hold_them(start: int, length: int, most
     if not text:
         return
     begin = CONTEXT.index(text, start)
-    row = QuestionRow(Place(1), "a", "what flows?", CONTEXT, ((text, begin),))
+    row = QuestionRow(RowPosition(1), "a", "what flows?", CONTEXT, ((text, begin),))
     found = tokenized([row], tokenizer, "question-answering", most, stride=8)
     assert found.target is not None
     assert found.characters is not None
@@ -205,20 +207,22 @@ def test_answers_are_in_the_windows_that_hold_them(start: int, length: int, most
 
 def test_targets_of_texts(tokenizer: RowTokenizer) -> None:
     rows: list[Row] = [
-        TextRow(Place(1), "cat", None, ("b", "a")),
-        TextRow(Place(2), "dog", None, ()),
-        TextRow(Place(3), "mat", None, ("c",)),
+        TextRow(RowPosition(1), "cat", None, ("b", "a")),
+        TextRow(RowPosition(2), "dog", None, ()),
+        TextRow(RowPosition(3), "mat", None, ("c",)),
     ]
     found = tokenized(rows, tokenizer, "multi-label")
     assert found.target is not None
     assert found.target.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
-    one = tokenized([TextRow(Place(1), "cat", None, "b"), TextRow(Place(2), "dog", None, "a")], tokenizer, "classification")
+    one = tokenized(
+        [TextRow(RowPosition(1), "cat", None, "b"), TextRow(RowPosition(2), "dog", None, "a")], tokenizer, "classification"
+    )
     assert one.target is not None
     assert one.target.tolist() == [1, 0]
 
 
 def test_language_modelling_takes_texts_and_tokens(tokenizer: RowTokenizer) -> None:
-    rows: list[Row] = [TextRow(Place(1), "the cat sat on the mat"), IdsRow(Place(2), tuple(range(9)))]
+    rows: list[Row] = [TextRow(RowPosition(1), "the cat sat on the mat"), IdsRow(RowPosition(2), tuple(range(9)))]
     found = tokenized(rows, tokenizer, "causal-language-modelling", 5, too_long="window")
     assert [words_of(found, number) for number in range(2)] == [
         ["[CLS]", "the", "cat", "sat", "[SEP]"],
@@ -232,25 +236,30 @@ def test_language_modelling_takes_texts_and_tokens(tokenizer: RowTokenizer) -> N
     ("rows", "task", "settings", "message"),
     [
         (
-            [TextRow(Place(4), "the cat sat on the mat")],
+            [TextRow(RowPosition(4), "the cat sat on the mat")],
             None,
             {"too_long": "error"},
             "row 4: has 8 tokens, a sequence has at most 7; .* raise --max",
         ),
-        ([TextRow(Place(4), "cat")], None, {"too_long": "window"}, "cannot be taken in windows"),
+        ([TextRow(RowPosition(4), "cat")], None, {"too_long": "window"}, "cannot be taken in windows"),
         (
-            [TaggedRow(Place(4), ("cat",) * 6)],
+            [TaggedRow(RowPosition(4), ("cat",) * 6)],
             "token-classification",
             {"too_long": "error"},
             "row 4: has 8 tokens, .* truncate, or window",
         ),
         (
-            [QuestionRow(Place(4), "a", "the cat sat on", "mat")],
+            [QuestionRow(RowPosition(4), "a", "the cat sat on", "mat")],
             "question-answering",
             {},
             "row 4: the question has 4 tokens",
         ),
-        ([IdsRow(Place(4), (5, 999))], "masked-language-modelling", {}, "row 4: the token 999 is not of this vocabulary"),
+        (
+            [IdsRow(RowPosition(4), (5, 999))],
+            "masked-language-modelling",
+            {},
+            "row 4: the token 999 is not of this vocabulary",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(
@@ -263,7 +272,7 @@ def test_what_does_not_fit_is_named(
 def test_a_label_that_the_model_does_not_know(tokenizer: RowTokenizer) -> None:
     given: dict[str, Any] = {"task": "classification", "settings": TaskSettings(), "max_sequence_length": 8}
     with pytest.raises(InputError, match=r"x.tsv: row 9: the label 'c' is unknown, known are a, b"):
-        tokenize_rows([TextRow(Place(9), "cat", None, "c")], tokenizer, labels=("a", "b"), file="x.tsv", **given)
+        tokenize_rows([TextRow(RowPosition(9), "cat", None, "c")], tokenizer, labels=("a", "b"), file="x.tsv", **given)
 
 
 def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
@@ -284,7 +293,7 @@ def test_the_tokenizer_beside_the_prefix_of_a_checkpoint(tmp_path: Path) -> None
 
 def test_casing_is_the_folder_s_own(tmp_path: Path) -> None:
     cased = open_tokenizer(write_tokenizer(tmp_path / "cased", lower_case=False))
-    found = tokenized([TextRow(Place(1), "Cat cat")], cased, None)
+    found = tokenized([TextRow(RowPosition(1), "Cat cat")], cased, None)
     assert words_of(found, 0) == ["[CLS]", "[UNK]", "cat", "[SEP]"]
     assert (cased.special_ids, cased.pad_id, cased.mask_id) == ((0, 1, 2, 3, 4), 0, 4)
     assert cased.vocabulary_size == len(VOCABULARY)

@@ -16,14 +16,14 @@ from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizer import RowTokenizer
-from gaudi_bert.rows.types import BadRow, Place, Row, Sequences, TextRow
+from gaudi_bert.rows.types import BadRow, Row, RowPosition, Sequences, TextRow
 from gaudi_bert.rows.window_plan import WindowPlan
 from gaudi_bert.tasks import answers as module
 from gaudi_bert.tasks.answers import ModelRows, StreamResult, open_answers, shown_progress
 from tests.builders.reporters import QUIET
 
-ROWS: list[Row] = [TextRow(Place(number), f"text {number}") for number in range(1, 24)]
-BAD = TextRow(Place(8), "too long")
+ROWS: list[Row] = [TextRow(RowPosition(number), f"text {number}") for number in range(1, 24)]
+BAD = TextRow(RowPosition(8), "too long")
 EXPECTED = b"".join(b"<%d>\n" % number for number in range(1, 24))
 
 
@@ -41,7 +41,7 @@ class Answer:
         if self.windows == self.dies_in:
             raise KilledError
         self.windows += 1
-        return b"".join(b"<%d>\n" % row.place.number for row in window)
+        return b"".join(b"<%d>\n" % row.position.number for row in window)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def test_a_pipe_must_bring_the_same_rows_again(tmp_path: Path) -> None:
     out = tmp_path / "x.jsonl"
     with pytest.raises(KilledError):
         run(out, Answer(3), replayable=False)
-    others: list[Row] = [TextRow(Place(1), "another"), *ROWS[1:]]
+    others: list[Row] = [TextRow(RowPosition(1), "another"), *ROWS[1:]]
     with pytest.raises(InputError, match="brings other rows than those answered already"):
         run(out, Answer(), others, replayable=False)
     with pytest.raises(InputError, match="brings other rows"):
@@ -194,7 +194,7 @@ def test_a_row_that_was_fixed_keeps_the_windows_before_it(tmp_path: Path, number
     with pytest.raises(KilledError):
         run(out, Answer(3), data="as it was")
     after = Answer()
-    run(out, after, [*ROWS[: number - 1], TextRow(Place(99), "fixed"), *ROWS[number:]], data="fixed")
+    run(out, after, [*ROWS[: number - 1], TextRow(RowPosition(99), "fixed"), *ROWS[number:]], data="fixed")
     assert after.windows == windows
     assert out.read_bytes() == EXPECTED.replace(b"<%d>" % number, b"<99>")
 

@@ -26,7 +26,7 @@ from gaudi_bert.model.sequences import join_sequences
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
-from gaudi_bert.rows.types import Place, TextRow
+from gaudi_bert.rows.types import RowPosition, TextRow
 from gaudi_bert.tasks.models.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.train import train
@@ -205,7 +205,7 @@ def test_packs_are_served(tmp_path: Path) -> None:
     assert sizes == {"B": 2, "L": 64, "S": 16}
     assert (out / "assets" / "vocab.txt").is_file()
     texts = TEXTS[:5]
-    rows = [TextRow(Place(number), text) for number, text in enumerate(texts, 1)]
+    rows = [TextRow(RowPosition(number), text) for number, text in enumerate(texts, 1)]
     tokenizer = open_tokenizer(tmp_path / "m")
     sequences = tokenize_rows(rows, tokenizer, task=None, settings=TaskSettings(), max_sequence_length=64)
     packs = Packs(np.array([4, 1, 0, 3, 2]), np.array([0, 3, 5]))

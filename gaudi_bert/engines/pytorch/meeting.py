@@ -37,7 +37,7 @@ _ERRORS = {error.exit_code: error for error in (FailedError, InputError, Stopped
 
 
 @dataclass(frozen=True)
-class _Place:
+class _MeetingPoint:
     """Where processes meet, how long they wait there, and who this one is."""
 
     launch: Launch
@@ -69,14 +69,14 @@ def meet(launch: Launch, seconds: float, facts: Mapping[str, Any]) -> Any:
         InputError: rank 0 cannot listen, or `facts` differ.
         StoppedError: one of them is stopped on request.
     """
-    place = _Place(launch, os.environ[MASTER_ADDRESS], int(os.environ[MASTER_PORT]), seconds)
-    with _lost_as_failure(place):
-        store = _open_store(place)
+    point = _MeetingPoint(launch, os.environ[MASTER_ADDRESS], int(os.environ[MASTER_PORT]), seconds)
+    with _lost_as_failure(point):
+        store = _open_store(point)
         try:
-            _introduce(store, place, facts)
-            _agree(store, place)
+            _introduce(store, point, facts)
+            _agree(store, point)
         except KeyboardInterrupt:
-            _tell(store, StoppedError(f"{place} was stopped on request before training had started; run it again"))
+            _tell(store, StoppedError(f"{point} was stopped on request before training had started; run it again"))
             raise
         except GaudiBertError as error:
             _tell(store, error)
@@ -85,32 +85,32 @@ def meet(launch: Launch, seconds: float, facts: Mapping[str, Any]) -> Any:
 
 
 @contextmanager
-def _lost_as_failure(place: _Place) -> Iterator[None]:
+def _lost_as_failure(point: _MeetingPoint) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split("\n")[0].split())
         raise FailedError(
-            f"{place}: another process was lost while they met at {place.host}, port {place.port} ({reason}); "
+            f"{point}: another process was lost while they met at {point.host}, port {point.port} ({reason}); "
             "the same command tries again"
         ) from error
 
 
-def _open_store(place: _Place) -> Any:
+def _open_store(point: _MeetingPoint) -> Any:
     """The store of rank 0, or of torchrun, which has one of its own."""
     of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    listens = place.launch.rank == 0 and not of_torchrun
+    listens = point.launch.rank == 0 and not of_torchrun
     if listens:
-        _check_port(place)
+        _check_port(point)
     else:
         hopeless = (
             f"see that rank 0 runs, and that {MASTER_ADDRESS} and {MASTER_PORT} are right; the same command tries again"
         )
-        place.wait(lambda: _silence(place), hopeless)
+        point.wait(lambda: _silence(point), hopeless)
     store = torch_distributed.TCPStore(
-        place.host,
-        place.port,
-        place.launch.size,
+        point.host,
+        point.port,
+        point.launch.size,
         listens,
         timeout=timedelta(seconds=_ANSWER_SECONDS),
         wait_for_workers=False,
@@ -119,51 +119,51 @@ def _open_store(place: _Place) -> Any:
     return torch_distributed.PrefixStore(f"gaudi-bert/{attempt}", store)
 
 
-def _check_port(place: _Place) -> None:
+def _check_port(point: _MeetingPoint) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", place.port))
+            probe.bind(("", point.port))
         except OSError as error:
             raise InputError(
-                f"{place}: cannot listen at {MASTER_PORT} = {place.port} ({error.strerror}); "
+                f"{point}: cannot listen at {MASTER_PORT} = {point.port} ({error.strerror}); "
                 "set another one, the same in all processes, or end what listens there"
             ) from error
 
 
-def _silence(place: _Place) -> str | None:
+def _silence(point: _MeetingPoint) -> str | None:
     """Why rank 0 does not answer; None if something does."""
     try:
-        socket.create_connection((place.host, place.port), _CONNECT_SECONDS).close()
+        socket.create_connection((point.host, point.port), _CONNECT_SECONDS).close()
     except OSError as error:
-        return f"rank 0 does not answer at {place.host}, port {place.port} ({error.strerror or error})"
+        return f"rank 0 does not answer at {point.host}, port {point.port} ({error.strerror or error})"
     return None
 
 
-def _introduce(store: Any, place: _Place, facts: Mapping[str, Any]) -> None:
+def _introduce(store: Any, point: _MeetingPoint, facts: Mapping[str, Any]) -> None:
     """Say who this process is; rank 0 waits for all and decides."""
-    _set(store, f"hello/{place.launch.rank}", {"host": socket.gethostname(), "facts": dict(facts)})
-    if place.launch.rank == 0:
-        place.wait(lambda: _absent(store, place, "hello"), "see their errors; the same command tries again")
-        difference = next(filter(None, (_difference(store, rank) for rank in range(1, place.launch.size))), None)
+    _set(store, f"hello/{point.launch.rank}", {"host": socket.gethostname(), "facts": dict(facts)})
+    if point.launch.rank == 0:
+        point.wait(lambda: _absent(store, point, "hello"), "see their errors; the same command tries again")
+        difference = next(filter(None, (_difference(store, rank) for rank in range(1, point.launch.size))), None)
         if difference is not None:
             raise InputError(difference)
         _set(store, "verdict", {"text": "", "exit_code": 0})
 
 
-def _agree(store: Any, place: _Place) -> None:
+def _agree(store: Any, point: _MeetingPoint) -> None:
     """Wait for what is decided, and then until every process has heard it."""
     hopeless = "see the error of rank 0; the same command tries again"
-    place.wait(lambda: None if _is_decided(store) else "not all ranks have come", hopeless)
-    store.set(f"ready/{place.launch.rank}", "")
-    place = _Place(place.launch, place.host, place.port, _ANSWER_SECONDS)
-    place.wait(lambda: _absent(store, place, "ready"), "it was lost; the same command tries again")
+    point.wait(lambda: None if _is_decided(store) else "not all ranks have come", hopeless)
+    store.set(f"ready/{point.launch.rank}", "")
+    point = _MeetingPoint(point.launch, point.host, point.port, _ANSWER_SECONDS)
+    point.wait(lambda: _absent(store, point, "ready"), "it was lost; the same command tries again")
 
 
-def _absent(store: Any, place: _Place, what: str) -> str | None:
+def _absent(store: Any, point: _MeetingPoint, what: str) -> str | None:
     """Which processes have not come."""
     _is_decided(store)
-    absent = [str(rank) for rank in range(place.launch.size) if not store.check([f"{what}/{rank}"])]
+    absent = [str(rank) for rank in range(point.launch.size) if not store.check([f"{what}/{rank}"])]
     shown = f"{', '.join(absent[:8])}{', ...' if len(absent) > 8 else ''}"
     return f"rank{'s' if len(absent) > 1 else ''} {shown} did not come" if absent else None
 
