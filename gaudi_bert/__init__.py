@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PackedHistogram", "PackedLengths", "Packs", "__version__", "pack_histogram", "pack_lengths"]
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 
 def __getattr__(name: str) -> Any:
