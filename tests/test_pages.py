@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders.bert_folder import WORDS, make_row, sentence, write_bert, write_rows, write_tokenizer
+from tests.builders.bert_folder import make_row, sentence, write_bert, write_rows, write_tokenizer
 from tests.builders.command_line import Done, run_command
 from tests.builders.effort import once
 from tests.builders.pages import PAGES, ROOT, Block, blocks, name
@@ -120,10 +120,6 @@ def _write_tokenizer_json(folder: Path) -> None:
 def _write_tables(folder: Path) -> None:
     (folder / "dataset").mkdir()
     write_parquet(folder / "dataset" / "rows.parquet", random_rows(150, 2048, 3), row_group_size=50)
-    (folder / "bert-rows").mkdir()
-    rows = [[WORDS.index(word) + 5 for word in sentence(np.random.default_rng(seed))] for seed in range(90)]
-    for file in range(2):
-        write_parquet(folder / "bert-rows" / f"{file}.parquet", [{"input_ids": row} for row in rows[file::2]])
 
 
 # Each page has a folder of its own, which holds what the page presupposes (`make_page_data`) and nothing else.
@@ -134,7 +130,7 @@ PRESUPPOSED = {
     "docs/finetuning.md": "train.jsonl dev.jsonl train.tsv names.txt MODEL bert-base-cased pipelines work",
     "docs/leaks.md": "my-bert",
     "docs/object-stores.md": "",
-    "docs/pack.md": "my-tfrecords wiki vocab.txt bert-rows",
+    "docs/pack.md": "my-tfrecords wiki vocab.txt dataset",
     "docs/predicting.md": "finetuned comments.jsonl comments.tsv all-MiniLM-L6-v2 train.tsv my-model",
     "docs/pytorch.md": "my-tfrecords my-bert",
     "docs/recipes.md": "texts my-bert all-MiniLM-L6-v2 comments.jsonl train.jsonl dev.jsonl wiki.yaml",
