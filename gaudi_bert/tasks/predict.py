@@ -82,11 +82,11 @@ def predict(
             raise InputError(f"task.name = {name}: {problem}")
         # The columns that the model was trained on are defaults: those that are named here must apply.
         settings = TaskSettings.model_construct(_fields_set=set(changes), **{**dict(described.settings), **changes})
+        _check_groups(options, settings, described.task, out)
         read_first_row(rows_file, described.task, settings, reporter)
         folder = TaskModel(path)
         length = options.sequence_length(folder.positions, folder.usual_length)
         rows = ModelRows(rows_file, settings, folder.tokenizer, length, folder.task, folder.labels)
-        _check_groups(options, settings, folder.task, out)
         chosen: dict[str, Any] = {
             "max_sequence_length": length,
             "precision": options.precision,
