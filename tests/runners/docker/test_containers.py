@@ -305,7 +305,7 @@ def test_this_machines_places_are_left_out_of_the_settings(tmp_path: Path) -> No
 
 def test_a_run_in_a_bucket_leaves_nothing_here_and_shows_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen = FakeEngine(), []
-    monkeypatch.setattr(run_module, "Engine", lambda: engine)
+    monkeypatch.setattr(run_module, "Daemon", lambda: engine)
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     scratch = tmp_path / "scratch"
