@@ -23,6 +23,8 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /etc/ssh/ssh_host_* \
  && mkdir -p /run/sshd
 
+# One of the two stages above, not an image.
+# hadolint ignore=DL3006
 FROM base-${ENGINE} AS base
 
 FROM base AS requirements

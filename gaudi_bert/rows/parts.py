@@ -161,6 +161,8 @@ def complete_file(path: str | Path, settings: TaskSettings) -> RowPart:
     """A file, or standard input, as one part; its format is the given one, or by its ending."""
     if str(path) == STANDARD_INPUT:  # which holds JSON lines
         return RowPart(source_name(path), None, settings.format or "jsonl", encoding=settings.encoding)
+    if Path(path).is_dir():
+        raise InputError(f"{path}: cannot read: Is a directory; give a file in it")
     kind = settings.format or _format_by_ending(path)
     if kind is None:
         raise InputError(f"{path}: unknown ending; known are {', '.join(ENDINGS)} (and .gz, .zst), or give --format jsonl")

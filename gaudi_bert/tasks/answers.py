@@ -229,11 +229,11 @@ def shown_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> I
         raise
 
 
-def read_first_row(rows_file: str, task: TaskName | None, settings: TaskSettings, reporter: Reporter) -> None:
-    """Say what is read of a file, or refuse it, before a model is opened, which takes seconds; a pipe is read once only."""
+def check_first_row(rows_file: str, task: TaskName | None, settings: TaskSettings, *, labelled: bool = False) -> None:
+    """Refuse a file before a model is opened, which takes seconds; a pipe is read once only."""
     if rows_file == STANDARD_INPUT:
         return
-    rows = rows_of_part(complete_file(rows_file, settings), task, settings, say=reporter.say)
+    rows = rows_of_part(complete_file(rows_file, settings), task, settings, labelled=labelled)
     next(good_rows(rows, settings.on_bad_row), None)
 
 
@@ -258,7 +258,7 @@ class AnswerStream:
             return
         total = 0
         if not self._rows.from_pipe:
-            for window in windows(self._rows.read(), WINDOW_ROWS):
+            for window in windows(self._rows.read(self._reporter.say), WINDOW_ROWS):
                 self._rows.check(window)
                 total += len(window)
         remaining = windows(self._rows.read(self._reporter.say if self._rows.from_pipe else None), WINDOW_ROWS)

@@ -16,6 +16,7 @@ from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.tasks.answers import check_first_row
 from gaudi_bert.tasks.coupled_job import CoupledJob, is_coupled
 from gaudi_bert.tasks.finetune_job import FineTuneJob
 from gaudi_bert.training.results import DryRun, FineTuneInput
@@ -50,6 +51,9 @@ def finetune(
             )
     paths = (files.data, files.evaluation_data, files.model, files.vocabulary)
     with local_copies(paths, settings.store) as copies:
+        name = settings.task.name
+        if name is not None:
+            check_first_row(str(copies[0]), name, settings.task, labelled=not name.endswith("-language-modelling"))
         kind = CoupledJob if is_coupled(settings.task) else FineTuneJob
         job = kind(settings, FineTuneInput(*copies), Path(out))  # type: ignore[arg-type]
         return run_job(job, settings, out, reporter=reporter, overwrite=overwrite, dry_run=dry_run)

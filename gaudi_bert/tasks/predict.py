@@ -34,9 +34,9 @@ from gaudi_bert.tasks.answers import (
     PredictOptions,
     StreamResult,
     check_choice,
+    check_first_row,
     local_files,
     open_answers,
-    read_first_row,
     shown_progress,
 )
 from gaudi_bert.tasks.models.folders import Encoder, TaskModel
@@ -83,7 +83,7 @@ def predict(
         # The columns that the model was trained on are defaults: those that are named here must apply.
         settings = TaskSettings.model_construct(_fields_set=set(changes), **{**dict(described.settings), **changes})
         _check_groups(options, settings, described.task, out)
-        read_first_row(rows_file, described.task, settings, reporter)
+        check_first_row(rows_file, described.task, settings)
         folder = TaskModel(path)
         length = options.sequence_length(folder.positions, folder.usual_length)
         rows = ModelRows(rows_file, settings, folder.tokenizer, length, folder.task, folder.labels)
@@ -229,7 +229,7 @@ def embed(
     ):
         check_model(path)
         check_finished(path)
-        read_first_row(rows_file, None, settings, reporter)
+        check_first_row(rows_file, None, settings)
         own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
         prompt = _prompt(path, own, options)
         folder = Encoder(path)

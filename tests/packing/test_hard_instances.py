@@ -40,10 +40,13 @@ EACH = 12 if LONG else 2
 
 @pytest.mark.parametrize("kind", ["t60", "t120", "hard28", "ai201"])
 def test_of_the_literature(kind: str) -> None:
+    above = 0
     for instance in bin_packing(kind)[-EACH:]:
         packs, bound = solved(instance.counts, len(instance.counts))
-        assert bound <= instance.bins
-        assert packs == instance.bins, instance.name
+        assert bound <= instance.bins <= packs <= instance.bins + 1, instance.name
+        above += packs - instance.bins
+    # docs/packing.md: of Hard28 not every optimum is found.
+    assert above <= (EACH // 4 if kind == "hard28" else 0)
 
 
 # --- made
