@@ -18,10 +18,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from measuring import show_processor
+from measuring import measured, show_processor
 from peers import PEERS, ListedLengths
 
-from gaudi_bert.common.progress import Reporter, measured
+from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packing.algorithms import depth_of, pack_histogram
 from gaudi_bert.packing.heuristics import shuffled_lengths
 from gaudi_bert.packing.histogram import Histogram

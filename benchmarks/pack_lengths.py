@@ -21,9 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from measuring import show, show_processor
-
-from gaudi_bert.common.progress import measured
+from measuring import measured, show, show_processor
 
 
 def lengths_of(sequences: int, row: int) -> np.ndarray:

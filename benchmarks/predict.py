@@ -86,7 +86,7 @@ def ours(model: Path, precision: Literal["float32", "bfloat16"] = "float32") -> 
     from gaudi_bert.config.sections import TaskSettings
     from gaudi_bert.rows.tokenizer import open_tokenizer
     from gaudi_bert.rows.tokenizing import tokenize_rows
-    from gaudi_bert.rows.types import Place, TextRow
+    from gaudi_bert.rows.types import RowPosition, TextRow
     from gaudi_bert.rows.window_plan import PackRunner, plan_window
     from gaudi_bert.training.weights import read_weights
 
@@ -97,7 +97,7 @@ def ours(model: Path, precision: Literal["float32", "bfloat16"] = "float32") -> 
     settings = TaskSettings(too_long="truncate")
 
     def encode(texts: list[str]) -> Any:
-        rows = [TextRow(Place(number), text) for number, text in enumerate(texts, 1)]
+        rows = [TextRow(RowPosition(number), text) for number, text in enumerate(texts, 1)]
         sequences = tokenize_rows(rows, tokenizer, task=None, settings=settings, max_sequence_length=256)
         return runner.run(sequences, plan_window(sequences.lengths, hidden_size=hidden))
 

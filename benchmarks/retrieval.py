@@ -36,7 +36,7 @@ from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
-from gaudi_bert.rows.types import Place, Sequences, TupleRow
+from gaudi_bert.rows.types import RowPosition, Sequences, TupleRow
 from gaudi_bert.tasks.coupled import CoupledData, CoupledObjective
 from gaudi_bert.tasks.kinds.embedding import Embedding, texts_of_rows
 from gaudi_bert.tasks.models.task_models import start_weights
@@ -67,7 +67,7 @@ class Packed:
     def __init__(self, model: Path, pairs: list[Pair], size: int, micro_batches: int) -> None:
         self.task, self.tokenizer = Embedding(TaskSettings(name="embedding")), open_tokenizer(model)
         start = start_weights(model, self.task)
-        self.rows = tuple(TupleRow(Place(number), pair) for number, pair in enumerate(pairs, start=1))
+        self.rows = tuple(TupleRow(RowPosition(number), pair) for number, pair in enumerate(pairs, start=1))
         sequences = self.tokenized(self.rows)
         coupled = self.task.coupled(sequences, self.rows)
         self.stream = RowStream(sequences.lengths, coupled.groups, size, 1, 5)
