@@ -19,6 +19,7 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.tasks.answers import check_first_row
 from gaudi_bert.tasks.coupled_job import CoupledJob, is_coupled
 from gaudi_bert.tasks.finetune_job import FineTuneJob
+from gaudi_bert.tasks.task_data import is_labelled
 from gaudi_bert.training.results import DryRun, FineTuneInput
 from gaudi_bert.training.run import run_job
 
@@ -53,7 +54,7 @@ def finetune(
     with local_copies(paths, settings.store) as copies:
         name = settings.task.name
         if name is not None:
-            check_first_row(str(copies[0]), name, settings.task, labelled=not name.endswith("-language-modelling"))
+            check_first_row(str(copies[0]), name, settings.task, labelled=is_labelled(name))
         kind = CoupledJob if is_coupled(settings.task) else FineTuneJob
         job = kind(settings, FineTuneInput(*copies), Path(out))  # type: ignore[arg-type]
         return run_job(job, settings, out, reporter=reporter, overwrite=overwrite, dry_run=dry_run)

@@ -59,6 +59,11 @@ def file_identity(path: Path) -> str:
     return f"{path.name}:{digest.hexdigest()}"
 
 
+def is_labelled(task: TaskName) -> bool:
+    """Whether training rows of a task hold what is to be answered; a language model takes it from the text."""
+    return not task.endswith("-language-modelling")
+
+
 def labels_of(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, ...]:
     """The names of all labels of a file of rows (or those that `task.labels` names); () for a task without any."""
     names = find_labels(read_rows(path, task, settings, labelled=True), task, settings.labels)
@@ -105,7 +110,7 @@ def tokenized_file(
 
     if task == "embedding":
         return tokenized_texts(path, settings, tokenizer, max_sequence_length, say, left_out)
-    labelled = not task.endswith("-language-modelling")
+    labelled = is_labelled(task)
     left_out = left_out or LeftOut()
     parts, counts, all_rows = [], [], []
     for window in windows(read_rows(path, task, settings, labelled=labelled, say=say, left_out=left_out), _WINDOW_ROWS):
