@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gaudi_bert.artefacts.results import GroupsResult, NothingToCount, StageOutput
 from gaudi_bert.cli import arguments, output, table_commands
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, count_of
+
+if TYPE_CHECKING:  # they need numpy, and `--help` does without
+    from gaudi_bert.artefacts.packed import Conversion, Verification
 
 
 def prepare(
@@ -83,7 +86,7 @@ def histogram(
     part = arguments.parse_shard(shard)
     counted = part and part_to_count(records, part)
     if part is not None and counted is None:
-        output.print_result({"files": 0, "skipped": True}, json, output.describe_histogram)
+        output.print_result(NothingToCount(0, skipped=True), json, output.describe_histogram)
         return
     result = histogram.histogram(
         records,
@@ -124,7 +127,7 @@ def plan(
     )
     # A shell's `histograms/*.json` also matches the settings stored next to each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
-    describe, reporter = partial(output.describe_groups, verbose=verbose), Reporter()
+    describe, reporter = partial(output.describe_plan, verbose=verbose), Reporter()
     if part is not None:
         shared = plan_part(counted, out, settings, part, reporter=reporter, overwrite=overwrite, workers=workers)
         output.print_result(shared, json, describe)
@@ -158,12 +161,12 @@ def write(
     shards, reporter = _shard_settings(set_, plan), Reporter()
     if part is not None:
         shared = write_part(records, plan, out, part, shards=shards, reporter=reporter, overwrite=overwrite, workers=workers)
-        output.print_result(shared, json, output.describe_groups)
+        output.print_result(shared, json, output.describe_written)
         return
     written = write.write(
         records, plan, out, finish=finish, shards=shards, reporter=reporter, overwrite=overwrite, workers=workers
     )
-    describe = partial(output.describe_packing, out=out, verbose=verbose)
+    describe = partial(output.describe_written, out=out, verbose=verbose)
     output.print_result(written, json, describe, output.words_of("verify", records, out))
 
 
@@ -263,12 +266,8 @@ def pack(
     )
     if verify:
         packed = replace(packed, verified=verify_packs(records, out, reporter=Reporter(), workers=workers))
-    describe = partial(_describe_packed, out=out, verbose=verbose)
+    describe = partial(output.describe_packed, out=out, verbose=verbose)
     output.print_result(packed, json, describe, output.words_of("train", "--data", out, "--out", "run/"))
-
-
-def _describe_packed(result: Mapping[str, Any], out: Path, verbose: bool) -> list[str]:
-    return [*output.describe_packing(result, out, verbose), *table_commands.verified_lines(result)]
 
 
 def verify(
@@ -296,7 +295,7 @@ def verify(
     from gaudi_bert.tfrecords import verify
 
     reporter = Reporter()
-    result: object
+    result: StageOutput[Verification] | GroupsResult
     if part is not None:
         result = verify.verify_part(records, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
     elif finish:
@@ -333,9 +332,10 @@ def convert(
     output.print_result(result, json, _describe_conversion)
 
 
-def _describe_conversion(result: Mapping[str, Any]) -> list[str]:
-    counted = f"{count_of(result['packs'], 'pack')} in {count_of(result['files'], 'file')}"
-    return [f"{result['format']}: {counted}{output.skipped_note(result)}"]
+def _describe_conversion(converted: StageOutput[Conversion]) -> list[str]:
+    written = converted.content
+    counted = f"{count_of(written.packs, 'pack')} in {count_of(written.files, 'file')}"
+    return [f"{written.format}: {counted}{output.skipped_note(converted.skipped)}"]
 
 
 def inspect(
