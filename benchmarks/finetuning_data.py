@@ -153,7 +153,7 @@ class Tuner:
         spec = ModelSpec(BertConfig(vocab_size=self.vocabulary, **SIZE), task.head)
         model, alone = engine.build(spec, seed=1, compiled=True), Communicator()
         updates = engine.updates(model, settings, alone, self.steps)
-        self._step = TrainingStep(updates, alone, settings, TaskObjective(task), self.steps)
+        self._step = TrainingStep(updates, alone, settings, TaskObjective(task))
         self._batches = task_batches(self.data, task, self.micro_batch, 1000, TrainingOrder(seed=1, shuffle_packs=1))
 
     def run(self, updates: int) -> None:

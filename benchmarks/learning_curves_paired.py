@@ -92,7 +92,7 @@ class Runner:
         self._evaluator = Evaluator(self._model, RecordsEvaluation(held_out, self._config, 64, HELD_OUT), alone)
         settings = TRAINING.model_copy(update={"loss": "token", "seed": 1})
         updates = engine.updates(self._model, TRAINING, alone, 1)
-        self._step = TrainingStep(updates, alone, settings, PretrainingObjective(), 1)
+        self._step = TrainingStep(updates, alone, settings, PretrainingObjective())
 
     def run(self, seed: int) -> Run:
         """The training loss of some early updates, and the held-out loss after each quarter."""

@@ -81,7 +81,7 @@ class Packed:
         network.load_values(start.variables)
         updates = engine.updates(network, settings, Communicator(), micro_batches)
         objective = CoupledObjective(self.task, self.data)
-        self.step = TrainingStep(updates, Communicator(), settings, objective, micro_batches)
+        self.step = TrainingStep(updates, Communicator(), settings, objective)
         self.padding, self.loss = 0.0, 0.0
 
     def tokenized(self, rows: tuple[TupleRow, ...]) -> Sequences:

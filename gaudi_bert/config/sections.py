@@ -6,7 +6,18 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from gaudi_bert.config.values import FREE, Algorithm, Bytes, Delimiter, Depth, Encoding, Engine, Precision, Settings
+from gaudi_bert.config.values import (
+    FREE,
+    Algorithm,
+    Bytes,
+    Delimiter,
+    Depth,
+    Encoding,
+    Engine,
+    Precision,
+    RowLengthChoice,
+    Settings,
+)
 
 # --- data
 
@@ -257,7 +268,7 @@ class TrainingSettings(LoopSettings):
 class FineTuneSettings(LoopSettings):
     """What a model is trained on for a task, and how. Keys mean the same as in `training`.
 
-    `micro_batch_packs` is the most that a micro-batch holds.
+    `micro_batch_packs` is the most that a micro-batch holds; of rows of several lengths, of the longest.
     """
 
     section_name: ClassVar[str] = "finetune"
@@ -277,6 +288,11 @@ class FineTuneSettings(LoopSettings):
         None, description="stage finetune: a folder with the tokenizer; default: where the weights are"
     )
     max_sequence_length: int = Field(128, ge=8, le=8192, description="positions of a pack, and most tokens of a sequence")
+    row_lengths: RowLengthChoice | None = Field(
+        None,
+        description="rows of up to three lengths, as in 512,2048,8192: each sequence goes to the shortest that holds it; "
+        "`auto`: those that cost least; default: all of max_sequence_length, which with given lengths is the last of them",
+    )
     depth: Depth = Field(6, description="most sequences per pack, at most 1,024; or `max` for no limit")
     algorithm: Algorithm = "optimal"
     evaluation_depth: Depth = Field("max", description="the same for evaluations")

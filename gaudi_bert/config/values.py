@@ -98,6 +98,25 @@ MOST_DEPTH = 1024
 Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(_parse_depth)]
 
 
+MOST_ROW_LENGTHS = 3
+
+
+def _parse_row_lengths(value: object) -> object:
+    """`auto`, or lengths as a list or as text with commas; anything else is refused with one message."""
+    if value is None or value == "auto":
+        return value
+    parts = re.findall(r"[^,\s]+", value) if isinstance(value, str) else value
+    numbers = [int(part) if re.fullmatch(r"\d{1,7}", str(part)) else 0 for part in parts] if isinstance(parts, list) else []
+    if not 1 <= len(numbers) <= MOST_ROW_LENGTHS or numbers != sorted(set(numbers)) or numbers[0] < 8:
+        raise ValueError(f"must be auto, or 1 to {MOST_ROW_LENGTHS} lengths from 8, ascending, as in 512,2048,8192")
+    return tuple(numbers)
+
+
+RowLengthChoice = Annotated[
+    Literal["auto"] | tuple[Annotated[int, Field(ge=8, le=2**20)], ...], BeforeValidator(_parse_row_lengths)
+]
+
+
 class _Free:
     """The mark of a setting that may change between two runs in one training folder: it changes nothing of the model."""
 

@@ -56,7 +56,7 @@ def make_step(
     engine: EngineName = "tensorflow",
 ) -> TrainingStep:
     updates = load_engine(engine).updates(model, settings, communicator, micro_batches)
-    return TrainingStep(updates, communicator, settings, PretrainingObjective(settings.loss), micro_batches, denominators)
+    return TrainingStep(updates, communicator, settings, PretrainingObjective(settings.loss), denominators)
 
 
 def run_updates(
