@@ -158,6 +158,14 @@ def describe_task_estimate(result: Mapping[str, Any]) -> list[str]:
         f"  rows of {row['max_sequence_length']}, depth {row['depth']}: the proven minimum is {row['lower_bound']:,}"
         for row in above
     ]
+    chosen = result["chosen"]
+    rows = [f"{packs:,} of {length:,}" for packs, length in zip(chosen["packs"], chosen["lengths"], strict=True)]
+    several = f"{chosen['of_one_length']:.2f} of that of one length, " if len(rows) > 1 else ""
+    if result["task"] != "embedding":
+        lines.append(
+            f"finetune --row-lengths auto: rows {' and '.join(rows)}; estimated cost {several}"
+            f"{chosen['of_padded_batches']:.2f} of that of batches padded to their longest sequence."
+        )
     return lines
 
 

@@ -106,7 +106,11 @@ def _parse_row_lengths(value: object) -> object:
     if value is None or value == "auto":
         return value
     parts = re.findall(r"[^,\s]+", value) if isinstance(value, str) else value
-    numbers = [int(part) if re.fullmatch(r"\d{1,7}", str(part)) else 0 for part in parts] if isinstance(parts, list) else []
+    numbers = (
+        [int(part) if re.fullmatch(r"\d{1,7}", str(part)) else 0 for part in parts]
+        if isinstance(parts, list | tuple)
+        else []
+    )
     if not 1 <= len(numbers) <= MOST_ROW_LENGTHS or numbers != sorted(set(numbers)) or numbers[0] < 8:
         raise ValueError(f"must be auto, or 1 to {MOST_ROW_LENGTHS} lengths from 8, ascending, as in 512,2048,8192")
     return tuple(numbers)

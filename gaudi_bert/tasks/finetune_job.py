@@ -166,7 +166,7 @@ class FineTuneJob(Job[FineTuning]):
 
     def plan(self, processes: int) -> RunPlan:
         """Updates and batches, from epochs and sequences."""
-        return _plan(self._section, self._data, processes, self._settings.resources.processes_per_worker)
+        return plan_run(self._section, self._data, processes, self._settings.resources.processes_per_worker)
 
     def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
         """The rows and their packs, the model, the batches."""
@@ -177,7 +177,7 @@ class FineTuneJob(Job[FineTuning]):
             f"{task.name}{labels}: {len(data.rows):,} rows of {data.path}, {len(data.sequences):,} sequences, "
             f"{tokens:.1f} tokens on average, rows of {rows}",
             *(
-                f"{packing.packs:,} packs{of_length} of depth {packing.depth_used}, "
+                f"{count_of(packing.packs, 'pack')}{of_length} of depth {packing.depth_used}, "
                 f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
                 f"no packing of this depth has fewer than {packing.lower_bound:,}"
                 for length, packing in zip(data.lengths, data.packings, strict=True)
@@ -300,7 +300,8 @@ class FineTuneJob(Job[FineTuning]):
                 handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
 
-def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
+def plan_run(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
+    """Updates and batches, from epochs and sequences."""
     factor, most = data.packing_factor, section.micro_batch_packs
     micro_batch, steps = _batch_of(section.batch_sequences, factor * processes, most)
     rows = _row_batches(section, data, processes) if len(data.lengths) > 1 else ()
