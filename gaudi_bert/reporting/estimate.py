@@ -51,6 +51,10 @@ WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "g
 PICTURE_ENDINGS = (".png", ".svg")
 
 
+EstimateRow = Estimate
+"""A row of `EstimateResult`."""
+
+
 @dataclass(frozen=True)
 class UnpaddingRow:
     """Expected speed-up on some accelerators: un-padding as the paper measured it, an ideal one of these data, packing."""
@@ -281,7 +285,7 @@ class _TaskEstimateRow:
 
 
 @dataclass(frozen=True)
-class _TaskEstimate:
+class TaskEstimate:
     """What `estimate --task` prints; lengths in tokens, before anything is cut."""
 
     source: str
@@ -301,7 +305,7 @@ def estimate_task(
     depths: Sequence[str | int],
     reporter: Reporter,
     store: StoreSettings | None = None,
-) -> _TaskEstimate:
+) -> TaskEstimate:
     """Tokenize the rows, and pack their lengths optimally in many ways; longer sequences count as cut."""
     if settings.name is None:
         raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
@@ -326,7 +330,7 @@ def estimate_task(
                 )
             )
             task.advance()
-    return _TaskEstimate(data, settings.name, len(lengths), float(lengths.mean()), int(lengths.max()), rows)
+    return TaskEstimate(data, settings.name, len(lengths), float(lengths.mean()), int(lengths.max()), rows)
 
 
 def _lengths(data: str, model: Path, settings: TaskSettings, reporter: Reporter) -> IntArray:
