@@ -54,6 +54,10 @@ WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "g
 PICTURE_ENDINGS = (".png", ".svg")
 
 
+EstimateRow = Estimate
+"""A row of `EstimateResult`."""
+
+
 @dataclass(frozen=True)
 class UnpaddingRow:
     """Expected speed-up on some accelerators: un-padding as the paper measured it, an ideal one of these data, packing."""
@@ -295,7 +299,7 @@ class _ChosenRows:
 
 
 @dataclass(frozen=True)
-class _TaskEstimate:
+class TaskEstimate:
     """What `estimate --task` prints; lengths in tokens, before anything is cut.
 
     `chosen` is what `finetune --row-lengths auto` would take for a model of the size in the folder.
@@ -319,7 +323,7 @@ def estimate_task(
     depths: Sequence[str | int],
     reporter: Reporter,
     store: StoreSettings | None = None,
-) -> _TaskEstimate:
+) -> TaskEstimate:
     """Tokenize the rows, and pack their lengths optimally in many ways; longer sequences count as cut."""
     if settings.name is None:
         raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
@@ -345,7 +349,7 @@ def estimate_task(
                 )
             )
             task.advance()
-    return _TaskEstimate(data, settings.name, len(lengths), float(lengths.mean()), int(lengths.max()), rows, chosen)
+    return TaskEstimate(data, settings.name, len(lengths), float(lengths.mean()), int(lengths.max()), rows, chosen)
 
 
 def _chosen_rows(lengths: IntArray, config: Path, depth: int | str) -> _ChosenRows:

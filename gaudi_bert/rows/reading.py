@@ -167,7 +167,7 @@ def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings,
         columns = {"anchor", "positive", "negative", "text", "text_pair", "label"}
     columns -= set() if labelled else {"label", "tags"}
     for key in _COLUMNS:
-        if key in settings.model_fields_set and not (has_columns and key in columns):
+        if key in settings.named and not (has_columns and key in columns):
             option = f"{_OPTIONS[key]} (task.{key})" if key in _OPTIONS else f"task.{key}"
             reason = f"no {key} is read here" if has_columns else "this file has no named columns"
             raise InputError(f"{part.name}: {option} does not apply, {reason}; leave it out")

@@ -356,7 +356,7 @@ def _single_container(run: DockerRun, stage: str) -> Container:
 
 def _command(run: DockerRun, stage: str, on_cards: bool) -> list[str]:
     command = ["gaudi-bert", "run", os.path.abspath(run.pipeline), "--work", run.parent]
-    command += ["--stages", stage, "--json", *run.flags]
+    command += ["--stages", stage, *run.flags]
     if not STAGES[stage].trains and "--workers" not in run.flags:
         # Each process takes memory, and the container's is limited.
         command += ["--workers", str(run.settings.resources.data_processes)]
