@@ -108,6 +108,7 @@ def test_thousands_of_lengths() -> None:
     assert prove_bound(counts, 4).bound <= packs_of(optimum.mixture)
 
 
+@pytest.mark.slow
 def test_what_the_search_leaves_far_from_the_bound_is_packed_by_nnls_too() -> None:
     """201 sequences that fill 67 packs without a slot left, of which the search finds no more than the 68th and 69th."""
     counts = perfect_triplets(2500, 201)
