@@ -51,7 +51,7 @@ ARMS = tuple(dict.fromkeys(itertools.chain.from_iterable(PAIRS.values())))
 
 def one_to_a_row(batch: Batch) -> Batch:
     """The sequences of a batch of packs, each in a row of its own; the rows that are left hold nothing."""
-    from gaudi_bert.model.sequences import join_sequences, split_packs
+    from gaudi_bert.model.features import join_sequences, split_packs
 
     rows = [[placed.sequence] for placed in split_packs(batch)]
     empty = MOST_SEQUENCES - len(rows)
