@@ -108,7 +108,7 @@ class Packed:
         network.load_values(start.variables)
         updates = engine.updates(network, settings, Communicator(), shape.micro_batches)
         objective = CoupledObjective(self.planned.task, self.data)
-        self.step = TrainingStep(updates, Communicator(), settings, objective, shape.micro_batches)
+        self.step = TrainingStep(updates, Communicator(), settings, objective)
 
     def run(self, updates: int) -> None:
         """So many updates more; a run tokenizes before, the others as they go."""

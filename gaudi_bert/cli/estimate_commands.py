@@ -21,7 +21,7 @@ _Picture = Annotated[Path | None, typer.Option(help="Also draw a chart, as PNG o
 @arguments.reads_rows("label_column", "too_long")
 def estimate(
     source: Annotated[
-        str,
+        list[str],
         typer.Argument(
             help="TFRecords, HDF5, a table, a histogram.json, a shipped one (wikipedia-512), or with --task a file of rows.",
             show_default=False,
@@ -47,14 +47,15 @@ def estimate(
     """Show what packing would give at each depth and with each algorithm; nothing is written."""
     from gaudi_bert.reporting import estimate
 
+    data = arguments.one_source(source)
     if task is not None:
-        _estimate_task(source, task, model, row_lengths, depths or "3,6,12,max", rows, set_, json)
+        _estimate_task(data, task, model, row_lengths, depths or "3,6,12,max", rows, set_, json)
         return
     for option, _ in rows.by_key().values():
         raise InputError(f"{option} is for rows of text; say of which task they are with --task")
     requested = (depths or "1,2,3,4,8,max").split(",")
     result = estimate.estimate(
-        source,
+        data,
         depths=requested,
         algorithms=algorithms.split(","),
         picture=picture,
@@ -160,6 +161,14 @@ def describe_task_estimate(result: TaskEstimate) -> list[str]:
     lines += [
         f"  rows of {row.max_sequence_length}, depth {row.depth}: the proven minimum is {row.lower_bound:,}" for row in above
     ]
+    chosen = result.chosen
+    packs = [f"{packs:,} of {length:,}" for packs, length in zip(chosen.packs, chosen.lengths, strict=True)]
+    several = f"{chosen.of_one_length:.2f} of that of one length, " if len(packs) > 1 else ""
+    if result.task != "embedding":
+        lines += [
+            f"finetune --row-lengths auto: rows {' and '.join(packs)}, of an estimated cost of",
+            f"  {several}{chosen.of_padded_batches:.2f} of that of batches padded to their longest sequence",
+        ]
     return lines
 
 

@@ -21,7 +21,6 @@ from gaudi_bert.config.pipeline import (
     section_from_options,
     settings_page,
 )
-from gaudi_bert.config.problems import allowed_values, full_keys
 from gaudi_bert.config.sections import (
     FineTuneSettings,
     ModelSettings,
@@ -30,7 +29,7 @@ from gaudi_bert.config.sections import (
     TokenizeSettings,
     TrainingSettings,
 )
-from gaudi_bert.config.values import free_settings, parse_bytes
+from gaudi_bert.config.values import allowed_values, free_settings, full_keys, parse_bytes
 from tests.builders.command_line import foreign_prose
 
 
