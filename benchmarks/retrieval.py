@@ -131,7 +131,7 @@ class Padded:
         from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
         from transformers import TrainerCallback
 
-        self.tokens, self.positions = 0, 0
+        self.tokens, self.positions, self.loss = 0, 0, torch.zeros(())
         self.width, self.go, self.done = width, threading.Semaphore(0), threading.Semaphore(0)
         side, opened = self, SentenceTransformer(str(model), device="cpu")
         opened.max_seq_length, self.preprocess = LONGEST, opened.preprocess
@@ -148,9 +148,8 @@ class Padded:
                 return side.loss
 
         class Trainer(SentenceTransformerTrainer):
-            def get_batch_sampler(self, dataset: Any, batch_size: int, **_: Any) -> Any:
-                order = torch.utils.data.SequentialSampler(dataset)
-                return torch.utils.data.BatchSampler(order, batch_size, drop_last=True)
+            def get_batch_sampler(self, dataset: Any, *_: Any, **__: Any) -> Any:
+                return torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(dataset), size, drop_last=True)
 
         columns = dict(zip(("anchor", "positive"), map(list, zip(*pairs, strict=True)), strict=True))
         folder = tempfile.mkdtemp(dir=model.parent)
