@@ -232,8 +232,8 @@ class TorchBert(TorchModel):
     def _network(self, parameters: Tensors, training: bool = False) -> Network:
         """Attention is one operation on a GPU, and on a CPU where nothing is dropped: with its dropout it is slower there.
 
-        On Gaudi it stays in products, whose types autocast's lists decide, unless the vendor's kernel is asked for: PyTorch
-        has no kernel of its operation there, and would compute products of bfloat16 in float32.
+        On Gaudi it stays in products, whose types autocast's lists decide, unless the vendor's kernel is asked for: what
+        PyTorch's operation is computed by there is not documented.
         """
         drops = training and self.config.attention_probs_dropout_prob > 0
         attention = plain_attention if self.device.type == "cpu" and drops else self._attention
