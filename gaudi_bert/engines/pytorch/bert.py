@@ -33,7 +33,7 @@ _Parameters = Mapping[str, Tensor]
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 """Query, key, value, bias and the rate of dropout to the context of every query, [B, N, P, D]."""
 _DROPOUT_STEPS = 1 << 16
-_LEAST_WORK = 1 << 22  # of a product, in multiplications: below it, what a call of oneDNN costs is most of its time
+_LEAST_WORK = 1 << 22  # of two matrices, in multiplications: below it, what a call of oneDNN costs is most of its time
 _EAGER = (Tensor, torch.nn.Parameter)  # not those of a trace, which have no numbers
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -68,6 +68,8 @@ class _OneDnnProduct(torch.autograd.Function):
 
 def _by_onednn(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     if left.dim() == 2:
+        # A gradient that is one number in every position has no axis to go along, which oneDNN is very slow at.
+        left, right = (matrix if 1 in matrix.stride() else matrix.contiguous() for matrix in (left, right))
         product: Tensor = torch.ops.mkldnn._linear_pointwise(left, right.t(), bias, "none", [], "")  # noqa: SLF001
         return product
     pairs = zip(left.flatten(0, -3), right.flatten(0, -3), strict=True)
@@ -76,7 +78,7 @@ def _by_onednn(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tenso
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """`left @ right + bias`: of matrices, or, without a bias, of each pair of them."""
-    work = left.numel() * right.shape[-1]
+    work = left.shape[-2] * left.shape[-1] * right.shape[-1]
     eager = type(left) in _EAGER and type(right) in _EAGER and not torch.compiler.is_compiling()
     wide = left.dtype == right.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if eager and wide and left.device.type == "cpu" and work >= _LEAST_WORK and torch.backends.mkldnn.is_available():
