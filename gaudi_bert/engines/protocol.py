@@ -129,7 +129,8 @@ class Trial(NamedTuple):
 class Model(Protocol):
     """A model on a device. A batch maps names of features to arrays [B, ...], integers int32, weights float32.
 
-    Shapes are static: an engine may build a graph for each set of shapes it meets, and a run meets one.
+    Shapes are static: an engine may build a graph for each set of shapes it meets, and a run meets one for each length of
+    rows.
     """
 
     spec: ModelSpec
@@ -247,7 +248,10 @@ class Engine(Protocol):
         """
 
     def updates(self, model: Any, settings: LoopSettings, communicator: Communicator, accumulation_steps: int) -> Updates:
-        """Updates of a model by the optimizer of `settings`, whose moments start at zero."""
+        """Updates of a model by the optimizer of `settings`, whose moments start at zero.
+
+        `accumulation_steps`: the most micro-batches of an update on one process.
+        """
 
     def report_on_step(
         self,

@@ -44,13 +44,14 @@ def _same_bits(section: str) -> Iterator[None]:
 
 
 class TorchUpdates:
-    """Runs updates of one model with one optimizer, each of `accumulation_steps` micro-batches on this process."""
+    """Runs updates of one model with one optimizer, each of at most `accumulation_steps` micro-batches on this process."""
 
     def __init__(
         self, model: TorchModel, settings: LoopSettings, communicator: Communicator, accumulation_steps: int
     ) -> None:
+        del accumulation_steps  # any number is one loop here
         self._model, self._settings, self._communicator = model, settings, communicator
-        self._accumulation_steps = accumulation_steps
+        self._lengths: set[int] = set()
         self._optimizer = Optimizer(model.parameters_by_name, settings, model.is_decayed)
         self._gradient_sums = None
         if isinstance(communicator, TorchCommunicator):
@@ -99,7 +100,7 @@ class TorchUpdates:
         factors = torch.tensor(factors_M2, dtype=torch.float32, device=model.device)
         sums = torch.zeros(model.spec.head.sums, device=model.device)
         for number, batch in enumerate(ahead_on_device(map(model.checked, micro_batches), model.device)):
-            self._note(number, update)
+            self._note(number, update, batch)
             loss, batch_sums = model.loss(batch, seeds_M2[number], factors[number])
             if self._gradient_sums is not None and number == len(micro_batches) - 1:
                 self._gradient_sums.begin()
@@ -114,21 +115,24 @@ class TorchUpdates:
         model, batches, last = self._model, [self._model.tensors(batch) for batch in micro_batches], len(micro_batches) - 1
         outputs = []
         for number, batch in enumerate(batches):
-            self._note(number, update)
+            self._note(number, update, batch)
             with torch.set_grad_enabled(number == last):
                 outputs.append(widen(model.training_outputs(batch, seeds_M2[number])))
         sums, gradients = coupling([to_numpy(each) for each in outputs])
         for number in (sequence := (last, *range(last))):
-            self._note(number, update)
+            self._note(number, update, batches[number])
             output = outputs[last] if number == last else widen(model.training_outputs(batches[number], seeds_M2[number]))
             if self._gradient_sums is not None and number == sequence[-1]:
                 self._gradient_sums.begin()
             output.backward(torch.as_tensor(gradients[number], dtype=output.dtype, device=output.device))
         return torch.as_tensor(sums, dtype=torch.float32, device=model.device)
 
-    def _note(self, number: int, update: int) -> None:
+    def _note(self, number: int, update: int, batch: Mapping[str, Tensor]) -> None:
+        length = batch["input_ids"].shape[1]
         if number:
-            self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=self._model.graphs_built < 2)
+            slow = self._model.graphs_built < 2 or length not in self._lengths
+            self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=slow)
+        self._lengths.add(length)
 
     def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
         """A copy of the first and second moments, by variable."""
