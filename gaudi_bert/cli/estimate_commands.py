@@ -161,6 +161,14 @@ def describe_task_estimate(result: TaskEstimate) -> list[str]:
     lines += [
         f"  rows of {row.max_sequence_length}, depth {row.depth}: the proven minimum is {row.lower_bound:,}" for row in above
     ]
+    chosen = result.chosen
+    packs = [f"{packs:,} of {length:,}" for packs, length in zip(chosen.packs, chosen.lengths, strict=True)]
+    several = f"{chosen.of_one_length:.2f} of that of one length, " if len(packs) > 1 else ""
+    if result.task != "embedding":
+        lines += [
+            f"finetune --row-lengths auto: rows {' and '.join(packs)}, of an estimated cost of",
+            f"  {several}{chosen.of_padded_batches:.2f} of that of batches padded to their longest sequence",
+        ]
     return lines
 
 

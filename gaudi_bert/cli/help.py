@@ -82,7 +82,7 @@ def explained(error: Any) -> InputError:
     """A usage error as one line that leads to the command's help."""
     from pydantic import ValidationError
 
-    from gaudi_bert.config.problems import plain_message
+    from gaudi_bert.config.values import plain_message
 
     if isinstance(error.__cause__, ValidationError):
         error.message = plain_message(error.__cause__.errors()[0])

@@ -159,6 +159,9 @@ def finetune(
     evaluation: Annotated[Path | None, typer.Option(help="Held-out rows of the same kind.")] = None,
     vocab: Annotated[Path | None, typer.Option(help="A folder with the tokenizer, if MODEL has none.")] = None,
     depth: arguments.Depth = None,
+    row_lengths: Annotated[
+        str | None, typer.Option(help="Rows of up to three lengths: auto, or as in 512,2048,8192.", show_default=False)
+    ] = None,
     rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
     labels: Annotated[
         Path | None, typer.Option(help="A file with one label name per line; the data hold line numbers, from 0.")
@@ -177,6 +180,7 @@ def finetune(
     options: dict[str, tuple[str, object]] = {
         "task.name": ("--task", task),
         "finetune.depth": ("--depth", depth),
+        "finetune.row_lengths": ("--row-lengths", row_lengths),
         "finetune.engine": ("--engine", engine),
         "task.labels": ("--labels", labels),
     }

@@ -7,7 +7,18 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from gaudi_bert.config.values import FREE, Algorithm, Bytes, Delimiter, Depth, Encoding, Engine, Precision, Settings
+from gaudi_bert.config.values import (
+    FREE,
+    Algorithm,
+    Bytes,
+    Delimiter,
+    Depth,
+    Encoding,
+    Engine,
+    Precision,
+    RowLengthChoice,
+    Settings,
+)
 
 # --- data
 
@@ -155,6 +166,17 @@ class LoopSettings(Settings):
         None,
         description="compile the model's step (XLA, torch.compile); default: where it pays; a resumed run keeps its own",
     )
+    recompute: Annotated[bool, FREE] = Field(
+        False,
+        description="PyTorch: the backward pass computes each layer once more, to the same bits, and only the input of a "
+        "layer stays in memory: a third more work",
+    )
+    deterministic: Annotated[bool, FREE] = Field(
+        True, description="PyTorch on a GPU: only kernels that give the same bits twice; false: a resumed run may differ"
+    )
+    gaudi_fused_attention: Annotated[bool, FREE] = Field(
+        False, description="PyTorch, a BERT on a Gaudi card: attention by the vendor's kernel FusedSDPA"
+    )
     optimizer: Literal["adamw", "lamb"] = "adamw"
     learning_rate: float = Field(1.0e-3, gt=0)
     micro_batch_packs: int = Field(16, ge=1, description="packs of one forward and backward pass on one worker")
@@ -257,7 +279,7 @@ class TrainingSettings(LoopSettings):
 class FineTuneSettings(LoopSettings):
     """What a model is trained on for a task, and how. Keys mean the same as in `training`.
 
-    `micro_batch_packs` is the most that a micro-batch holds.
+    `micro_batch_packs` is the most that a micro-batch holds; of rows of several lengths, of the longest.
     """
 
     section_name: ClassVar[str] = "finetune"
@@ -277,6 +299,11 @@ class FineTuneSettings(LoopSettings):
         None, description="stage finetune: a folder with the tokenizer; default: where the weights are"
     )
     max_sequence_length: int = Field(128, ge=8, le=8192, description="positions of a pack, and most tokens of a sequence")
+    row_lengths: RowLengthChoice | None = Field(
+        None,
+        description="rows of up to three lengths, as in 512,2048,8192: each sequence goes to the shortest that holds it; "
+        "`auto`: those that cost least; default: all of max_sequence_length, which with given lengths is the last of them",
+    )
     depth: Depth = Field(6, description="most sequences per pack, at most 1,024; or `max` for no limit")
     algorithm: Algorithm = "optimal"
     evaluation_depth: Depth = Field("max", description="the same for evaluations")

@@ -15,9 +15,9 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate, threshold_certificate
 from gaudi_bert.packing.exact import bounds, linear_program
 from gaudi_bert.packing.exact.bounds import prove_bound
-from gaudi_bert.packing.exact.last_packs import search_packs
 from gaudi_bert.packing.exact.optimal import pack_optimally, solve_optimally
-from gaudi_bert.packing.exact.table_pricer import TablePricer
+from gaudi_bert.packing.exact.pricers import TablePricer
+from gaudi_bert.packing.exact.whole_packs import search_packs
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram
 from gaudi_bert.packing.mixture import Work, check_mixture, estimate_limit, packs_of

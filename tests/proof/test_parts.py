@@ -23,7 +23,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.certificate import simple_certificate
-from gaudi_bert.proof.checks import counts_of_groups
+from gaudi_bert.proof.folder import counts_of_groups
 from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_part
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.write import write

@@ -95,8 +95,9 @@ def test_six_rows(tmp_path: Path) -> None:
     assert (by[8, 1].cut, by[16, 1].cut) == (1, 0)
     assert all(row.gap == 0 for row in result.rows)
     lines = describe_task_estimate(result)
-    assert lines[-1] == "No packing needs fewer: each is proven optimal."
-    assert lines[-3].split() == ["16", "0", "6", "(1.000)", "3", "(2.000)", "2", "(3.000)"]
+    assert lines[-3] == "No packing needs fewer: each is proven optimal."
+    assert lines[-2] == "finetune --row-lengths auto: rows 1 of 64, of an estimated cost of"
+    assert lines[-5].split() == ["16", "0", "6", "(1.000)", "3", "(2.000)", "2", "(3.000)"]
 
 
 def test_no_rows_and_no_task(tmp_path: Path) -> None:
