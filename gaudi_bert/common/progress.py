@@ -62,8 +62,9 @@ def human_rate(rate: float, unit: str) -> str:
 class Task:
     """One piece of work of known size; `advance` may be called from several threads.
 
-    The remaining time is shown once it is worth something: by the speed in the last half of the time, if work was done in the
-    half before too, and not more than `_MOST_SLOWER` times as fast. From one line to the next it never grows by more than half.
+    The remaining time is shown once it is worth something: by the speed in the last half of the time, if work was done in
+    the half before too, and not more than `_MOST_SLOWER` times as fast. From one line to the next it never grows by more
+    than half.
     """
 
     def __init__(self, name: str, total: float, unit: str) -> None:
