@@ -166,6 +166,17 @@ class LoopSettings(Settings):
         None,
         description="compile the model's step (XLA, torch.compile); default: where it pays; a resumed run keeps its own",
     )
+    recompute: Annotated[bool, FREE] = Field(
+        False,
+        description="PyTorch: the backward pass computes each layer once more, to the same bits, and only the input of a "
+        "layer stays in memory: a third more work",
+    )
+    deterministic: Annotated[bool, FREE] = Field(
+        True, description="PyTorch on a GPU: only kernels that give the same bits twice; false: a resumed run may differ"
+    )
+    gaudi_fused_attention: Annotated[bool, FREE] = Field(
+        False, description="PyTorch, a BERT on a Gaudi card: attention by the vendor's kernel FusedSDPA"
+    )
     optimizer: Literal["adamw", "lamb"] = "adamw"
     learning_rate: float = Field(1.0e-3, gt=0)
     micro_batch_packs: int = Field(16, ge=1, description="packs of one forward and backward pass on one worker")

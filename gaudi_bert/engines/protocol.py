@@ -92,7 +92,8 @@ class Device:
     """An opened device; `name` is the framework's, `notes` are lines for the user.
 
     `compute_dtype` is that of the matrix products, float32 where the device's own software converts; `compiles`: whether a
-    model's step is compiled here, unless a run began otherwise.
+    model's step is compiled here, unless a run began otherwise; `recomputes`: whether layers are computed once more for the
+    backward pass; `fuses_attention`: whether the kernel of Gaudi's vendor computes attention.
     """
 
     kind: DeviceKind
@@ -101,6 +102,8 @@ class Device:
     description: str
     compiles: bool
     notes: tuple[str, ...] = ()
+    recomputes: bool = False
+    fuses_attention: bool = False
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, PackedSchema
 # --- the groups while they are read; then manifest and index are rebuilt, and the stored ones must be the same
 
 
-class FileToRead(NamedTuple):
+class _FileToRead(NamedTuple):
     """A file of a group: an input file, or the shard of this number."""
 
     path: Path
@@ -79,7 +79,7 @@ class FileToRead(NamedTuple):
 
 
 @dataclass
-class ReadGroup:
+class _ReadGroup:
     """What was read of a group.
 
     Attributes:
@@ -93,7 +93,7 @@ class ReadGroup:
     unpacked: SequenceSums = field(default_factory=SequenceSums)
     repacked: SequenceSums = field(default_factory=SequenceSums)
 
-    def add(self, file: FileToRead, sums: SequenceSums, sizes: SizeArray) -> None:
+    def add(self, file: _FileToRead, sums: SequenceSums, sizes: SizeArray) -> None:
         """Add one of its files; `sizes` are those of its records."""
         name = file.path.name
         if file.shard is None:
@@ -105,9 +105,9 @@ class ReadGroup:
             self.shards[file.shard] = shard, sizes
 
 
-def read_groups(
-    files: Sequence[FileToRead], schema: PackedSchema, task: Task, workers: int | None
-) -> Iterator[tuple[int, ReadGroup]]:
+def _read_groups(
+    files: Sequence[_FileToRead], schema: PackedSchema, task: Task, workers: int | None
+) -> Iterator[tuple[int, _ReadGroup]]:
     """Read the files of groups, which are given group after group, ahead of the group that is held to its manifest.
 
     Files of a store are fetched shortly before. Damaged input files are an InputError, damaged shards a FailedError.
@@ -128,13 +128,13 @@ def read_groups(
 
         results = zip(files, each_in_threads(read, range(len(files)), workers, scan_buffer), strict=True)
         for number, of_group in itertools.groupby(results, key=lambda result: result[0].group):
-            group = ReadGroup()
+            group = _ReadGroup()
             for file, (sums, sizes) in of_group:
                 group.add(file, sums, sizes)
             yield number, group
 
 
-def _pieces(file: FileToRead, schema: PackedSchema, task: Task, buffer: ByteArray) -> Pieces:
+def _pieces(file: _FileToRead, schema: PackedSchema, task: Task, buffer: ByteArray) -> Pieces:
     if file.shard is None:
         yield from unpacked_pieces(file.path, schema.unpacked, buffer, task.advance)
         return
@@ -151,7 +151,7 @@ def _sizes_on_disk(path: Path, sums: SequenceSums) -> SizeArray:
     return np.array([len(payload) + FRAME_BYTES for payload in read_records(path)], np.uint32)
 
 
-def hold_group(packed: Path, metadata: Metadata, plan_sha256: str, number: int, read: ReadGroup) -> GroupManifest:
+def _hold_group(packed: Path, metadata: Metadata, plan_sha256: str, number: int, read: _ReadGroup) -> GroupManifest:
     """The manifest of a group that was read, which is the stored one; else an error."""
     stored, _ = read_manifest(GroupManifest, packed, number)
     shards, record_sizes = zip(*(read.shards[shard] for shard in sorted(read.shards)), strict=True)
@@ -185,7 +185,7 @@ def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> 
     return crc32c(right)
 
 
-def plan_sha256_of(packed: Path, metadata: Metadata) -> str:
+def _plan_sha256_of(packed: Path, metadata: Metadata) -> str:
     """The plan by which all groups were written: of the folder's settings, or of the first group where there are none.
 
     The settings have the keys of the plan, which metadata.json must repeat.
@@ -299,7 +299,7 @@ class _Folder:
 
     def prove(self, groups: Sequence[int], in_parts: bool = False) -> Iterator[ProvenGroup]:
         """Read groups and hold each to its manifest; where some are wrong, the first is reported when all are read."""
-        first_wrong: tuple[int, ReadGroup, str] | None = None
+        first_wrong: tuple[int, _ReadGroup, str] | None = None
         wrong = 0
         for number, group in self._read(groups):
             try:
@@ -340,7 +340,7 @@ class _Folder:
 
     # --- reading
 
-    def _read(self, numbers: Sequence[int]) -> Iterator[tuple[int, ReadGroup]]:
+    def _read(self, numbers: Sequence[int]) -> Iterator[tuple[int, _ReadGroup]]:
         """Read groups, one after the other."""
         names = {number: self._inputs_of(number) for number in numbers}
         known = [name for of_group in names.values() for name in of_group]
@@ -360,16 +360,16 @@ class _Folder:
             for first in range(0, len(numbers), _GROUPS_AT_ONCE):
                 at_once = numbers[first : first + _GROUPS_AT_ONCE]
                 files = [file for number in at_once for file in self._files_to_read(number, names[number])]
-                yield from read_groups(files, schema, task, self.workers)
+                yield from _read_groups(files, schema, task, self.workers)
 
-    def _files_to_read(self, group: int, inputs: Sequence[str]) -> Iterator[FileToRead]:
+    def _files_to_read(self, group: int, inputs: Sequence[str]) -> Iterator[_FileToRead]:
         for name in inputs:
-            yield FileToRead(self._paths[name], self.inputs.sizes[self._paths[name]], group, None)
+            yield _FileToRead(self._paths[name], self.inputs.sizes[self._paths[name]], group, None)
         sizes = self.metadata.shard_table.bytes
         for shard, path in self._shards_of(group).items():
-            yield FileToRead(path, int(sizes[shard]), group, shard)
+            yield _FileToRead(path, int(sizes[shard]), group, shard)
 
-    def _difference(self, number: int, group: ReadGroup) -> str:
+    def _difference(self, number: int, group: _ReadGroup) -> str:
         """In which sequences the shards of a group differ from its input files."""
         inputs, shards = [self._paths[name] for name in self._inputs_of(number)], list(self._shards_of(number).values())
         return describe_difference(inputs, shards, self.metadata, group.unpacked, group.repacked, self.workers)
@@ -378,12 +378,12 @@ class _Folder:
 
     @cached_property
     def _plan_sha256(self) -> str:
-        return plan_sha256_of(self.packed, self.metadata)
+        return _plan_sha256_of(self.packed, self.metadata)
 
-    def _hold(self, number: int, group: ReadGroup) -> GroupManifest:
+    def _hold(self, number: int, group: _ReadGroup) -> GroupManifest:
         if not group.unpacked.is_same(group.repacked):
             raise FailedError(f"{self.packed}: the shards do not hold the sequences of the input files")
-        return hold_group(self.packed, self.metadata, self._plan_sha256, number, group)
+        return _hold_group(self.packed, self.metadata, self._plan_sha256, number, group)
 
     def _bound(self, manifest: GroupManifest, in_parts: bool) -> int:
         """Packs that are proven to be necessary for a group.
@@ -443,7 +443,7 @@ class _Folder:
                 )
 
     def _check_bad_files(self, names: Sequence[str]) -> None:
-        """Files that were left out as bad are in no manifest, are there as they were, and cannot be read."""
+        """Files that were skipped as bad are in no manifest, are there as they were, and cannot be read."""
         for bad in self.metadata.bad_files:
             path, remedy = self._paths.get(bad.name), self.metadata.remedy
             if path is None or bad.name in names:

@@ -5,12 +5,14 @@ Letters: M micro-batches, K sums of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, Coupling, UpdateScalars
 from gaudi_bert.engines.pytorch.distributed import GradientSums, TorchCommunicator
@@ -27,6 +29,18 @@ class _TorchSums:
     def numpy(self) -> Float32Array:
         """Wait for them, float32 [K + 1]."""
         return to_numpy(self._tensor)
+
+
+@contextmanager
+def _same_bits(section: str) -> Iterator[None]:
+    """Where only deterministic kernels may run, and an operation has none, say which setting it is."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "use_deterministic_algorithms" not in str(error):
+            raise
+        reason = " ".join(str(error).split(", but you set")[0].split())
+        raise InputError(f"{section}.deterministic = true: {reason}; set it to false") from error
 
 
 class TorchUpdates:
@@ -54,10 +68,11 @@ class TorchUpdates:
     ) -> _TorchSums:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         model, communicator = self._model, self._communicator
-        if coupling is None:
-            sums = self._backward(micro_batches, seeds_M2, factors_M2, update)
-        else:
-            sums = self._coupled_backward(micro_batches, seeds_M2, coupling, update)
+        with _same_bits(self._settings.section_name):
+            if coupling is None:
+                sums = self._backward(micro_batches, seeds_M2, factors_M2, update)
+            else:
+                sums = self._coupled_backward(micro_batches, seeds_M2, coupling, update)
         with torch.no_grad():
             if self._gradient_sums is not None:
                 if model.device.type != "cpu":
