@@ -24,11 +24,13 @@ from torch import distributed as torch_distributed
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
 from gaudi_bert.common.launch import MASTER_ADDRESS, MASTER_PORT, Launch
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.engines.watchdog import difference_of
 
 _POLL_SECONDS = 0.2
 # What passes sooner is not said.
 _QUIET_SECONDS = 5.0
-_CONNECT_SECONDS = 5.0
+# How long a process that listens may take to accept.
+_CONNECT_SECONDS = 10.0
 # How long a process may take to answer that was there a moment ago.
 _ANSWER_SECONDS = 30.0
 # Long enough for all to have read the verdict of a process that ends.
@@ -112,9 +114,10 @@ def _open_store(point: _MeetingPoint) -> Any:
         point.port,
         point.launch.size,
         listens,
-        timeout=timedelta(seconds=_ANSWER_SECONDS),
+        timeout=timedelta(seconds=_CONNECT_SECONDS),
         wait_for_workers=False,
     )
+    store.set_timeout(timedelta(seconds=_ANSWER_SECONDS))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return torch_distributed.PrefixStore(f"gaudi-bert/{attempt}", store)
 
@@ -171,12 +174,7 @@ def _absent(store: Any, point: _MeetingPoint, what: str) -> str | None:
 def _difference(store: Any, rank: int) -> str | None:
     """What a process runs that rank 0 does not."""
     first, other = (json.loads(store.get(f"hello/{each}")) for each in (0, rank))
-    for name, value in first["facts"].items():
-        if other["facts"].get(name) != value:
-            others = f"rank {rank} ({other['host']}) has {name} = {other['facts'].get(name)}"
-            remedy = "start all ranks with the same version and the same settings"
-            return f"{others}, rank 0 ({first['host']}) has {value}; {remedy}"
-    return None
+    return difference_of(other["facts"], first["facts"], f"rank {rank} ({other['host']})", f"rank 0 ({first['host']})")
 
 
 def _tell(store: Any, error: GaudiBertError) -> None:

@@ -1,4 +1,4 @@
-"""Two pods that train together, as processes with the variables of their Job: to the end, killed, stopped, resumed."""
+"""Two pods that train together, with the variables, names and network of their Job: lost, stopped, cut off, resumed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from gaudi_bert.common.launch import free_port
 from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint
 from tests.builders import training_data as data
 from tests.builders.agree import identical
+from tests.builders.machines import pod_network
 
 UPDATES = 8
 SETTINGS = {
@@ -26,83 +29,105 @@ SETTINGS = {
     "log_every_updates": 1,
     "save_every_updates": 2,
     "measure_speedup": "false",
-    "stall_seconds": 60,
+    "stall_seconds": 10,
     "meeting_seconds": 60,
     "threads": 1,
 }
-# A command whose pod is killed, or stopped, when it has done so many updates; 0: never.
+# A command whose pod gets a signal, or loses its network, when it meets the others or has done so many updates.
 POD = """
-import os, signal, sys
+import os, signal, subprocess, sys
 from gaudi_bert.cli import main
+from gaudi_bert.engines.pytorch import meeting
 from gaudi_bert.training.objective import TrainingStep
-at, number = int(sys.argv[1]), int(sys.argv[2])
-right = TrainingStep.run
+end, at = sys.argv[1:3]
+introduce, step = meeting._introduce, TrainingStep.run
+
+def end_now():
+    if end == "no network":
+        subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+    else:
+        os.kill(os.getpid(), signal.Signals[end])
+
+def meet(*arguments):
+    if at == "meeting":
+        end_now()
+    introduce(*arguments)
 
 def run(self, micro_batches, update, learning_rate):
-    sums = right(self, micro_batches, update, learning_rate)
-    if update == at:
-        os.kill(os.getpid(), number)
+    sums = step(self, micro_batches, update, learning_rate)
+    if at == str(update):
+        end_now()
     return sums
 
-TrainingStep.run = run
+meeting._introduce, TrainingStep.run = meet, run
 main(sys.argv[3:])
 """
+Ends = list[tuple[int, str]]
 
 
-def pods(packed: Path, out: Path, ends: tuple[int, int] = (0, 0), at: int = 0, **settings: object) -> list[tuple[int, str]]:
-    """How both pods end, and what they print; pod `rank` gets the signal `ends[rank]` after update `at`."""
-    model = [word for name, value in data.MODEL.items() for word in ("--set", f"model.{name}={value}")]
-    values = {**SETTINGS, **settings}
-    loop = [word for name, value in values.items() for word in ("--set", f"training.{name}={value}")]
-    command = ["train", "--data", str(packed), "--out", str(out), "--engine", "pytorch", *model, *loop]
-    shared = {
-        "PET_NNODES": "2",
-        "PET_NPROC_PER_NODE": "1",
-        "PET_MASTER_ADDR": "localhost",
-        "PET_MASTER_PORT": str(free_port()),
-    }
-    running = []
-    for rank in range(2):
-        environment = {**os.environ, **shared, "PET_NODE_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        arguments = [str(at if ends[rank] else 0), str(ends[rank]), *command]
-        running.append(
-            subprocess.Popen(
-                [sys.executable, "-c", POD, *arguments],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    printed = [process.communicate(timeout=240)[0] for process in running]
-    return [(process.returncode, text) for process, text in zip(running, printed, strict=True)]
+@pytest.fixture
+def pods() -> Iterator[list[list[str]]]:
+    with pod_network("train", 2) as commands:
+        yield commands
 
 
-@pytest.mark.slow
-def test_pods_that_are_killed_and_stopped_end_with_the_bits_of_those_that_are_not(tmp_path: Path) -> None:
-    packed, whole, broken = tmp_path / "packed", tmp_path / "whole", tmp_path / "broken"
+@dataclass
+class Run:
+    """A run by two pods: how each ends, and what it prints."""
+
+    pods: list[list[str]]
+    packed: Path
+    out: Path
+
+    def __call__(
+        self, end: str = "", pod: int = 1, at: str = "", started: tuple[int, ...] = (0, 1), **changes: object
+    ) -> Ends:
+        """One pod meets its `end`; the codes and the output of those that are started."""
+        model = [f"model.{name}={value}" for name, value in data.MODEL.items()]
+        values = [f"training.{name}={value}" for name, value in {**SETTINGS, **changes}.items()]
+        command = ["train", "--data", str(self.packed), "--out", str(self.out), "--engine", "pytorch"]
+        command += [word for value in [*model, *values] for word in ("--set", value)]
+        shared = {
+            "PET_NNODES": "2",
+            "PET_NPROC_PER_NODE": "1",
+            "PET_MASTER_ADDR": "train-0.train",
+            "PET_MASTER_PORT": "29500",
+        }
+        running = []
+        for rank in started:
+            words = [*self.pods[rank], sys.executable, "-c", POD, end, at if rank == pod else "never", *command]
+            own = {**os.environ, **shared, "PET_NODE_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+            pipe = subprocess.PIPE
+            running.append(subprocess.Popen(words, env=own, stdout=pipe, stderr=subprocess.STDOUT, text=True))
+        printed = [process.communicate(timeout=240)[0] for process in running]
+        return [(process.returncode, text) for process, text in zip(running, printed, strict=True)]
+
+
+def test_x(tmp_path, pods):
+    packed = tmp_path / "packed"
     data.write_packed(packed, data.make_packs(29))
-    done = pods(packed, whole)
-    assert [code for code, _ in done] == [0, 0], done
-    assert done[1][1] == "", "the first pod reports for both"
+    run = Run(pods, packed, tmp_path / "broken")
 
-    (lost, text), (killed, _) = pods(packed, broken, ends=(0, 9), at=3)
-    assert (lost, killed) == (1, -9), text
-    assert "rank 0 aborts: rank 1 (" in text
-    assert "is lost" in text
-    stopped = pods(packed, broken, ends=(0, 15), at=5)
-    assert [code for code, _ in stopped] == [75, 75], stopped
-    assert "resuming after update 2" in stopped[0][1]
-    assert "stopped on request after update 5 of 8; run it again to resume" in stopped[0][1]
-    resumed = pods(packed, broken)
-    assert [code for code, _ in resumed] == [0, 0], resumed
-    assert "resuming after update 5" in resumed[0][1]
+    def show(*a, **k):
+        t = time.time()
+        r = run(*a, **k)
+        print("=====", a, k, round(time.time() - t, 1))
+        for c, x in r:
+            print("--", c)
+            print(x)
 
-    ends = [read_checkpoint(checkpoint_files(out / "checkpoints")[-1]) for out in (whole, broken)]
-    assert [end.update for end in ends] == [UPDATES] * 2
-    for part in ("variables", "first_moments", "second_moments"):
-        identical(*(getattr(end, part) for end in ends))
-    losses = [
-        [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()] for out in (whole, broken)
-    ]
-    identical(*losses)
+    show("SIGKILL", 0, "meeting")
+    show("SIGTERM", 0, "meeting")
+    show("SIGTERM", 1, "meeting")
+    show("SIGKILL", 1, "meeting", meeting_seconds=10)
+    show("no network", 0, "meeting", meeting_seconds=10)
+    show("no network", 1, "meeting", meeting_seconds=10)
+    show("SIGKILL", 1, "3")
+    show("SIGTERM", 1, "5")
+    show("no network", 1, "7")
+    show("no network", 0, "7")
+    show()
+    show(started=(1,))
+    show(started=(0,))
+    run.out = tmp_path / "whole"
+    show()
