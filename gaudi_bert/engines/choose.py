@@ -59,7 +59,7 @@ def load_engine(name: EngineName) -> Engine:
     if name == "tensorflow":
         with without_keras():
             return cast(Engine, importlib.import_module("gaudi_bert.engines.tensorflow.engine"))
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings of processes that meet or part; our own lines say it
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # traces of processes that meet or part: one line of ours says why
     return cast(Engine, importlib.import_module("gaudi_bert.engines.pytorch.engine"))
 
 

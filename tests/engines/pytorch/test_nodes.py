@@ -32,7 +32,7 @@ SETTINGS = {
     "save_every_updates": 2,
     "measure_speedup": "false",
     "stall_seconds": 10,
-    "meeting_seconds": 20,
+    "meeting_seconds": 10,
     "threads": 1,
 }
 # A command whose pod gets a signal, or loses its network, when it meets the others or has done so many updates.
@@ -131,7 +131,7 @@ def test_pods_that_are_lost_stopped_and_cut_off_end_with_the_bits_of_those_that_
 def test_a_pod_with_another_model_or_other_data_is_refused_and_named(
     options: list[str], reason: str, tmp_path: Path
 ) -> None:
-    packed, other = (data.write_packed(tmp_path / name, data.make_packs(29, seed=len(name))) for name in ("one", "other"))
+    packed, other = (data.write_packed(tmp_path / str(packs), data.make_packs(packs)) for packs in (29, 31))
     options = [word.format(other=other) for word in options]
     host = socket.gethostname()
     for code, text in Pods([[], []], "localhost").run(packed, tmp_path / "out", second=options):
@@ -166,7 +166,7 @@ def check_end(printed: Ends, end: str, pod: int, at: str) -> None:
         assert "[c10d]" not in each, "one line of ours, not torch's own"
     reason = {
         ("SIGKILL", "meeting"): f"error: rank {1 - pod} of 2: ",
-        ("no network", "meeting"): f"error: rank {1 - pod} of 2: rank {pod} did not come, after 20 s",
+        ("no network", "meeting"): f"error: rank {1 - pod} of 2: rank {pod} did not come, after 10 s",
         ("SIGKILL", "3"): f"error: rank 0 aborts: rank {pod} (",
         ("no network", "4"): f"error: rank 0 aborts: rank {pod} (",
         ("SIGTERM", "5"): "stopped on request after update 5 of 8; run it again to resume",
