@@ -155,7 +155,7 @@ class Ours:
         spec = ModelSpec(config, PretrainingHead())
         model = card.engine.build(spec, card.device, seed=1, compute_dtype=precision, compiled=card.device.compiles)
         updates = card.engine.updates(model, card.settings, card.communicator, 1)
-        self._step = TrainingStep(updates, card.communicator, card.settings, PretrainingObjective(), 1)
+        self._step = TrainingStep(updates, card.communicator, card.settings, PretrainingObjective())
         order = TrainingOrder(seed=1, shuffle_packs=4096, rank=card.communicator.rank, size=card.communicator.size)
         self._batches = training_batches(source, value_limits(source, config), rows, order)
         self._update = 0

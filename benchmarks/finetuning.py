@@ -66,7 +66,7 @@ def measure_speed_up(options: argparse.Namespace) -> None:
     prepare_tensorflow()
     depth, micro_batch = options.depth, options.micro_batch
     sides = {name: planned(options.data, options.model, options.rows, d) for name, d in (("packed", depth), ("alone", 1))}
-    factor = sides["packed"].packing.packing_factor
+    factor = sides["packed"].packing_factor
     labels, vocabulary, steps = len(emotion_names(options.data)), 30522, options.micro_batches
     unpacked_steps = max(1, round(steps * factor))
     tuners = {
@@ -109,7 +109,7 @@ def serve(options: argparse.Namespace) -> None:
 
         prepare_tensorflow()
         data = planned(options.data, options.model, options.rows, options.depth)
-        packs = max(1, round(BATCH / data.packing.packing_factor))
+        packs = max(1, round(BATCH / data.packing_factor))
         tuner = Tuner(data, len(emotion_names(options.data)), 30522, packs)
         while True:
             before = tuner.sequences

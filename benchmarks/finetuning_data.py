@@ -137,15 +137,17 @@ class Tuner:
     _batches: Iterator[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        from gaudi_bert.config.sections import TaskSettings, TrainingSettings
+        from gaudi_bert.config.sections import FineTuneSettings, TaskSettings, TrainingSettings
         from gaudi_bert.engines.protocol import Communicator, ModelSpec
         from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
+        from gaudi_bert.tasks.finetune_job import run_settings
         from gaudi_bert.tasks.kinds.task import task_named
         from gaudi_bert.tasks.objective import TaskObjective
         from gaudi_bert.tasks.task_data import task_batches
         from gaudi_bert.training.input.batches import TrainingOrder
         from gaudi_bert.training.objective import TrainingStep
+        from gaudi_bert.training.run_plan import RunPlan
 
         names = tuple(f"label {number}" for number in range(self.labels))
         task = task_named("multi-label")(TaskSettings(name="multi-label"), names)
@@ -153,8 +155,10 @@ class Tuner:
         spec = ModelSpec(BertConfig(vocab_size=self.vocabulary, **SIZE), task.head)
         model, alone = engine.build(spec, seed=1, compiled=True), Communicator()
         updates = engine.updates(model, settings, alone, self.steps)
-        self._step = TrainingStep(updates, alone, settings, TaskObjective(task), self.steps)
-        self._batches = task_batches(self.data, task, self.micro_batch, 1000, TrainingOrder(seed=1, shuffle_packs=1))
+        self._step = TrainingStep(updates, alone, settings, TaskObjective(task))
+        run = run_settings(FineTuneSettings(), self.micro_batch, 1, 1)
+        plan = RunPlan(run, self.data.packing_factor, 1, 1, self.data.lengths[-1], self.data.packs)
+        self._batches = task_batches(self.data, task, plan, 1000, TrainingOrder(seed=1, shuffle_packs=1))
 
     def run(self, updates: int) -> None:
         """Do so many updates and wait until they are done."""

@@ -159,7 +159,7 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     spec = ModelSpec(config, PretrainingHead(settings.loss))
     model = engine.build(spec, seed=settings.seed, compute_dtype=variant.precision, compiled=True)
     updates, alone = engine.updates(model, settings, Communicator(), 1), Communicator()
-    step = TrainingStep(updates, alone, settings, PretrainingObjective(settings.loss), 1)
+    step = TrainingStep(updates, alone, settings, PretrainingObjective(settings.loss))
     held_out = open_source(work / "short" / "evaluation")
     evaluator = Evaluator(model, RecordsEvaluation(held_out, config, 64, HELD_OUT), alone)
     order = TrainingOrder(seed=settings.seed, shuffle_packs=settings.shuffle_packs)

@@ -51,7 +51,7 @@ ARMS = tuple(dict.fromkeys(itertools.chain.from_iterable(PAIRS.values())))
 
 def one_to_a_row(batch: Batch) -> Batch:
     """The sequences of a batch of packs, each in a row of its own; the rows that are left hold nothing."""
-    from gaudi_bert.model.sequences import join_sequences, split_packs
+    from gaudi_bert.model.features import join_sequences, split_packs
 
     rows = [[placed.sequence] for placed in split_packs(batch)]
     empty = MOST_SEQUENCES - len(rows)
@@ -92,7 +92,7 @@ class Runner:
         self._evaluator = Evaluator(self._model, RecordsEvaluation(held_out, self._config, 64, HELD_OUT), alone)
         settings = TRAINING.model_copy(update={"loss": "token", "seed": 1})
         updates = engine.updates(self._model, TRAINING, alone, 1)
-        self._step = TrainingStep(updates, alone, settings, PretrainingObjective(), 1)
+        self._step = TrainingStep(updates, alone, settings, PretrainingObjective())
 
     def run(self, seed: int) -> Run:
         """The training loss of some early updates, and the held-out loss after each quarter."""

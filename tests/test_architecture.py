@@ -124,7 +124,7 @@ ROOMS = {
 # The storeys of a room, from the lowest: folders, and files that stand above one. Each may import what comes before it.
 # Files that are not named are the room's floor, and import no storey.
 STOREYS = {
-    "config": ("values", "problems", "sections", "places", "models", "pipeline"),
+    "config": ("values", "sections", "places", "models", "pipeline"),
     "packing": (
         "heuristics",
         "nnls_solver",
@@ -138,10 +138,9 @@ STOREYS = {
     ),
     "tfrecords": (
         *("wire", "files", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
-        *("group_proof", "histogram", "plan", "write"),
-        *("verify", "inspect", "pack", "convert"),
+        *("histogram", "plan", "write", "verify", "inspect", "pack", "convert"),
     ),
-    "proof": ("checks", "folder", "parts"),
+    "proof": ("folder", "parts"),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (
         *("rows", "write_packs", "groups", "packed_parquet"),

@@ -18,8 +18,7 @@ from typing_extensions import Self
 
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_file, write_json, write_text
-from gaudi_bert.config.problems import plain_message
-from gaudi_bert.config.values import matching
+from gaudi_bert.config.values import matching, plain_message
 
 LARGEST_COUNT = 2**62
 """Of anything that is counted: sums of two fit int64."""

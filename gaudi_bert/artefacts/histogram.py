@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, model_validator
@@ -121,19 +121,35 @@ class HistogramFile(Artefact):
             sums.add(file.name, file.counts)
         return sums.max_masked
 
-    def summary(self) -> dict[str, Any]:
+    def totals(self) -> HistogramTotals:
         """The totals of its files."""
         files = self.files or ()
         sequences, tokens = sum(file.sequences for file in files), sum(file.tokens for file in files)
-        return {
-            "sequences": sequences,
-            "tokens": tokens,
-            "files": len(files),
-            "bytes": sum(file.bytes for file in files),
-            "max_sequence_length": self.max_sequence_length,
-            "max_predictions": self.max_predictions or 0,
-            "mean_length": tokens / sequences,
-        }
+        return HistogramTotals(
+            sequences,
+            tokens,
+            len(files),
+            sum(file.bytes for file in files),
+            self.max_sequence_length,
+            self.max_predictions or 0,
+            tokens / sequences,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The totals by name."""
+        return self.totals()._asdict()
+
+
+class HistogramTotals(NamedTuple):
+    """What is printed of a histogram; `max_predictions` is 0 where no sequence has masked positions."""
+
+    sequences: int
+    tokens: int
+    files: int
+    bytes: int
+    max_sequence_length: int
+    max_predictions: int
+    mean_length: float
 
 
 class _FileSums:

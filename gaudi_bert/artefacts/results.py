@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-if TYPE_CHECKING:  # they need numpy, and `run` starts without it
-    from gaudi_bert.artefacts.packed import Metadata, TableMetadata, TableVerification, Verification
+if TYPE_CHECKING:  # it needs numpy, and `run` starts without it
     from gaudi_bert.artefacts.plan import PlanTotals
 
 Content = TypeVar("Content")
+Proof = TypeVar("Proof")
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,32 @@ class GroupsResult:
 
 
 @dataclass(frozen=True)
-class PackResult:
+class PackResult(Generic[Content, Proof]):
     """A packed folder, the plan of packed TFRecords, and the proof where it was requested."""
 
-    written: StageOutput[Metadata] | StageOutput[TableMetadata]
+    written: StageOutput[Content]
     planned: StageOutput[PlanTotals] | None = None
-    verified: StageOutput[Verification] | StageOutput[TableVerification] | None = None
+    verified: StageOutput[Proof] | None = None
+
+
+@dataclass(frozen=True)
+class GivenRecords:
+    """`prepare` had nothing to do: the pipeline names its own records."""
+
+    records: str
+
+
+@dataclass(frozen=True)
+class NothingToCount:
+    """`histogram` had nothing to do: there are fewer files than parts."""
+
+    files: int
+    skipped: bool = False
+
+
+@dataclass(frozen=True)
+class NothingHeldOut:
+    """`evaluate` had nothing to do: the pipeline holds no evaluation data out."""
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from inspect import Signature, signature
+from itertools import takewhile
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,10 +24,11 @@ if TYPE_CHECKING:  # settings take as long to load as everything else, and `--he
     from gaudi_bert.config.sections import PackingSettings, TaskSettings
 
 Records = Annotated[
-    str, typer.Argument(help="Unpacked TFRecords or HDF5 files: a folder, a file or a glob.", show_default=False)
+    list[str], typer.Argument(help="Unpacked TFRecords or HDF5 files: a folder, a file or a glob.", show_default=False)
 ]
 RecordsOrTable = Annotated[
-    str, typer.Argument(help="Unpacked TFRecords, HDF5 files or a table: a folder, a file or a glob.", show_default=False)
+    list[str],
+    typer.Argument(help="Unpacked TFRecords, HDF5 files or a table: a folder, a file or a glob.", show_default=False),
 ]
 Pipeline = Annotated[
     Path,
@@ -85,6 +88,31 @@ Engine = Annotated[
     typer.Option(metavar="tensorflow|pytorch", help="What computes; default: TensorFlow for a BERT, if installed."),
 ]
 Work = Annotated[Path, typer.Option(help="The folder that holds the work folders of pipelines.")]
+
+
+def one_source(words: Sequence[str]) -> str:
+    """RECORDS as one word: what was typed, or the pattern that a shell replaced by its files."""
+    if len(words) == 1:
+        return words[0]
+    pattern = _pattern_of(words)
+    if pattern is None:
+        quoted = Path(words[1]).parent / f"*{Path(words[1]).suffix}"
+        raise InputError(f"{words[1]}: one file, folder or pattern is expected; put a pattern in quotes: '{quoted}'")
+    return pattern
+
+
+def _pattern_of(files: Sequence[str]) -> str | None:
+    """The pattern with one `*` that stands for just these files; None where no pattern does."""
+    start = _common_beginning(files)
+    end = _common_beginning([file[len(start) :][::-1] for file in files])[::-1]
+    pattern = f"{glob.escape(start)}*{glob.escape(end)}"
+    is_one = not pattern.endswith(".json") and sorted(glob.glob(pattern)) == sorted(files)
+    return pattern if is_one and any(map(os.path.isfile, files)) else None
+
+
+def _common_beginning(texts: Sequence[str]) -> str:
+    first, last = min(texts), max(texts)
+    return first[: sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], zip(first, last, strict=False)))]
 
 
 def parse_shard(text: str | None, finish: bool = False) -> tuple[int, int] | None:

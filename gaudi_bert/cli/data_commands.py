@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gaudi_bert.artefacts.results import GroupsResult, NothingToCount, StageOutput
 from gaudi_bert.cli import arguments, output, table_commands
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, count_of
+
+if TYPE_CHECKING:  # they need numpy, and `--help` does without
+    from gaudi_bert.artefacts.packed import Conversion, Verification
 
 
 def prepare(
@@ -80,13 +83,13 @@ def histogram(
     from gaudi_bert.tfrecords import histogram
     from gaudi_bert.tfrecords.histogram import part_to_count
 
-    part = arguments.parse_shard(shard)
-    counted = part and part_to_count(records, part)
+    part, source = arguments.parse_shard(shard), arguments.one_source(records)
+    counted = part and part_to_count(source, part)
     if part is not None and counted is None:
-        output.print_result({"files": 0, "skipped": True}, json, output.describe_histogram)
+        output.print_result(NothingToCount(0, skipped=True), json, output.describe_histogram)
         return
     result = histogram.histogram(
-        records,
+        source,
         out,
         part=counted,
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
@@ -124,7 +127,7 @@ def plan(
     )
     # A shell's `histograms/*.json` also matches the settings stored next to each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
-    describe, reporter = partial(output.describe_groups, verbose=verbose), Reporter()
+    describe, reporter = partial(output.describe_plan, verbose=verbose), Reporter()
     if part is not None:
         shared = plan_part(counted, out, settings, part, reporter=reporter, overwrite=overwrite, workers=workers)
         output.print_result(shared, json, describe)
@@ -155,16 +158,16 @@ def write(
     from gaudi_bert.tfrecords.write import write_part
 
     part = arguments.parse_shard(shard, finish)
-    shards, reporter = _shard_settings(set_, plan), Reporter()
+    shards, reporter, source = _shard_settings(set_, plan), Reporter(), arguments.one_source(records)
     if part is not None:
-        shared = write_part(records, plan, out, part, shards=shards, reporter=reporter, overwrite=overwrite, workers=workers)
-        output.print_result(shared, json, output.describe_groups)
+        shared = write_part(source, plan, out, part, shards=shards, reporter=reporter, overwrite=overwrite, workers=workers)
+        output.print_result(shared, json, output.describe_written)
         return
     written = write.write(
-        records, plan, out, finish=finish, shards=shards, reporter=reporter, overwrite=overwrite, workers=workers
+        source, plan, out, finish=finish, shards=shards, reporter=reporter, overwrite=overwrite, workers=workers
     )
-    describe = partial(output.describe_packing, out=out, verbose=verbose)
-    output.print_result(written, json, describe, output.words_of("verify", records, out))
+    describe = partial(output.describe_written, out=out, verbose=verbose)
+    output.print_result(written, json, describe, output.words_of("verify", source, out))
 
 
 _OF_SHARDS = ("shard_multiple", "shard_bytes")
@@ -217,6 +220,7 @@ def pack(
     """Pack TFRecords (the plan is stored in `OUT-plan/`), or a table with `input_ids` to Parquet."""
     from gaudi_bert.tables.sources import is_table
 
+    source = arguments.one_source(records)
     both = {"algorithm": algorithm, "depth": depth, "seed": seed}
     of_tables = {
         "max_sequence_length": max_sequence_length,
@@ -227,12 +231,12 @@ def pack(
         "group_bytes": group_bytes,
     }
     reporter = Reporter()
-    if is_table(records):
+    if is_table(source):
         if on_bad_file != "stop":
             raise InputError("--on-bad-file: the files of a table are not left out; give good ones, by a pattern")
         part = arguments.parse_shard(shard)
         result = table_commands.pack_as_table(
-            records,
+            source,
             out,
             {**both, **of_tables},
             set_ or [],
@@ -247,13 +251,13 @@ def pack(
         following = None if part is not None or index_only else output.words_of("train", "--data", out, "--out", "run/")
         output.print_result(result, json, describe, following and f"{following} --model MODEL")
         return
-    table_commands.refuse_options_of_tables(records, {**of_tables, "shard": shard, "finish": finish})
+    table_commands.refuse_options_of_tables(source, {**of_tables, "shard": shard, "finish": finish})
     from gaudi_bert.tfrecords import pack
     from gaudi_bert.tfrecords.verify import verify as verify_packs
 
     settings = arguments.packing_settings(set_, **both)
     packed = pack.pack(
-        records,
+        source,
         out,
         settings,
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
@@ -262,13 +266,9 @@ def pack(
         workers=workers,
     )
     if verify:
-        packed = replace(packed, verified=verify_packs(records, out, reporter=Reporter(), workers=workers))
-    describe = partial(_describe_packed, out=out, verbose=verbose)
+        packed = replace(packed, verified=verify_packs(source, out, reporter=Reporter(), workers=workers))
+    describe = partial(output.describe_packed, out=out, verbose=verbose)
     output.print_result(packed, json, describe, output.words_of("train", "--data", out, "--out", "run/"))
-
-
-def _describe_packed(result: Mapping[str, Any], out: Path, verbose: bool) -> list[str]:
-    return [*output.describe_packing(result, out, verbose), *table_commands.verified_lines(result)]
 
 
 def verify(
@@ -285,24 +285,24 @@ def verify(
     """Prove that every sequence is in the packed folder exactly once, byte for byte."""
     from gaudi_bert.tables.sources import is_table
 
-    part = arguments.parse_shard(shard, finish)
+    part, source = arguments.parse_shard(shard, finish), arguments.one_source(records)
     if finish and overwrite:
         raise InputError(
             "--finish and --overwrite exclude each other; verify the parts again with --shard K/N --overwrite, then --finish"
         )
-    if is_table(records):
-        table_commands.verify_as_table(records, packed, part, finish, overwrite, workers, json)
+    if is_table(source):
+        table_commands.verify_as_table(source, packed, part, finish, overwrite, workers, json)
         return
     from gaudi_bert.tfrecords import verify
 
     reporter = Reporter()
-    result: object
+    result: StageOutput[Verification] | GroupsResult
     if part is not None:
-        result = verify.verify_part(records, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
+        result = verify.verify_part(source, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
     elif finish:
-        result = verify.finish_verification(records, packed, reporter=reporter)
+        result = verify.finish_verification(source, packed, reporter=reporter)
     else:
-        result = verify.verify(records, packed, reporter=reporter, overwrite=overwrite, workers=workers)
+        result = verify.verify(source, packed, reporter=reporter, overwrite=overwrite, workers=workers)
     following = output.words_of("train", "--data", packed, "--out", "run/") if part is None else None
     output.print_result(result, json, output.describe_verification, following)
 
@@ -333,9 +333,10 @@ def convert(
     output.print_result(result, json, _describe_conversion)
 
 
-def _describe_conversion(result: Mapping[str, Any]) -> list[str]:
-    counted = f"{count_of(result['packs'], 'pack')} in {count_of(result['files'], 'file')}"
-    return [f"{result['format']}: {counted}{output.skipped_note(result)}"]
+def _describe_conversion(converted: StageOutput[Conversion]) -> list[str]:
+    written = converted.content
+    counted = f"{count_of(written.packs, 'pack')} in {count_of(written.files, 'file')}"
+    return [f"{written.format}: {counted}{output.skipped_note(converted.skipped)}"]
 
 
 def inspect(

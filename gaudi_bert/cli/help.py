@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -67,8 +65,6 @@ CHOICES: dict[tuple[str, str], tuple[str, ...]] = {
     ("verify-model", "attention"): ("sdpa", "eager", "flex_attention"),
 }
 
-# Arguments that a folder, a file or a pattern may be.
-_TAKE_PATTERNS = ("records", "source")
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _BOLD, _CYAN, _RED, _PLAIN = "\033[1m", "\033[36m", "\033[31m", "\033[0m"
 
@@ -86,7 +82,7 @@ def explained(error: Any) -> InputError:
     """A usage error as one line that leads to the command's help."""
     from pydantic import ValidationError
 
-    from gaudi_bert.config.problems import plain_message
+    from gaudi_bert.config.values import plain_message
 
     if isinstance(error.__cause__, ValidationError):
         error.message = plain_message(error.__cause__.errors()[0])
@@ -140,31 +136,12 @@ class Command(TyperCommand):
         return _coloured(plain)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; files that a shell expanded become their pattern again; other extra words are refused."""
-        ctx.allow_extra_args = True
+        """Parse the arguments; `-q` may be anywhere among the options."""
         options = list(takewhile(lambda word: word != "--", args))
         loud = [word for word in options if word not in ("-q", "--quiet")]
         be_quiet(len(loud) < len(options))
         rest: list[str] = super().parse_args(ctx, loud + args[len(options) :])
-        if ctx.args and not ctx.resilient_parsing:
-            self._gather_files(ctx)
         return rest
-
-    def _gather_files(self, ctx: Any) -> None:
-        """Give the first argument of a command that takes a pattern all words but those of the arguments after it."""
-        arguments = [parameter for parameter in self.params if parameter.param_type_name == "argument"]
-        if not arguments or arguments[0].name not in _TAKE_PATTERNS:
-            raise InputError(f"{ctx.args[0]}: is not expected here; see: {ctx.command_path} --help")
-        first, *others = arguments
-        words = [*(str(ctx.params[parameter.name]) for parameter in arguments), *ctx.args]
-        files = words[: len(words) - len(others)]
-        pattern = _pattern_of(files)
-        if pattern is None:
-            raise InputError(_one_too_many(ctx.args[0], ctx.command_path))
-        ctx.params[first.name] = pattern
-        for parameter, word in zip(others, words[len(files) :], strict=True):
-            ctx.params[parameter.name] = type(ctx.params[parameter.name])(word)
-        ctx.args.clear()
 
 
 def _completion(choices: Sequence[str]) -> Any:
@@ -248,24 +225,3 @@ def _default(section: type[Settings], name: str) -> str:
     if default is None or default is False:
         return ""
     return f"{default / 2**30:g}GiB" if name.endswith("_bytes") else str(default)
-
-
-def _pattern_of(files: Sequence[str]) -> str | None:
-    """The pattern with one `*` that stands for just these files; None where no pattern does."""
-    start = _common_beginning(files)
-    end = _common_beginning([file[len(start) :][::-1] for file in files])[::-1]
-    pattern = f"{glob.escape(start)}*{glob.escape(end)}"
-    is_one = not pattern.endswith(".json") and sorted(glob.glob(pattern)) == sorted(files)
-    return pattern if is_one and any(map(os.path.isfile, files)) else None
-
-
-def _common_beginning(texts: Sequence[str]) -> str:
-    first, last = min(texts), max(texts)
-    return first[: sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], zip(first, last, strict=False)))]
-
-
-def _one_too_many(argument: str, command: str) -> str:
-    if Path(argument).exists():
-        pattern = Path(argument).parent / f"*{Path(argument).suffix}"
-        return f"{argument}: one file, folder or pattern is expected; put a pattern in quotes: {command} '{pattern}'"
-    return f"{argument}: is not expected here; see: {command} --help"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -13,9 +12,19 @@ from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 
+if TYPE_CHECKING:  # it needs torch, and `--help` does without
+    from gaudi_bert.pytorch.probe import VerifyHuggingFaceResult
+
 Packed = Annotated[
     Path, typer.Option(help="A packed folder (records, or a table), or unpacked TFRecords.", show_default=False)
 ]
+
+
+class _Common(TypedDict):
+    reporter: Reporter
+    resume: bool
+    overwrite: bool
+    dry_run: bool
 
 
 def train(
@@ -50,11 +59,11 @@ def train(
     given = model if is_table and model is not None and not names_bert(model) else None
     sizes = model_overrides(model) if model is not None and given is None else []
     settings = arguments.pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
-    common: dict[str, Any] = {"reporter": Reporter(), "resume": resume, "overwrite": overwrite, "dry_run": dry_run}
+    common = _Common(reporter=Reporter(), resume=resume, overwrite=overwrite, dry_run=dry_run)
     if is_table:
         trained = pretrain.train_on_table(settings, data, given, evaluation_data, out, **common)
         following = output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
-        output.print_shared_result(trained, json, output.describe_table_training, None if dry_run else following)
+        output.print_shared_result(trained, json, output.describe_training, None if dry_run else following)
         return
     result = train.train(settings, data, evaluation_data, out, **common)
     following = output.words_of("export", "--checkpoint", out, "--format", "huggingface", "--out", "model/")
@@ -104,9 +113,9 @@ def verify_model(
     output.print_result(result, json, output.describe_proof)
 
 
-def _describe_ways(result: Mapping[str, Any]) -> list[str]:
-    kind = f"{result['model']} ({result['model_type']}, {result['attention']})"
-    return [f"{kind}: packs are treated correctly when fed as {' or '.join(result['right'])}"]
+def _describe_ways(ways: VerifyHuggingFaceResult) -> list[str]:
+    kind = f"{ways.model} ({ways.model_type}, {ways.attention})"
+    return [f"{kind}: packs are treated correctly when fed as {' or '.join(ways.right)}"]
 
 
 def export(
@@ -150,6 +159,9 @@ def finetune(
     evaluation: Annotated[Path | None, typer.Option(help="Held-out rows of the same kind.")] = None,
     vocab: Annotated[Path | None, typer.Option(help="A folder with the tokenizer, if MODEL has none.")] = None,
     depth: arguments.Depth = None,
+    row_lengths: Annotated[
+        str | None, typer.Option(help="Rows of up to three lengths: auto, or as in 512,2048,8192.", show_default=False)
+    ] = None,
     rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
     labels: Annotated[
         Path | None, typer.Option(help="A file with one label name per line; the data hold line numbers, from 0.")
@@ -168,6 +180,7 @@ def finetune(
     options: dict[str, tuple[str, object]] = {
         "task.name": ("--task", task),
         "finetune.depth": ("--depth", depth),
+        "finetune.row_lengths": ("--row-lengths", row_lengths),
         "finetune.engine": ("--engine", engine),
         "task.labels": ("--labels", labels),
     }

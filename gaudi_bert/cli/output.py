@@ -5,41 +5,61 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 
+from gaudi_bert.artefacts.results import (
+    GivenRecords,
+    GroupsResult,
+    NothingHeldOut,
+    NothingToCount,
+    PackResult,
+    PreparedShard,
+    ReportResult,
+    StageOutput,
+)
 from gaudi_bert.common.launch import is_first_process
 from gaudi_bert.common.progress import RESULT_ALONE, count_of, human_bytes, human_rate
 
-if TYPE_CHECKING:  # `--help` needs neither
+if TYPE_CHECKING:  # `--help` needs none of them
     from rich.text import Text
 
+    from gaudi_bert.artefacts.examples import PreparedExamples
+    from gaudi_bert.artefacts.histogram import HistogramFile
+    from gaudi_bert.artefacts.packed import Metadata, TableMetadata, Verification
+    from gaudi_bert.artefacts.plan import PlanTotals
+    from gaudi_bert.artefacts.training import EvaluationFigures, EvaluationResult, FineTuning, TableTraining, TrainingResult
+    from gaudi_bert.tasks.answers import StreamResult
     from gaudi_bert.tfrecords.inspect import RecordView, SequenceView
+    from gaudi_bert.training.results import DryRun, ExportResult, VerifyModelResult
 
-_Describe = Callable[[Mapping[str, Any]], list[str]]
+_Result = TypeVar("_Result")
 
 
-def print_result(result: object, as_json: bool, describe: _Describe, next_command: str | None = None) -> None:
-    """Print a result of a stage or a runner as one JSON object, or as the lines that `describe` makes of that object.
+def print_result(
+    result: _Result, as_json: bool, describe: Callable[[_Result], list[str]], next_command: str | None = None
+) -> None:
+    """Print a result of a stage or a runner as one JSON object, or as the lines that `describe` makes of it.
 
     `next_command` is what most users type then; it goes to people only, and not after `--quiet`.
     """
-    from gaudi_bert.cli.results import to_json
-
-    content = to_json(result)
     if as_json:
-        typer.echo(json.dumps(content, allow_nan=False, default=str))
+        from gaudi_bert.cli.results import to_json
+
+        typer.echo(json.dumps(to_json(result), allow_nan=False, default=str))
         return
-    for line in describe(content):
+    for line in describe(result):
         typer.echo(line)
     if next_command is not None and not os.environ.get(RESULT_ALONE):
         typer.echo(f"Next: gaudi-bert {next_command}")
 
 
-def print_shared_result(result: object, as_json: bool, describe: _Describe, next_command: str | None = None) -> None:
+def print_shared_result(
+    result: _Result, as_json: bool, describe: Callable[[_Result], list[str]], next_command: str | None = None
+) -> None:
     """Print what all processes of a launcher did together, once: every process has the same result, the first prints it."""
     if is_first_process():
         print_result(result, as_json, describe, next_command)
@@ -50,112 +70,145 @@ def words_of(*words: object) -> str:
     return " ".join(shlex.quote(str(word)) for word in words)
 
 
-def skipped_note(result: Mapping[str, Any]) -> str:
+def skipped_note(skipped: bool) -> str:
     """` (already there, nothing to do)` where a stage had nothing to do."""
-    return " (already there, nothing to do)" if result.get("skipped") else ""
+    return " (already there, nothing to do)" if skipped else ""
 
 
-def describe_packing(result: Mapping[str, Any], out: Path | None = None, verbose: bool = False) -> list[str]:
-    """The lines of a plan or of a packed folder `out`; more of how the packs were found where `verbose`."""
-    more = f"{result['gap']:,} more than the proven minimum"
-    proven = more if result["gap"] else "proven: none fewer is possible"
-    packed = count_of(result["sequences"], "sequence")
-    if result.get("rows", result["sequences"]) != result["sequences"]:
-        packed = f"{count_of(result['rows'], 'row')} ({packed})"
-    lines = [
-        f"{packed} became {count_of(result['packs'], 'pack')} "
-        f"({result['packing_factor']:.2f} times fewer), {proven}{skipped_note(result)}",
-        f"{100 * result['efficiency']:.2f} % of the slots hold tokens",
+def packed_lines(packed: PlanTotals | Metadata | TableMetadata, rows: int | None, skipped: bool) -> list[str]:
+    """What became of sequences, or of the `rows` of a table that they come from; how full the packs are."""
+    more = f"{packed.gap:,} more than the proven minimum"
+    proven = more if packed.gap else "proven: none fewer is possible"
+    sequences = count_of(packed.sequences, "sequence")
+    if rows is not None and rows != packed.sequences:
+        sequences = f"{count_of(rows, 'row')} ({sequences})"
+    return [
+        f"{sequences} became {count_of(packed.packs, 'pack')} "
+        f"({packed.packing_factor:.2f} times fewer), {proven}{skipped_note(skipped)}",
+        f"{100 * packed.efficiency:.2f} % of the slots hold tokens",
     ]
-    if out is not None:
-        size = f", {human_bytes(result['bytes'])}" if "bytes" in result else ""
-        lines.append(f"Wrote {out} ({count_of(result['shards'], 'shard')}{size})" if "shards" in result else f"Wrote {out}")
-    return [*lines, *_how_it_was_packed(result)] if verbose else lines
 
 
-def _how_it_was_packed(result: Mapping[str, Any]) -> list[str]:
-    lines = []
-    if "token_bound" in result:
-        lines.append(f"the tokens alone need {count_of(result['token_bound'], 'pack')}")
-    if "algorithm" in result:
-        used = [name for name in result.get("algorithms_used", ()) if name != result["algorithm"]]
-        heuristics = f" (by {' and '.join(used)})" if used else ""
-        lines.append(f"algorithm {result['algorithm']}{heuristics}, depth {result.get('depth_used', result.get('depth'))}")
-    if result.get("masked_slots_needed"):
-        needed = result["masked_slots_needed"]
-        lines.append(f"{result['masked_slots']} masked slots per pack (the data need {needed})")
+def algorithm_line(algorithm: str, used: Sequence[str], depth: int | None) -> str:
+    """Which algorithms packed; `used` are those that `algorithm` chose."""
+    others = [name for name in used if name != algorithm]
+    heuristics = f" (by {' and '.join(others)})" if others else ""
+    return f"algorithm {algorithm}{heuristics}, depth {depth}"
+
+
+def describe_plan(planned: StageOutput[PlanTotals] | GroupsResult, verbose: bool = False) -> list[str]:
+    """The lines of a plan, or of a part of it; more of how the packs were chosen where `verbose`."""
+    if isinstance(planned, GroupsResult):
+        return part_lines(planned)
+    lines = packed_lines(planned.content, None, planned.skipped)
+    return [*lines, *_how_it_was_planned(planned.content)] if verbose else lines
+
+
+def _how_it_was_planned(totals: PlanTotals) -> list[str]:
+    lines = [
+        f"the tokens alone need {count_of(totals.token_bound, 'pack')}",
+        algorithm_line(totals.algorithm, totals.algorithms_used, totals.depth_used),
+    ]
+    if totals.masked_slots_needed:
+        lines.append(f"{totals.masked_slots} masked slots per pack (the data need {totals.masked_slots_needed})")
     return lines
 
 
-def describe_verification(result: Mapping[str, Any]) -> list[str]:
-    """The line of a folder that was verified, or of a part of it."""
-    if "groups_written" in result:
-        return _describe_part(result, ", each exactly once", "verified", "proof")
-    return [f"every one of {count_of(result['sequences'], 'sequence')} is in the packs exactly once{skipped_note(result)}"]
+def describe_written(
+    written: StageOutput[Metadata] | GroupsResult, out: Path | None = None, verbose: bool = False
+) -> list[str]:
+    """The lines of a packed folder `out`, or of a part of it."""
+    if isinstance(written, GroupsResult):
+        return part_lines(written)
+    metadata = written.content
+    lines = [*packed_lines(metadata, None, written.skipped), *([] if out is None else [_wrote(out, metadata)])]
+    return [*lines, algorithm_line(metadata.algorithm, (), metadata.depth)] if verbose else lines
 
 
-def describe_groups(result: Mapping[str, Any], out: Path | None = None, verbose: bool = False) -> list[str]:
-    """The line of one part of a plan or of a packed folder; the lines of all parts once they are finished."""
-    if "groups_written" not in result:
-        return describe_packing(result, out, verbose)
-    return _describe_part(result, "", "there", "work")
+def _wrote(out: Path, metadata: Metadata) -> str:
+    table = metadata.shard_table
+    return f"Wrote {out} ({count_of(len(table), 'shard')}, {human_bytes(int(table.bytes.sum()))})"
 
 
-def _describe_part(result: Mapping[str, Any], how: str, already: str, completed: str) -> list[str]:
-    if not result["groups"]:
+def describe_packed(result: PackResult[Metadata, Verification], out: Path, verbose: bool) -> list[str]:
+    """The lines of a plan and its packed folder `out`, and of the proof where it was requested."""
+    planned, metadata = result.planned, result.written.content
+    skipped = result.written.skipped or (planned is not None and planned.skipped)
+    lines = [*packed_lines(metadata, None, skipped), _wrote(out, metadata)]
+    if verbose and planned is not None:
+        lines += _how_it_was_planned(planned.content)
+    elif verbose:
+        lines.append(algorithm_line(metadata.algorithm, (), metadata.depth))
+    return lines if result.verified is None else [*lines, *verified_lines(result.verified)]
+
+
+def part_lines(part: GroupsResult, how: str = "", already: str = "there", completed: str = "work") -> list[str]:
+    """The line of one part of a plan, of a packed folder, or of its proof."""
+    if not part.groups:
         return ["nothing to do: there are fewer groups than parts"]
-    there = "" if result["groups_written"] else f" (all were {already} already, nothing to do)"
-    counted = f"{count_of(result['sequences'], 'sequence')} in {count_of(result['packs'], 'pack')}{how}{there}"
-    return [f"{count_of(result['groups'], 'group')}: {counted}; --finish completes the {completed} when all parts are done"]
+    there = "" if part.groups_written else f" (all were {already} already, nothing to do)"
+    counted = f"{count_of(part.sequences, 'sequence')} in {count_of(part.packs, 'pack')}{how}{there}"
+    return [f"{count_of(part.groups, 'group')}: {counted}; --finish completes the {completed} when all parts are done"]
 
 
-def describe_examples(result: Mapping[str, Any]) -> list[str]:
+def describe_verification(verified: StageOutput[Any] | GroupsResult) -> list[str]:
+    """The line of a folder that was verified, or of a part of it."""
+    if isinstance(verified, GroupsResult):
+        return part_lines(verified, ", each exactly once", "verified", "proof")
+    sequences = count_of(verified.content.sequences, "sequence")
+    return [f"every one of {sequences} is in the packs exactly once{skipped_note(verified.skipped)}"]
+
+
+def verified_lines(verified: StageOutput[Any]) -> list[str]:
+    """The lines of the proof of `pack --verify`."""
+    return [f"verified: {line}" for line in describe_verification(verified)]
+
+
+def describe_examples(result: StageOutput[PreparedExamples] | PreparedShard | GivenRecords) -> list[str]:
     """The lines of prepared examples: one per split, and the vocabulary."""
-    if "records" in result:
-        return [f"nothing to do: the pipeline names its own records, {result['records']}"]
-    if "splits" not in result:
-        remaining = len(result["missing_sections"])
-        return [f"this part is done, {count_of(remaining, 'section')} to be done by other parts"]
+    if isinstance(result, GivenRecords):
+        return [f"nothing to do: the pipeline names its own records, {result.records}"]
+    if isinstance(result, PreparedShard):
+        return [f"this part is done, {count_of(len(result.missing_sections), 'section')} to be done by other parts"]
     lines = [
-        f"{split}: {count_of(figures['sequences'], 'sequence')} ({count_of(figures['tokens'], 'token')}) "
-        f"from {count_of(figures['text_documents'], 'document')}{skipped_note(result)}"
-        for split, figures in result["splits"].items()
+        f"{split}: {count_of(section.sequences, 'sequence')} ({count_of(section.tokens, 'token')}) "
+        f"from {count_of(section.text_documents, 'document')}{skipped_note(result.skipped)}"
+        for split, section in result.content.splits.items()
     ]
-    vocabulary = result["vocabulary"]
-    origin = "trained from the text" if vocabulary["trained"] else "given"
-    return [*lines, f"vocabulary of {count_of(vocabulary['size'], 'token')}, {origin}"]
+    vocabulary = result.content.vocabulary
+    origin = "trained from the text" if vocabulary.trained else "given"
+    return [*lines, f"vocabulary of {count_of(vocabulary.size, 'token')}, {origin}"]
 
 
-def describe_histogram(result: Mapping[str, Any]) -> list[str]:
+def describe_histogram(counted: StageOutput[HistogramFile] | NothingToCount) -> list[str]:
     """The line of a histogram."""
-    if not result["files"]:
+    if isinstance(counted, NothingToCount):
         return ["nothing to do: there are fewer files than parts"]
-    mean = result["tokens"] / max(result["sequences"], 1)
+    totals = counted.content.totals()
     return [
-        f"{count_of(result['sequences'], 'sequence')} in {count_of(result['files'], 'file')} "
-        f"({human_bytes(result['bytes'])}), mean length {mean:.1f}, at most {result['max_sequence_length']}"
-        f"{skipped_note(result)}"
+        f"{count_of(totals.sequences, 'sequence')} in {count_of(totals.files, 'file')} "
+        f"({human_bytes(totals.bytes)}), mean length {totals.mean_length:.1f}, at most {totals.max_sequence_length}"
+        f"{skipped_note(counted.skipped)}"
     ]
 
 
-def describe_finetuning(result: Mapping[str, Any]) -> list[str]:
+def describe_finetuning(result: StageOutput[FineTuning] | DryRun) -> list[str]:
     """The lines of a fine-tuned model: what it was trained on, and how good it is."""
-    if "dry_run" in result:
-        return [DRY_RUN]
+    if not isinstance(result, StageOutput):
+        return [_DRY_RUN]
+    tuned = result.content
     lines = [
-        f"{result['task']}: {count_of(result['sequences'], 'sequence')} in {count_of(result['packs'], 'pack')} "
-        f"({result['packing_factor']:.3f} sequences per pack), {count_of(result['epochs'], 'epoch')}, "
-        f"{count_of(result['updates'], 'update')}{skipped_note(result)}"
+        f"{tuned.task}: {count_of(tuned.sequences, 'sequence')} in {count_of(tuned.packs, 'pack')} "
+        f"({tuned.packing_factor:.3f} sequences per pack), {count_of(tuned.epochs, 'epoch')}, "
+        f"{count_of(tuned.updates, 'update')}{skipped_note(result.skipped)}"
     ]
-    if result["metrics"]:
-        lines.append(
-            f"best by {result['best_metric']}, after update {result['best_update']:,}: {_metrics(result['metrics'])}"
-        )
-        if result.get("baseline"):
+    if tuned.metrics:
+        lines.append(f"best by {tuned.best_metric}, after update {tuned.best_update:,}: {_metrics(tuned.metrics)}")
+        if tuned.baseline:
             from gaudi_bert.config.sections import SEARCH_TASKS
 
-            name = "before training" if result["task"] in SEARCH_TASKS else "majority baseline"
-            lines.append(f"{name}: {_metrics(result['baseline'])}")
+            name = "before training" if tuned.task in SEARCH_TASKS else "majority baseline"
+            lines.append(f"{name}: {_metrics(tuned.baseline)}")
     return lines
 
 
@@ -163,90 +216,91 @@ def _metrics(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
 
 
-def describe_answers(result: Mapping[str, Any], out: str | None = None) -> list[str]:
+def describe_answers(answered: StreamResult, out: str | None = None) -> list[str]:
     """The lines of a file of answers or of vectors."""
-    if result.get("skipped"):
+    if answered.skipped:
         return []
-    wrote = [] if out is None else [f"Wrote {out}"]
-    counted = f"{count_of(result['rows'], 'row')}, {count_of(result['tokens'], 'token')}"
-    cut = f"; {result['cut_rows']:,} were longer than {result['max_sequence_length']} tokens" if result["cut_rows"] else ""
-    bad = f"; {result['bad_rows']:,} cannot be read" if result.get("bad_rows") else ""
-    return [f"{counted}{cut}{bad}; {100 * result['padding']:.1f} % of what was computed is padding", *wrote]
+    counted = f"{count_of(answered.rows, 'row')}, {count_of(answered.tokens, 'token')}"
+    cut = f"; {answered.cut_rows:,} were longer than {answered.max_sequence_length} tokens" if answered.cut_rows else ""
+    bad = f"; {answered.bad_rows:,} cannot be read" if answered.bad_rows else ""
+    lines = [f"{counted}{cut}{bad}; {100 * answered.padding:.1f} % of what was computed is padding"]
+    return lines if out is None else [*lines, f"Wrote {out}"]
 
 
 # --- pretrained models
 
-DRY_RUN = "a dry run: nothing was trained or written"
+_DRY_RUN = "a dry run: nothing was trained or written"
 
 
-def describe_training(result: Mapping[str, Any]) -> list[str]:
+def describe_training(result: StageOutput[TrainingResult] | StageOutput[TableTraining] | DryRun) -> list[str]:
     """The lines of a trained model: on how much it was trained, how fast, and how good it is."""
-    if "dry_run" in result:
-        return [DRY_RUN]
-    speed = f", {human_rate(result['sequences_per_second'], 'sequences')}" if "sequences_per_second" in result else ""
+    if not isinstance(result, StageOutput):
+        return [_DRY_RUN]
+    from gaudi_bert.artefacts.training import TrainingResult
+
+    run = result.content
+    speed = "" if run.sequences_per_second is None else f", {human_rate(run.sequences_per_second, 'sequences')}"
     lines = [
-        f"{count_of(result['updates'], 'update')} on {count_of(result['sequences'], 'sequence')} "
-        f"({count_of(result['tokens'], 'token')}) by {count_of(result['processes'], 'process')}{speed}{skipped_note(result)}"
+        f"{count_of(run.updates, 'update')} on {count_of(run.sequences, 'sequence')} "
+        f"({count_of(run.tokens, 'token')}) by {count_of(run.processes, 'process')}{speed}{skipped_note(result.skipped)}"
     ]
-    if result["reached_target"]:
+    if run.reached_target:
         lines.append("target accuracy reached")
-    if "realized_speedup" in result:
-        gain, factor = result["realized_speedup"], result["packing_factor"]
-        lines.append(f"{gain:.2f} times as fast as unpacked, measured; {factor:.2f} would be the limit")
-    return lines + ([f"held out: {_pretraining(result['evaluation'])}"] if result.get("evaluation") else [])
-
-
-def describe_table_training(result: Mapping[str, Any]) -> list[str]:
-    """The lines of a model of words that was trained on a packed table."""
-    held_out = result.get("evaluation")
-    if not held_out:
-        return describe_training(result)
-    figures = f"accuracy {100 * held_out['accuracy']:.1f} %, of one word for all {100 * held_out['unigram_baseline']:.1f} %"
-    more = f"held out: {figures}; perplexity {held_out['perplexity']:,.1f}"
-    return [*describe_training({**result, "evaluation": None}), more]
-
-
-def describe_evaluation(result: Mapping[str, Any]) -> list[str]:
-    """The lines of an evaluated checkpoint."""
-    if not result:
-        return ["nothing to do: the pipeline holds no evaluation data out"]
-    lines = [f"after update {result['update']:,}: {_pretraining(result)}{skipped_note(result)}"]
-    if "largest_difference" in result:
-        lines.append(f"the same sequences unpacked give the same figures, to {result['largest_difference']:.1e}")
+    if isinstance(run, TrainingResult):
+        if run.realized_speedup is not None:
+            gain, limit = run.realized_speedup, run.packing_factor
+            lines.append(f"{gain:.2f} times as fast as unpacked, measured; {limit:.2f} would be the limit")
+        return lines if run.evaluation is None else [*lines, f"held out: {_pretraining(run.evaluation)}"]
+    if run.evaluation is not None:
+        accuracy, baseline = run.evaluation.accuracy, run.evaluation.unigram_baseline
+        figures = f"accuracy {100 * accuracy:.1f} %, of one word for all {100 * baseline:.1f} %"
+        lines.append(f"held out: {figures}; perplexity {run.evaluation.perplexity:,.1f}")
     return lines
 
 
-def _pretraining(figures: Mapping[str, Any]) -> str:
+def describe_evaluation(result: StageOutput[EvaluationResult] | NothingHeldOut) -> list[str]:
+    """The lines of an evaluated checkpoint."""
+    if isinstance(result, NothingHeldOut):
+        return ["nothing to do: the pipeline holds no evaluation data out"]
+    evaluated = result.content
+    lines = [f"after update {evaluated.update:,}: {_pretraining(evaluated)}{skipped_note(result.skipped)}"]
+    if evaluated.largest_difference is not None:
+        lines.append(f"the same sequences unpacked give the same figures, to {evaluated.largest_difference:.1e}")
+    return lines
+
+
+def _pretraining(figures: EvaluationFigures) -> str:
     """The accuracies of both pretraining tasks, each with its baseline of one answer for everything."""
-    frequent, more = figures["unigram_baseline"], figures.get("next_sentence_baseline")
+    frequent, more = figures.unigram_baseline, figures.next_sentence_baseline
     baseline = "" if more is None else f" (the more frequent answer: {100 * more:.1f} %)"
     return (
-        f"masked-LM accuracy {100 * figures['masked_lm_accuracy']:.1f} % (the most frequent token: {100 * frequent:.1f} %), "
-        f"next-sentence accuracy {100 * figures['next_sentence_accuracy']:.1f} %{baseline}, loss {figures['loss']:.3f}, "
-        f"over {count_of(figures['sequences'], 'sequence')}"
+        f"masked-LM accuracy {100 * figures.masked_lm_accuracy:.1f} % (the most frequent token: {100 * frequent:.1f} %), "
+        f"next-sentence accuracy {100 * figures.next_sentence_accuracy:.1f} %{baseline}, loss {figures.loss:.3f}, "
+        f"over {count_of(figures.sequences, 'sequence')}"
     )
 
 
-def describe_proof(result: Mapping[str, Any]) -> list[str]:
+def describe_proof(proof: VerifyModelResult) -> list[str]:
     """The line of a model whose packed and unpacked results were compared."""
-    packed = f"{count_of(result['sequences'], 'sequence')} in {count_of(result['packs'], 'pack')}"
+    packed = f"{count_of(proof.sequences, 'sequence')} in {count_of(proof.packs, 'pack')}"
     return [
-        f"packing changes nothing: {packed} give the outputs of single rows, to {result['hidden_states']:.1e}, "
-        f"and the gradients, to {result['gradient']:.1e}; "
-        f"{count_of(result['leak_comparisons'], 'sequence')} next to a changed one did not change by a bit"
+        f"packing changes nothing: {packed} give the outputs of single rows, to {proof.hidden_states:.1e}, "
+        f"and the gradients, to {proof.gradient:.1e}; "
+        f"{count_of(proof.leak_comparisons, 'sequence')} next to a changed one did not change by a bit"
     ]
 
 
-def describe_export(result: Mapping[str, Any]) -> list[str]:
+def describe_export(exported: ExportResult) -> list[str]:
     """The line of exported weights."""
-    vocabulary = f", with the vocabulary {result['vocabulary']}" if result.get("vocabulary") else ", without a vocabulary"
-    return [f"{result['format']}: {count_of(result['parameters'], 'parameter')} in {', '.join(result['files'])}{vocabulary}"]
+    vocabulary = f", with the vocabulary {exported.vocabulary}" if exported.vocabulary else ", without a vocabulary"
+    parameters = count_of(exported.parameters, "parameter")
+    return [f"{exported.format}: {parameters} in {', '.join(exported.files)}{vocabulary}"]
 
 
-def describe_report(result: Mapping[str, Any]) -> list[str]:
+def describe_report(page: ReportResult) -> list[str]:
     """The lines of the page: where it is, and its figures."""
-    figures = [f"{name}: {figure}" for name, figure in result.items() if name not in ("report", "bytes")]
-    return [*figures, f"the page: {result['report']} ({human_bytes(result['bytes'])}); open it in a browser"]
+    figures = [f"{name}: {figure}" for name, figure in page.figures.items()]
+    return [*figures, f"the page: {page.report} ({human_bytes(page.bytes)}); open it in a browser"]
 
 
 # --- one record for people
@@ -303,11 +357,11 @@ def _sentence(sequence: SequenceView, colour: str) -> Text:
 
 
 # What each stage of a pipeline is described by, complete or one part.
-STAGES: dict[str, _Describe] = {
+STAGES: dict[str, Callable[[Any], list[str]]] = {
     "prepare": describe_examples,
     "histogram": describe_histogram,
-    "plan": describe_groups,
-    "write": describe_groups,
+    "plan": describe_plan,
+    "write": describe_written,
     "verify": describe_verification,
     "train": describe_training,
     "evaluate": describe_evaluation,

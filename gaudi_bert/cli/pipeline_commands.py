@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,30 +22,25 @@ if TYPE_CHECKING:  # settings take as long to load as everything else, and `--he
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.config.pipeline import PipelineSettings
     from gaudi_bert.runners.kubernetes.client import Cluster
-    from gaudi_bert.runners.stage_calls import RunRequest
+    from gaudi_bert.runners.stage_calls import RunRequest, StageResult
 
 k8s = typer.Typer(
     cls=help.Commands, name="k8s", help="Look after a pipeline on a Kubernetes cluster.", rich_markup_mode=None
 )
 
 
-def _run_local(run: RunRequest, stages: Sequence[str], pipeline: Path) -> object:
-    from gaudi_bert.runners.local import run_stages
-
-    return run_stages(run, stages)
-
-
-def _run_docker(run: RunRequest, stages: Sequence[str], pipeline: Path) -> object:
+def _run_docker(run: RunRequest, stages: Sequence[str], pipeline: Path, json: bool) -> dict[str, list[str]]:
     from gaudi_bert.runners.docker.run import run_on_docker
 
-    flags = ["--overwrite"] if run.overwrite else []
+    flags = ["--json"] if json else []
+    flags += ["--overwrite"] if run.overwrite else []
     flags += ["--finish"] if run.finish else []
     flags += ["--shard", "/".join(map(str, run.shard))] if run.shard is not None else []
     flags += ["--workers", str(run.workers)] if run.workers is not None else []
     return run_on_docker(run.settings, stages, pipeline, run.work, run.reporter, flags=flags)
 
 
-def _run_kubernetes(run: RunRequest, stages: Sequence[str], pipeline: Path) -> object:
+def _run_kubernetes(run: RunRequest, stages: Sequence[str]) -> dict[str, str]:
     from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 
     if run.overwrite:
@@ -58,17 +55,22 @@ def _run_kubernetes(run: RunRequest, stages: Sequence[str], pipeline: Path) -> o
     return run_on_kubernetes(run.settings, stages, run.reporter)
 
 
-def _describe_stages(summaries: Mapping[str, Any]) -> list[str]:
+def _describe_stages(results: Mapping[str, StageResult]) -> list[str]:
     """A few lines per stage, and per split where a stage has two: its result, and whether it had anything to do."""
-    from gaudi_bert.artefacts.work_folder import SPLITS
-
     lines = []
-    for stage, summary in summaries.items():
-        splits = summary if summary and summary.keys() <= set(SPLITS) else {"": summary}
-        for split, figures in splits.items():
+    for stage, result in results.items():
+        splits = result if isinstance(result, Mapping) else {"": result}
+        for split, output_of_split in splits.items():
             title = f"{stage} {split}".strip()
-            lines += [f"{title}: {line}" for line in output.STAGES[stage](figures)]
+            lines += [f"{title}: {line}" for line in output.STAGES[stage](output_of_split)]
     return lines
+
+
+def _printed_by_containers(printed: Mapping[str, Sequence[str]], json: bool) -> dict[str, Any]:
+    """What each stage printed in its container: the lines, or the one object that `--json` prints, by stage."""
+    if not json:
+        return dict(printed)
+    return {stage: loads(lines[-1])[stage] if lines else {} for stage, lines in printed.items()}
 
 
 def _describe_steps(steps: Mapping[str, str]) -> list[str]:
@@ -76,12 +78,7 @@ def _describe_steps(steps: Mapping[str, str]) -> list[str]:
     return [f"{step}: {words[state]}" for step, state in steps.items()]
 
 
-# Where a pipeline runs, by name; and what its result is described by.
-_RUNNERS = {
-    "local": (_run_local, _describe_stages),
-    "docker": (_run_docker, _describe_stages),
-    "kubernetes": (_run_kubernetes, _describe_steps),
-}
+_RUNNERS = ("local", "docker", "kubernetes")
 # What all processes of a launcher do together.
 _STAGES_OF_A_LAUNCHER = ("train", "evaluate", "finetune")
 
@@ -121,13 +118,23 @@ def run(
     elif render is not None:
         _render(settings, names, render, overwrite, json)
     else:
-        runner, describe = _RUNNERS[on]
         reporter = Reporter(quiet=part is None and not is_first_process())
-        options: dict[str, Any] = {"overwrite": overwrite, "shard": part, "finish": finish, "workers": workers}
-        request = RunRequest(settings, work, pipeline.parent, reporter, **options)
+        request = RunRequest(settings, work, pipeline.parent, reporter, overwrite, part, finish, workers)
+        _run(request, names, on, pipeline, json)
+
+
+def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, json: bool) -> None:
+    from gaudi_bert.runners.local import run_stages
+
+    if on == "docker":
+        printed = _run_docker(run, stages, pipeline, json)
+        output.print_result(_printed_by_containers(printed, json), json, lambda lines: list(chain(*lines.values())))
+    elif on == "kubernetes":
+        output.print_result(_run_kubernetes(run, stages), json, _describe_steps)
+    else:
         # With --shard, each process of a launcher does its own part.
-        show = output.print_shared_result if part is None else output.print_result
-        show(runner(request, names, pipeline), json, describe)
+        show = output.print_shared_result if run.shard is None else output.print_result
+        show(run_stages(run, stages), json, _describe_stages)
 
 
 def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
@@ -158,15 +165,9 @@ def _show_dry_run(
         check_access_mode(settings)
     previews = [preview_stage(settings, stage) for stage in stages]
     finished = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder)]
-    planned: dict[str, Any] = {
-        "stages": list(stages),
-        "work": shown_location(folder.root),
-        "made": finished,
-        "missing": [] if on == "kubernetes" else missing_paths(settings, stages, pipeline.parent),
-        "outlook": previews,
-        "settings": settings.model_dump(mode="json"),
-    }
-    lines = _dry_run_lines(planned, on)
+    missing = [] if on == "kubernetes" else missing_paths(settings, stages, pipeline.parent)
+    root, values = shown_location(folder.root), settings.model_dump(mode="json")
+    lines = _dry_run_lines(root, stages, finished, missing, on)
     if on == "kubernetes":
         lines += [f"  {stage}" for stage in previews]
     elif on == "docker":
@@ -174,22 +175,23 @@ def _show_dry_run(
     changed = ", ".join(_flat(settings.model_dump(mode="json", exclude_defaults=True)))
     lines += [f"settings that are not the defaults: {changed or 'none'}"]
     if verbose:
-        text = yaml.safe_dump(planned["settings"], sort_keys=False, default_flow_style=None)
+        text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
         lines += ["", *text.splitlines()]
     else:
         lines.append("every setting: --verbose")
-    output.print_shared_result(planned, json, lambda _: lines)
+    planned = {"stages": list(stages), "work": root, "made": finished, "missing": missing}
+    output.print_shared_result({**planned, "outlook": previews, "settings": values}, json, lambda _: lines)
 
 
-def _dry_run_lines(planned: Mapping[str, Any], on: str) -> list[str]:
+def _dry_run_lines(root: str, stages: Sequence[str], finished: list[str], missing: list[str], on: str) -> list[str]:
     """Where the work goes, which stages there are, and what they lack."""
     where = {"local": "here", "docker": "in containers here", "kubernetes": "on the cluster"}[on]
-    waiting = [stage for stage in planned["stages"] if stage not in planned["made"]]
-    lines = [f"work folder: {planned['work']}"]
-    if planned["made"]:
-        lines.append(f"finished already, repeated only with --overwrite: {', '.join(planned['made'])}")
+    waiting = [stage for stage in stages if stage not in finished]
+    lines = [f"work folder: {root}"]
+    if finished:
+        lines.append(f"finished already, repeated only with --overwrite: {', '.join(finished)}")
     lines.append(f"to do {where}: {', '.join(waiting) or 'nothing'}")
-    return lines + [f"MISSING: {path}" for path in planned["missing"]]
+    return lines + [f"MISSING: {path}" for path in missing]
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -290,17 +292,8 @@ def status(pipeline: arguments.Pipeline, set_: arguments.SetLocation = None, jso
     from gaudi_bert.runners.kubernetes import manage
 
     steps = manage.status(*_settings_and_cluster(pipeline, set_))
-    output.print_result({name: step.as_json() for name, step in steps.items()}, json, _describe_status)
-
-
-def _describe_status(steps: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for name, step in steps.items():
-        pods = ", ".join(f"{count} {phase}" for phase, count in step.get("pods", {}).items())
-        lines.append(f"{name}: {step['state']}" + (f" ({pods})" if pods else ""))
-        if step.get("problem"):
-            lines.append(f"  {step['problem']}")
-    return lines
+    printed = {name: step.as_json() for name, step in steps.items()}
+    output.print_result(printed, json, lambda _: [line for name, step in steps.items() for line in step.lines(name)])
 
 
 @k8s.command(cls=help.Command)
@@ -329,7 +322,7 @@ def delete(
     from gaudi_bert.runners.kubernetes import manage
 
     removed = manage.delete(*_settings_and_cluster(pipeline, set_), data=data)
-    output.print_result({"removed": removed}, json, lambda result: result["removed"] or ["there was nothing to remove"])
+    output.print_result({"removed": removed}, json, lambda _: removed or ["there was nothing to remove"])
 
 
 @k8s.command("open", cls=help.Command)
@@ -346,16 +339,11 @@ def open_(
 
     settings, cluster = _settings_and_cluster(pipeline, set_)
     opened = open_results(settings, cluster, out or Path("opened") / settings.name, Reporter())
-    output.print_result(opened, json, _describe_opened)
+    output.print_result(opened, json, lambda results: results.lines())
     if sys.stdout.isatty():
         import webbrowser
 
         webbrowser.open(opened.report.resolve().as_uri())
-
-
-def _describe_opened(opened: Mapping[str, Any]) -> list[str]:
-    lines = [f"page: {opened['report']}"]
-    return lines if opened["tensorboard"] is None else [*lines, f"curves: tensorboard --logdir {opened['tensorboard']}"]
 
 
 def doctor(

@@ -53,8 +53,8 @@ def _(result: PreparedShard) -> dict[str, Any]:
     return {"finished": False, **_fields(result)}
 
 
-@to_json.register
-def _(result: PackResult) -> dict[str, Any]:
+@to_json.register(PackResult)
+def _(result: PackResult[Any, Any]) -> dict[str, Any]:
     planned = {} if result.planned is None else to_json(result.planned)
     verified = {} if result.verified is None else {"verify": to_json(result.verified)}
     return {**planned, **to_json(result.written), **verified}

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gaudi_bert.artefacts.results import GroupsResult, PackResult, StageOutput, TokenisedShard
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, count_of
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
+    from gaudi_bert.artefacts.examples import TokenisedTexts
+    from gaudi_bert.artefacts.packed import TableMetadata, TableVerification
+    from gaudi_bert.artefacts.references import TooLongRows
     from gaudi_bert.config.sections import TableSettings
+
+    PackedTable = PackResult[TableMetadata, TableVerification]
 
 
 @arguments.reads_rows("label_column", "too_long")
@@ -57,23 +63,22 @@ def tokenize(
     output.print_result(result, json, _describe_tokens, following)
 
 
-def _describe_tokens(result: Mapping[str, Any]) -> list[str]:
-    if "missing_parts" in result:
-        return [f"{result['missing_parts']} of {count_of(result['parts'], 'part')} to be done by other shards"]
-    rows, too_long = count_of(result["rows"], "row"), result["too_long"]
+def _describe_tokens(result: StageOutput[TokenisedTexts] | TokenisedShard) -> list[str]:
+    if isinstance(result, TokenisedShard):
+        return [f"{result.missing_parts} of {count_of(result.parts, 'part')} to be done by other shards"]
+    texts, too_long = result.content, result.content.too_long
     lines = [
-        f"{count_of(result['texts'], 'text')} became {rows} with {count_of(result['tokens'], 'token')}"
-        f"{output.skipped_note(result)}"
+        f"{count_of(texts.texts, 'text')} became {count_of(texts.rows, 'row')} with {count_of(texts.tokens, 'token')}"
+        f"{output.skipped_note(result.skipped)}"
     ]
-    if result["empty_texts"]:
-        lines.append(f"{count_of(result['empty_texts'], 'text')} held nothing but space and gave no row")
-    lost = f"{count_of(too_long['dropped_tokens'], 'token')} lost"
-    became = {"split": f"{too_long['added_sequences']:,} rows more, no token lost", "truncate": f"cut, {lost}"}
-    about = f"{count_of(too_long['rows'], 'text')} too long for {count_of(result['max_sequence_length'], 'token')}"
-    return [
-        *lines,
-        f"{about}: {became.get(too_long['policy'], f'dropped, {lost}')}" if too_long["rows"] else "no text was too long",
-    ]
+    if texts.empty_texts:
+        lines.append(f"{count_of(texts.empty_texts, 'text')} held nothing but space and gave no row")
+    if not too_long.rows:
+        return [*lines, "no text was too long"]
+    lost = f"{count_of(too_long.dropped_tokens, 'token')} lost"
+    became = {"split": f"{too_long.added_sequences:,} rows more, no token lost", "truncate": f"cut, {lost}"}
+    about = f"{count_of(too_long.rows, 'text')} too long for {count_of(texts.max_sequence_length, 'token')}"
+    return [*lines, f"{about}: {became.get(too_long.policy, f'dropped, {lost}')}"]
 
 
 # --- what `pack` and `verify` do with tables
@@ -101,7 +106,7 @@ def pack_as_table(
     reporter: Reporter,
     overwrite: bool,
     workers: int | None,
-) -> object:
+) -> PackedTable | GroupsResult:
     """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
     from gaudi_bert.tables.pack import pack_table, pack_table_part
     from gaudi_bert.tables.sources import tokenized_length
@@ -142,29 +147,33 @@ def _table_settings(source: str, options: Mapping[str, object], overrides: list[
     return section_from_mapping(TableSettings, {**values, **changed}, "the options", typed)
 
 
-def describe_packed_table(result: Mapping[str, Any], out: Path | None = None, verbose: bool = False) -> list[str]:
+def describe_packed_table(result: PackedTable | GroupsResult, out: Path, verbose: bool) -> list[str]:
     """The lines of a packed table, or of a part of it."""
-    if "too_long" not in result:
-        return output.describe_groups(result)
-    lines = output.describe_packing({**result, "depth_used": result["deepest_pack"]}, out, verbose)
-    if result["gap"] and result["algorithm"] != "optimal":
-        saved = f"{count_of(result['gap'], 'pack')} might be saved"
+    if isinstance(result, GroupsResult):
+        return output.part_lines(result)
+    table = result.written.content
+    lines = output.packed_lines(table, table.rows, result.written.skipped)
+    lines.append(f"Wrote {out} ({count_of(len(table.shard_table), 'shard')})")
+    if verbose:
+        lines.append(output.algorithm_line(table.algorithm, table.algorithms_used, table.deepest_pack))
+    if table.gap and table.algorithm != "optimal":
+        saved = f"{count_of(table.gap, 'pack')} might be saved"
         lines.append(f"{saved}: --algorithm optimal looks for them, which takes a few seconds per group")
-    return [*lines, _describe_long_rows(result), *verified_lines(result)]
+    proof = [] if result.verified is None else output.verified_lines(result.verified)
+    return [*lines, _long_rows_line(table.too_long), *proof]
 
 
-def _describe_long_rows(result: Mapping[str, Any]) -> str:
-    effect = result["too_long"]
-    if not effect["rows"]:
+def _long_rows_line(effect: TooLongRows) -> str:
+    if not effect.rows:
         return "no row was too long: none is cut, split or dropped"
-    were = "row was" if effect["rows"] == 1 else "rows were"
-    tokens = count_of(effect["dropped_tokens"], "token")
+    were = "row was" if effect.rows == 1 else "rows were"
+    tokens = count_of(effect.dropped_tokens, "token")
     done = {
         "truncate": f"cut by {tokens}",
-        "split": f"split, which added {count_of(effect['added_sequences'], 'sequence')}; no token is lost",
+        "split": f"split, which added {count_of(effect.added_sequences, 'sequence')}; no token is lost",
         "drop": f"dropped with {tokens}",
     }
-    return f"{effect['rows']:,} {were} too long: {done[effect['policy']]} (--too-long {effect['policy']})"
+    return f"{effect.rows:,} {were} too long: {done[effect.policy]} (--too-long {effect.policy})"
 
 
 def verify_as_table(
@@ -180,29 +189,24 @@ def verify_as_table(
     from gaudi_bert.tables.verify import finish_table, verify_table, verify_table_part
 
     reporter = Reporter()
-    result: object
+    result: StageOutput[TableVerification] | GroupsResult
     if part is not None:
         result = verify_table_part(source, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
     elif finish:
         result = finish_table(source, packed, reporter=reporter)
     else:
         result = verify_table(source, packed, reporter=reporter, overwrite=overwrite, workers=workers)
-    output.print_result(result, json, describe_verified_table)
+    output.print_result(result, json, _describe_verified_table)
 
 
-def describe_verified_table(result: Mapping[str, Any]) -> list[str]:
-    """The lines of a packed table that was verified, or of a part of it."""
-    if "groups_written" in result:
+def _describe_verified_table(result: StageOutput[TableVerification] | GroupsResult) -> list[str]:
+    if isinstance(result, GroupsResult):
         return output.describe_verification(result)
-    what = "in the index" if result["index_only"] else f"value for value in {', '.join(result['columns'])}"
-    counted = f"{count_of(result['rows'], 'row')}, {count_of(result['sequences'], 'sequence')}"
+    proof = result.content
+    what = "in the index" if proof.index_only else f"value for value in {', '.join(proof.columns)}"
+    counted = f"{count_of(proof.rows, 'row')}, {count_of(proof.sequences, 'sequence')}"
     return [
-        f"{counted} in {count_of(result['packs'], 'pack')}{output.skipped_note(result)}",
+        f"{counted} in {count_of(proof.packs, 'pack')}{output.skipped_note(result.skipped)}",
         f"every sequence is there exactly once, {what}",
-        _describe_long_rows(result),
+        _long_rows_line(proof.too_long),
     ]
-
-
-def verified_lines(result: Mapping[str, Any]) -> list[str]:
-    """The lines of the proof of `pack --verify`."""
-    return [f"verified: {line}" for line in output.describe_verification(result["verify"])] if "verify" in result else []

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
-from gaudi_bert.config.values import FREE, Algorithm, Bytes, Delimiter, Depth, Encoding, Engine, Precision, Settings
+from gaudi_bert.config.values import (
+    FREE,
+    Algorithm,
+    Bytes,
+    Delimiter,
+    Depth,
+    Encoding,
+    Engine,
+    Precision,
+    RowLengthChoice,
+    Settings,
+)
 
 # --- data
 
@@ -98,9 +110,8 @@ class TokenizeSettings(Settings):
         """How the files of texts are read; a second text is read where its column is named."""
         given = {"text_column": "text", "text_pair_column": "text_pair"}
         given |= {name: name for name in ("columns", "no_header", "format", "delimiter", "encoding", "on_bad_row")}
-        values = {key: getattr(self, name) for name, key in given.items() if name in self.model_fields_set}
-        reading = TaskSettings(**{"text_pair": values.get("text", "text"), **values})
-        return TaskSettings.model_construct(_fields_set=set(values), **dict(reading))
+        named = {key: getattr(self, name) for name, key in given.items() if name in self.model_fields_set}
+        return TaskSettings(text_pair=named.get("text", "text")).with_named(named)
 
 
 # --- model and training
@@ -154,6 +165,17 @@ class LoopSettings(Settings):
     compile: Annotated[bool | None, FREE] = Field(
         None,
         description="compile the model's step (XLA, torch.compile); default: where it pays; a resumed run keeps its own",
+    )
+    recompute: Annotated[bool, FREE] = Field(
+        False,
+        description="PyTorch: the backward pass computes each layer once more, to the same bits, and only the input of a "
+        "layer stays in memory: a third more work",
+    )
+    deterministic: Annotated[bool, FREE] = Field(
+        True, description="PyTorch on a GPU: only kernels that give the same bits twice; false: a resumed run may differ"
+    )
+    gaudi_fused_attention: Annotated[bool, FREE] = Field(
+        False, description="PyTorch, a BERT on a Gaudi card: attention by the vendor's kernel FusedSDPA"
     )
     optimizer: Literal["adamw", "lamb"] = "adamw"
     learning_rate: float = Field(1.0e-3, gt=0)
@@ -257,7 +279,7 @@ class TrainingSettings(LoopSettings):
 class FineTuneSettings(LoopSettings):
     """What a model is trained on for a task, and how. Keys mean the same as in `training`.
 
-    `micro_batch_packs` is the most that a micro-batch holds.
+    `micro_batch_packs` is the most that a micro-batch holds; of rows of several lengths, of the longest.
     """
 
     section_name: ClassVar[str] = "finetune"
@@ -277,6 +299,11 @@ class FineTuneSettings(LoopSettings):
         None, description="stage finetune: a folder with the tokenizer; default: where the weights are"
     )
     max_sequence_length: int = Field(128, ge=8, le=8192, description="positions of a pack, and most tokens of a sequence")
+    row_lengths: RowLengthChoice | None = Field(
+        None,
+        description="rows of up to three lengths, as in 512,2048,8192: each sequence goes to the shortest that holds it; "
+        "`auto`: those that cost least; default: all of max_sequence_length, which with given lengths is the last of them",
+    )
     depth: Depth = Field(6, description="most sequences per pack, at most 1,024; or `max` for no limit")
     algorithm: Algorithm = "optimal"
     evaluation_depth: Depth = Field("max", description="the same for evaluations")
@@ -414,6 +441,18 @@ class TaskSettings(Settings):
         None, description="embedding: what precedes the other texts; default: the folder's prompt `document`, or nothing"
     )
     masked_lm_probability: float = Field(0.15, gt=0, lt=1, description="masked language modelling: share of masked tokens")
+    _named: frozenset[str] | None = PrivateAttr(None)
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The keys that somebody named: they must apply to the rows, where a default may not."""
+        return frozenset(self.model_fields_set) if self._named is None else self._named
+
+    def with_named(self, values: Mapping[str, Any]) -> TaskSettings:
+        """These settings as defaults, with `values`, checked already, by key: they alone are named."""
+        settings = self.model_copy(update=dict(values))
+        settings._named = frozenset(values)  # noqa: SLF001 - its own class
+        return settings
 
 
 class PredictSettings(Settings):

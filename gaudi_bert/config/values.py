@@ -1,10 +1,15 @@
-"""The kinds of values that settings take, and the base of all settings."""
+"""The kinds of values that settings take, and the base of all settings; what a key may hold and what is wrong with a value,
+in the words of people who write YAML and never in pydantic's."""
 
 from __future__ import annotations
 
 import codecs
+import difflib
 import re
-from typing import Annotated, Literal, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -12,11 +17,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from gaudi_bert.common.errors import shortened, shown
 
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
@@ -98,6 +107,29 @@ MOST_DEPTH = 1024
 Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(_parse_depth)]
 
 
+MOST_ROW_LENGTHS = 3
+
+
+def _parse_row_lengths(value: object) -> object:
+    """`auto`, or lengths as a list or as text with commas; anything else is refused with one message."""
+    if value is None or value == "auto":
+        return value
+    parts = re.findall(r"[^,\s]+", value) if isinstance(value, str) else value
+    numbers = (
+        [int(part) if re.fullmatch(r"\d{1,7}", str(part)) else 0 for part in parts]
+        if isinstance(parts, list | tuple)
+        else []
+    )
+    if not 1 <= len(numbers) <= MOST_ROW_LENGTHS or numbers != sorted(set(numbers)) or numbers[0] < 8:
+        raise ValueError(f"must be auto, or 1 to {MOST_ROW_LENGTHS} lengths from 8, ascending, as in 512,2048,8192")
+    return tuple(numbers)
+
+
+RowLengthChoice = Annotated[
+    Literal["auto"] | tuple[Annotated[int, Field(ge=8, le=2**20)], ...], BeforeValidator(_parse_row_lengths)
+]
+
+
 class _Free:
     """The mark of a setting that may change between two runs in one training folder: it changes nothing of the model."""
 
@@ -123,3 +155,163 @@ class Settings(BaseModel):
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
             raise PydanticCustomError("truth_value", "cannot be true or false")
         return value
+
+
+# --- what a key may hold
+
+_NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", dict: "key: value pairs", tuple: "list"}
+_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+_LOWER = ("gt", "ge")
+
+
+def allowed_values(field: FieldInfo) -> str:
+    """What a key holds and its limits: `integer, >= 1 and <= 1,024`."""
+    kind = _kind(field.annotation)
+    stated = [
+        (name, getattr(limit, name)) for limit in field.metadata for name in _SIGNS if getattr(limit, name, None) is not None
+    ]
+    # A type's own lower limit goes without saying where the field has a higher one.
+    lowest = max((value for name, value in stated if name in _LOWER), default=None)
+    limits = [f"{_SIGNS[name]} {value:,}" for name, value in stated if name not in _LOWER or value == lowest]
+    return f"{kind}, {' and '.join(limits)}" if limits else kind
+
+
+def _kind(annotation: Any) -> str:
+    """What a type is called by people who write YAML."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _kind(get_args(annotation)[0])
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
+    if origin in (Union, UnionType):
+        kinds = [_kind(part) for part in get_args(annotation) if part is not type(None)]
+        return " or ".join(dict.fromkeys(kinds))
+    return _NAMES.get(origin or annotation, _NAMES[dict])
+
+
+def plain_types(annotation: Any) -> set[Any]:
+    """The types that an annotation allows, without metadata: str and None for `Annotated[str, ...] | None`."""
+    if get_origin(annotation) is Annotated:
+        return plain_types(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return {kind for one in get_args(annotation) for kind in plain_types(one)}
+    return {annotation}
+
+
+def field_at(settings: type[Settings], keys: Sequence[str]) -> FieldInfo | None:
+    """The field at a path of keys; None where there is none."""
+    field, section = None, _section_of(settings)
+    for key in keys:
+        field = section.model_fields.get(key) if section is not None else None
+        section = _section_of(field.annotation) if field is not None else None
+    return field
+
+
+def _section_of(annotation: Any) -> type[Settings] | None:
+    """The section that a key holds; None for a key that holds a value."""
+    return next((kind for kind in plain_types(annotation) if isinstance(kind, type) and issubclass(kind, Settings)), None)
+
+
+def full_keys(settings: type[Settings], prefix: str = "") -> Iterator[str]:
+    """Every key that can be set: `packing.depth`, and the sections that hold others."""
+    for name, field in settings.model_fields.items():
+        yield f"{prefix}{name}"
+        section = _section_of(field.annotation)
+        if section is not None:
+            yield from full_keys(section, f"{prefix}{name}.")
+
+
+# --- what is wrong with a value
+
+_WRONG_TYPES = {
+    "int": "must be an integer",
+    "float": "must be a number",
+    "finite": "must be a finite number",
+    "bool": "must be true or false",
+    "string": "must be text",
+    "tuple": "must be a list",
+    "list": "must be a list",
+    "dict": "must hold `key: value` pairs",
+    "model": "must hold `key: value` pairs",
+    "truth": "cannot be true or false",
+}
+_BY_FIELD = ("int", "float", "greater", "less", "truth")
+_LIMITS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+
+
+def plain_message(problem: ErrorDetails) -> str:
+    """What a value must be, by what pydantic reports of it."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "value_error":  # a message of this package
+        return problem["msg"].removeprefix("Value error, ")
+    if kind == "literal_error":
+        choices = context["expected"].replace("'", "")
+        near = difflib.get_close_matches(str(problem["input"])[:80], re.split(", | or ", choices), n=1, cutoff=0.75)
+        return f"must be {choices}" + (f"; did you mean {near[0]}?" if near else "")
+    if kind in _LIMITS:
+        return f"must be {_SIGNS[_LIMITS[kind]]} {context[_LIMITS[kind]]:,}"
+    if kind in ("string_too_short", "too_short"):
+        return f"must have a length of at least {context['min_length']}"
+    message = _WRONG_TYPES.get(kind.partition("_")[0], "cannot be used here")
+    is_unquoted = kind == "string_type" and isinstance(problem["input"], int | float | date)
+    return f"{message}; put it in quotes" if is_unquoted else message
+
+
+def first_problem(
+    error: ValidationError, settings: type[Settings], values: Any, source: str, typed: Mapping[str, str]
+) -> str:
+    """One line for the first problem with `values` for `settings`.
+
+    It names what the user `typed` for the key, or the `source` of all other keys.
+    """
+    problems = [(_key_of(each, values), each) for each in error.errors()]
+    key, problem = problems[0]
+    others = len({other for other, _ in problems}) - 1
+    more = f" (and {others} more)" if others else ""
+    typed_key = max((each for each in typed if _is_part(each, key) or _is_part(key, each)), key=len, default=None)
+    where = shortened(source if typed_key is None else typed[typed_key])
+    if problem["type"] in ("extra_forbidden", "invalid_key"):
+        return f"{where}: unknown key `{shortened(key)}`; {nearest_keys(key, settings)}{more}"
+    field, message = field_at(settings, key.split(".")), plain_message(problem)
+    is_one_of_several = sum(other == key for other, _ in problems) > 1
+    if field is not None and (is_one_of_several or problem["type"].partition("_")[0] in _BY_FIELD):
+        message = "must be " + re.sub(r"\b(?=number\b|list\b)", "a ", allowed_values(field)).replace("integer", "an integer")
+    if key in ("", typed_key) or f"{key}." in message:  # a rule between keys names them itself
+        return f"{where}: {message}{more}"
+    is_rule = problem["type"] == "missing" or (problem["type"] == "value_error" and isinstance(problem["input"], Mapping))
+    value = "" if is_rule or typed_key is not None else f" = {shown(problem['input'])}"
+    return f"{where}: `{shortened(key)}`{value}: {message}{more}"
+
+
+def _key_of(problem: ErrorDetails, values: Any) -> str:
+    """The path of a problem's key, without what pydantic adds to it: which type of several it tried."""
+    path: list[str] = []
+    for part in problem["loc"]:
+        is_entry = isinstance(values, list | tuple) and isinstance(part, int)
+        if is_entry or (isinstance(values, Mapping) and part in values):
+            values = values[part]
+            path.append(str(part))
+        elif problem["type"] == "missing":
+            path.append(str(part))
+    return ".".join(path)
+
+
+def _is_part(key: str, of: str) -> bool:
+    """Whether the key `of` is `key` itself or is below it."""
+    return of == key or of.startswith(f"{key}.")
+
+
+def nearest_keys(key: str, settings: type[Settings]) -> str:
+    """Where an unknown key may belong: keys of this name in any section, or the most similar one."""
+    known = list(full_keys(settings))
+    section, _, name = key[:160].rpartition(".")
+    named = [each for each in known if each.rpartition(".")[2] == name]
+    if named:
+        return f"did you mean {' or '.join(f'`{each}`' for each in named)}?"
+    siblings = [each for each in known if each.rpartition(".")[0] == section]
+    for candidates in (siblings, known):
+        by_name = {each.rpartition(".")[2]: each for each in candidates}
+        near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.6)
+        if near:
+            return f"did you mean `{by_name[near[0]]}`?"
+    return f"`gaudi-bert settings{f' {section}' if siblings and section else ''}` lists the keys"

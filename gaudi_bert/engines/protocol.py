@@ -92,7 +92,8 @@ class Device:
     """An opened device; `name` is the framework's, `notes` are lines for the user.
 
     `compute_dtype` is that of the matrix products, float32 where the device's own software converts; `compiles`: whether a
-    model's step is compiled here, unless a run began otherwise.
+    model's step is compiled here, unless a run began otherwise; `recomputes`: whether layers are computed once more for the
+    backward pass; `fuses_attention`: whether the kernel of Gaudi's vendor computes attention.
     """
 
     kind: DeviceKind
@@ -101,6 +102,8 @@ class Device:
     description: str
     compiles: bool
     notes: tuple[str, ...] = ()
+    recomputes: bool = False
+    fuses_attention: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,8 @@ class Trial(NamedTuple):
 class Model(Protocol):
     """A model on a device. A batch maps names of features to arrays [B, ...], integers int32, weights float32.
 
-    Shapes are static: an engine may build a graph for each set of shapes it meets, and a run meets one.
+    Shapes are static: an engine may build a graph for each set of shapes it meets, and a run meets one for each length of
+    rows.
     """
 
     spec: ModelSpec
@@ -247,7 +251,10 @@ class Engine(Protocol):
         """
 
     def updates(self, model: Any, settings: LoopSettings, communicator: Communicator, accumulation_steps: int) -> Updates:
-        """Updates of a model by the optimizer of `settings`, whose moments start at zero."""
+        """Updates of a model by the optimizer of `settings`, whose moments start at zero.
+
+        `accumulation_steps`: the most micro-batches of an update on one process.
+        """
 
     def report_on_step(
         self,

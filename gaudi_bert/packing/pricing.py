@@ -237,7 +237,7 @@ def list_strategies(lengths: IntArray, max_length: int, depth: int, most_entries
 
 
 class ListedPricer:
-    """Best strategies for given prices, from a list of all; as `table_pricer.TablePricer`."""
+    """Best strategies for given prices, from a list of all; as `exact.pricers.TablePricer`."""
 
     def __init__(self, lengths: IntArray, max_length: int, copies: IntArray, work: Work) -> None:
         self.work = work

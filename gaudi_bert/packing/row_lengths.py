@@ -11,7 +11,7 @@ of the candidates wherever that takes no more than `MOST_PLANNED` plans.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -24,6 +24,9 @@ from gaudi_bert.packing.certificate import simple_certificate, threshold_certifi
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
 
+MOST_LENGTHS = 3
+"""Each is a graph to compile."""
+
 LEAST_GAIN = 0.05
 """The share of the cost that several lengths must save; else one length stays, which is one graph to compile."""
 
@@ -34,40 +37,17 @@ MOST_PLANNED = 40
 """Choices of lengths that are planned."""
 
 
-@dataclass(frozen=True)
-class RowCost:
-    """What a row of L positions costs, in any unit: linear L + quadratic L^2 + local L min(L, window).
+# A token costs (1 + length of the row / (this * hidden size)) of what it would cost without attention; measured on CPUs.
+# Layers with a window compute the complete mask too.
+_ATTENTION_SHARE = 2.6
 
-    Attributes:
-        linear: of a position: the products with the weights of all layers.
-        quadratic: of a pair of positions: attention of the layers that see the complete row.
-        local: of a pair of positions within the window: attention of the local layers.
-        window: positions that a local layer sees from each.
-    """
+Cost = Callable[[int], float]
+"""What a row of so many positions costs, in any unit."""
 
-    linear: float = 1.0
-    quadratic: float = 0.0
-    local: float = 0.0
-    window: int = 0
 
-    def __post_init__(self) -> None:
-        if min(self.linear, self.quadratic, self.local, self.window) < 0 or self.linear + self.quadratic + self.local <= 0:
-            raise InputError(f"the cost of a row is {self}; its parts must be 0 or more, and one of them more")
-
-    def of(self, length: int) -> float:
-        """The cost of one row."""
-        return length * (self.linear + self.quadratic * length + self.local * min(length, self.window))
-
-    @classmethod
-    def of_encoder(
-        cls, hidden_size: int, intermediate_size: int, global_layers: int, local_layers: int = 0, window: int = 0
-    ) -> RowCost:
-        """By multiplications: four projections and two products of the feed-forward part for each position; scores and
-        their sum over values for each pair of positions. A local layer that computes the complete mask is a global one.
-        """
-        position = 4 * hidden_size**2 + 2 * hidden_size * intermediate_size
-        pair = 2 * hidden_size
-        return cls((global_layers + local_layers) * position, global_layers * pair, local_layers * pair, window)
+def row_cost(length: int, hidden_size: int) -> float:
+    """What a row costs, in units of a token without attention."""
+    return length * (1 + length / (_ATTENTION_SHARE * hidden_size))
 
 
 @dataclass(frozen=True)
@@ -91,12 +71,20 @@ class RowLengths:
         """The lengths of rows, ascending."""
         return tuple(packing.histogram.max_sequence_length for packing in self.packings)
 
+    def cost_line(self) -> str:
+        """The cost beside that of other ways, for people."""
+        one, padded = self.cost / self.one_length_cost, self.cost / self.padded_cost
+        beside = f"{one:.2f} of that of rows of one length, " if len(self.packings) > 1 else ""
+        lengths = " and ".join(f"{length:,}" for length in self.lengths)
+        return f"rows of {lengths}: estimated cost {beside}{padded:.2f} of that of batches padded to their longest sequence"
+
 
 def choose_row_lengths(
     counts: IntArray,
-    cost: RowCost,
+    cost: Cost,
     *,
-    most_lengths: int = 3,
+    lengths: tuple[int, ...] | None = None,
+    most_lengths: int = MOST_LENGTHS,
     multiple: int = 64,
     longest: int | None = None,
     depth: int | str = "max",
@@ -108,6 +96,7 @@ def choose_row_lengths(
     Args:
         counts: int64 [longest sequence], sequences of length 1, 2, ...; at least one sequence.
         cost: of a row.
+        lengths: those of rows, ascending, where they are given; a length that no sequence needs is left out.
         most_lengths: different lengths at most.
         multiple: every length is a multiple of this, or `longest`.
         longest: no row may be longer, such as the positions of a model; None for no limit.
@@ -125,29 +114,37 @@ def choose_row_lengths(
     if longest is not None and needed > longest:
         raise InputError(f"the longest sequence has {needed} tokens, the longest row {longest}; cut it or leave it out")
 
+    if lengths is not None and needed > lengths[-1]:
+        raise InputError(f"the longest sequence has {needed} tokens, the longest row {lengths[-1]}; give it a longer one")
+
     rows = _Rows(counts, cost, depth, algorithm)
     candidates = _candidates(needed, multiple, longest)
+    best = lengths or _cheapest(rows, candidates, most_lengths)
+    return RowLengths(
+        packings=tuple(rows.packing(above, length) for above, length in rows.intervals(best)),
+        cost=rows.planned_cost(best),
+        one_length_cost=rows.planned_cost((candidates[-1],)),
+        padded_cost=padded_cost(counts, cost, batch_sequences),
+    )
+
+
+def _cheapest(rows: _Rows, candidates: list[int], most_lengths: int) -> tuple[int, ...]:
+    """One length, or several that save enough."""
     best: tuple[int, ...] = (candidates[-1],)
-    one_length_cost = rows.planned_cost(best)
-    best_cost = one_length_cost * (1.0 - LEAST_GAIN)
+    best_cost = rows.planned_cost(best) * (1.0 - LEAST_GAIN)
     least = sorted((rows.least_cost(choice), choice) for choice in _choices(candidates, most_lengths))
     for least_cost, choice in least[:MOST_PLANNED]:
         if least_cost >= best_cost:
             break
         if rows.planned_cost(choice) < best_cost:
             best, best_cost = choice, rows.planned_cost(choice)
-    return RowLengths(
-        packings=tuple(rows.packing(above, length) for above, length in rows.intervals(best)),
-        cost=rows.planned_cost(best),
-        one_length_cost=one_length_cost,
-        padded_cost=padded_cost(counts, cost, batch_sequences),
-    )
+    return best
 
 
 class _Rows:
     """The rows of any length for the sequences of more than `above` and at most `length` tokens; each planned once."""
 
-    def __init__(self, counts: IntArray, cost: RowCost, depth: int | str, algorithm: str) -> None:
+    def __init__(self, counts: IntArray, cost: Cost, depth: int | str, algorithm: str) -> None:
         self._counts, self._cost, self._depth, self._algorithm = counts, cost, depth, algorithm
         self._bounds: dict[tuple[int, int], int] = {}
         self._packings: dict[tuple[int, int], Packing] = {}
@@ -165,11 +162,11 @@ class _Rows:
 
     def planned_cost(self, choice: tuple[int, ...]) -> float:
         """Of all rows, once they are planned."""
-        return sum(self.packing(*interval).packs * self._cost.of(interval[1]) for interval in self.intervals(choice))
+        return sum(self.packing(*interval).packs * self._cost(interval[1]) for interval in self.intervals(choice))
 
     def least_cost(self, choice: tuple[int, ...]) -> float:
         """Of all rows, by bounds that need no plan."""
-        return sum(self._bound(*interval) * self._cost.of(interval[1]) for interval in self.intervals(choice))
+        return sum(self._bound(*interval) * self._cost(interval[1]) for interval in self.intervals(choice))
 
     def _bound(self, above: int, length: int) -> int:
         if (above, length) not in self._bounds:
@@ -200,11 +197,11 @@ def _choices(candidates: list[int], most_lengths: int) -> Iterable[tuple[int, ..
             yield (*choice, candidates[-1])
 
 
-def padded_cost(counts: IntArray, cost: RowCost, batch_sequences: int) -> float:
+def padded_cost(counts: IntArray, cost: Cost, batch_sequences: int) -> float:
     """Expected cost of single sequences in batches of so many, drawn at random, each padded to its longest sequence."""
     lengths = np.flatnonzero(counts) + 1
     sequences = int(counts.sum())
     batch = min(batch_sequences, sequences)
     none_longer = (np.cumsum(counts[lengths - 1]) / sequences) ** batch
     is_longest = np.diff(none_longer, prepend=0.0)
-    return float(sequences * (is_longest @ np.array([cost.of(length) for length in lengths.tolist()])))
+    return float(sequences * (is_longest @ np.array([cost(length) for length in lengths.tolist()])))

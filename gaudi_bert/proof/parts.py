@@ -21,8 +21,7 @@ from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, remove
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
-from gaudi_bert.proof.checks import check_metadata
-from gaudi_bert.proof.folder import ProvenGroup, Prover, Stored, VerifiedFolder, identity_of
+from gaudi_bert.proof.folder import ProvenGroup, Prover, Stored, VerifiedFolder, check_metadata, identity_of
 
 _NAMED = 3
 

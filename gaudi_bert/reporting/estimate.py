@@ -7,6 +7,7 @@ import glob
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +16,7 @@ import numpy as np
 from gaudi_bert.artefacts.store.copies import local_copies, local_copy
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, require
+from gaudi_bert.common.files import read_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TASK_NAMES, PackingSettings, TaskName, TaskSettings
@@ -34,6 +36,7 @@ from gaudi_bert.packing.estimate import (
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.histogram import Histogram, histogram_of, rescaled
 from gaudi_bert.packing.mixture import estimate_limit
+from gaudi_bert.packing.row_lengths import choose_row_lengths, row_cost
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.rows.reading import LeftOut, read_rows, windows
 from gaudi_bert.rows.retrieval import text_table
@@ -49,6 +52,10 @@ WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "g
 """Algorithms for which a depth means nothing (`none`, `sort`) or that the paper runs without one: shown once, with this."""
 
 PICTURE_ENDINGS = (".png", ".svg")
+
+
+EstimateRow = Estimate
+"""A row of `EstimateResult`."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +271,7 @@ def _find_shipped_histogram(source: str | Path) -> Path | None:
 # --- the same for the rows of a task, at each length of a row and each depth
 
 WINDOW_ROWS = 8192
+_USUAL_HIDDEN_SIZE = 768
 
 
 @dataclass(frozen=True)
@@ -281,8 +289,21 @@ class _TaskEstimateRow:
 
 
 @dataclass(frozen=True)
-class _TaskEstimate:
-    """What `estimate --task` prints; lengths in tokens, before anything is cut."""
+class _ChosenRows:
+    """The rows that cost least, and their estimated cost as a share of that of other ways."""
+
+    lengths: tuple[int, ...]
+    packs: tuple[int, ...]
+    of_one_length: float
+    of_padded_batches: float
+
+
+@dataclass(frozen=True)
+class TaskEstimate:
+    """What `estimate --task` prints; lengths in tokens, before anything is cut.
+
+    `chosen` is what `finetune --row-lengths auto` would take for a model of the size in the folder.
+    """
 
     source: str
     task: str
@@ -290,6 +311,7 @@ class _TaskEstimate:
     mean_length: float
     longest: int
     rows: list[_TaskEstimateRow]
+    chosen: _ChosenRows
 
 
 def estimate_task(
@@ -301,12 +323,13 @@ def estimate_task(
     depths: Sequence[str | int],
     reporter: Reporter,
     store: StoreSettings | None = None,
-) -> _TaskEstimate:
+) -> TaskEstimate:
     """Tokenize the rows, and pack their lengths optimally in many ways; longer sequences count as cut."""
     if settings.name is None:
         raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
     with local_copies((data, model), store) as (rows_path, folder):
         lengths = _lengths(str(rows_path), folder or model, settings, reporter)
+        chosen = _chosen_rows(lengths, (folder or model) / "config.json", depths[-1])
     rows = []
     jobs = [(length, depth) for length in row_lengths for depth in depths]
     with reporter.task("estimate", len(jobs), "packings") as task:
@@ -326,7 +349,19 @@ def estimate_task(
                 )
             )
             task.advance()
-    return _TaskEstimate(data, settings.name, len(lengths), float(lengths.mean()), int(lengths.max()), rows)
+    return TaskEstimate(data, settings.name, len(lengths), float(lengths.mean()), int(lengths.max()), rows, chosen)
+
+
+def _chosen_rows(lengths: IntArray, config: Path, depth: int | str) -> _ChosenRows:
+    """Rows of up to three lengths; sequences are cut to the positions of the model, where its folder names them."""
+    sizes = read_json(config) if config.is_file() else {}
+    longest = min(int(lengths.max()), sizes.get("max_position_embeddings", 2**20))
+    counts = np.bincount(np.minimum(lengths, longest))[1:]
+    made = choose_row_lengths(
+        counts, partial(row_cost, hidden_size=sizes.get("hidden_size", _USUAL_HIDDEN_SIZE)), depth=depth
+    )
+    packs = tuple(packing.packs for packing in made.packings)
+    return _ChosenRows(made.lengths, packs, made.cost / made.one_length_cost, made.cost / made.padded_cost)
 
 
 def _lengths(data: str, model: Path, settings: TaskSettings, reporter: Reporter) -> IntArray:

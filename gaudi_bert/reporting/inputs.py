@@ -21,7 +21,7 @@ from gaudi_bert.artefacts.training import EvaluationResult, FineTuning, FineTuni
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, open_file, read_text
-from gaudi_bert.common.yaml_text import parse_yaml
+from gaudi_bert.config.pipeline import parse_yaml
 from gaudi_bert.packing.histogram import Histogram
 
 Content = TypeVar("Content")

@@ -93,7 +93,7 @@ class RowReader:
         settings = self.settings
         text = self._text(position, record, settings.text)
         pair = None
-        expected = "text_pair" in settings.model_fields_set
+        expected = self.task == "reranking" or "text_pair" in settings.named
         if settings.text_pair != settings.text and (expected or record.get(settings.text_pair) is not None):
             pair = self._pair(position, record, settings.text_pair)
         label = self._label(position, record) if self.labelled and self.task in LABELLED_TEXTS else None
@@ -220,7 +220,7 @@ class RowReader:
 
     def _words_of_text(self, position: RowPosition, record: Record) -> TaggedRow:
         settings = self.settings
-        if self.labelled or settings.text not in record or "tokens" in settings.model_fields_set:
+        if self.labelled or settings.text not in record or "tokens" in settings.named:
             raise self.error(
                 position,
                 f"has no {settings.tokens!r}, only {_names(record)}",

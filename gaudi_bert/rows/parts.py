@@ -98,7 +98,7 @@ class RowPart:
     def lines(self) -> Iterator[Iterator[tuple[int, Line]]]:
         """The lines that begin in the part, with their numbers from 1, without a byte-order mark."""
         with self.opened() as handle:
-            yield enumerate(_byte_lines(self, handle) if has_byte_lines(self.encoding) else _wide_lines(self, handle), 1)
+            yield enumerate(_byte_lines(self, handle) if _has_byte_lines(self.encoding) else _wide_lines(self, handle), 1)
 
     def not_text(self, where: str, error: UnicodeDecodeError) -> InputError:
         """The error for a line, `where`, that is no text of the encoding."""
@@ -109,7 +109,7 @@ class RowPart:
         return InputError(f"{where}: {reason}")
 
 
-def has_byte_lines(encoding: str) -> bool:
+def _has_byte_lines(encoding: str) -> bool:
     """Whether the byte of a line feed ends a line and is nothing else, as in all encodings but UTF-16 and its like."""
     return "\n".encode(encoding) == b"\n"
 
@@ -213,7 +213,7 @@ def row_parts(source: Source, settings: TaskSettings, part_bytes: int) -> list[R
     kind = given or _format_of(path, compression)
     if kind == "parquet":
         return [RowPart(name, path, kind, None, encoding, *groups) for groups in _parquet_parts(path, part_bytes)]
-    if compression is not None or kind in TABLES or not has_byte_lines(encoding):
+    if compression is not None or kind in TABLES or not _has_byte_lines(encoding):
         return [RowPart(name, path, kind, compression, encoding, size_bytes=source.size_bytes)]
     size = source.size_bytes
     bounds = ((start, min(start + part_bytes, size)) for start in range(0, size, part_bytes))

@@ -1,7 +1,7 @@
 """Rows of a task's data, whatever file they are in, one after the other in bounded memory.
 
-Records are JSON lines, the rows of CSV, TSV (`cells.py`) and Parquet, plain lines, the sentences of CoNLL (a word and its
-tag per line, a blank line after each sentence) and the questions of SQuAD (`questions.py`); `fields.py` makes rows of them.
+Records are JSON lines, the rows of CSV and TSV, the questions of SQuAD (`formats.py`), the rows of Parquet, plain lines, and
+the sentences of CoNLL (a word and its tag per line, a blank line after each sentence); `fields.py` makes rows of them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
-from gaudi_bert.rows.cells import read_table
 from gaudi_bert.rows.fields import RowReader, read_label_names
+from gaudi_bert.rows.formats import question_of_record, read_squad, read_table
 from gaudi_bert.rows.parts import TABLES, Line, RowPart, complete_file, longest_row
-from gaudi_bert.rows.questions import question_of_record, read_squad
 from gaudi_bert.rows.retrieval import ranked_pairs, reading_settings
 from gaudi_bert.rows.types import BadRow, PlacedRecord, QuestionRow, Record, Row, RowPosition, TaggedRow, TextRow, TupleRow
 
@@ -167,7 +166,7 @@ def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings,
         columns = {"anchor", "positive", "negative", "text", "text_pair", "label"}
     columns -= set() if labelled else {"label", "tags"}
     for key in _COLUMNS:
-        if key in settings.model_fields_set and not (has_columns and key in columns):
+        if key in settings.named and not (has_columns and key in columns):
             option = f"{_OPTIONS[key]} (task.{key})" if key in _OPTIONS else f"task.{key}"
             reason = f"no {key} is read here" if has_columns else "this file has no named columns"
             raise InputError(f"{part.name}: {option} does not apply, {reason}; leave it out")

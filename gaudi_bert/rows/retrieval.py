@@ -20,8 +20,7 @@ def reading_settings(task: TaskName | None, settings: TaskSettings) -> TaskSetti
     """The settings by which the texts of a row are read: those of a pair are a query and a document, for reranking."""
     if task != "reranking":
         return settings
-    named = {"text": settings.query, "text_pair": settings.document}
-    return TaskSettings.model_construct(_fields_set={*settings.model_fields_set, *named}, **{**dict(settings), **named})
+    return settings.model_copy(update={"text": settings.query, "text_pair": settings.document})
 
 
 def ranked_pairs(part: RowPart, records: Iterable[PlacedRecord], settings: TaskSettings) -> Iterator[PlacedRecord]:

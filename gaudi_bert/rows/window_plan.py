@@ -25,6 +25,7 @@ from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.packing.algorithms import solve
 from gaudi_bert.packing.heuristics import OpenPacks, fill_open_packs
 from gaudi_bert.packing.mixture import Mixture, coverage, packs_of, sorted_mixture
+from gaudi_bert.packing.row_lengths import row_cost
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.types import Sequences
 
@@ -39,8 +40,6 @@ _USUAL_LENGTHS = (64, 128, 256, 512)
 _LENGTH_STEP = 16
 # A row has at most one sequence for each so many of its tokens: [CLS], two word pieces and [SEP].
 _TOKENS_PER_SEQUENCE = 4
-# A token costs (1 + length of the row / (this * hidden size)) of what it would cost without attention; measured on CPUs.
-_ATTENTION_SHARE = 2.6
 
 
 @dataclass(frozen=True)
@@ -126,11 +125,6 @@ class PackRunner:
                 computed(len(chosen) * part.length)
                 first += batch
         return out
-
-
-def row_cost(length: int, hidden_size: int) -> float:
-    """What a row costs, in units of a token without attention."""
-    return length * (1 + length / (_ATTENTION_SHARE * hidden_size))
 
 
 def plan_window(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gaudi_bert.artefacts.store.copies import exists
 from gaudi_bert.artefacts.store.objects import in_store, shown_location
@@ -17,8 +18,11 @@ from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError, require
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.runners.stage_calls import RunRequest, StageResult
+from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, STEPS, check_stages, select_stages
+
+if TYPE_CHECKING:  # its types need numpy
+    from gaudi_bert.runners.stage_calls import StageResult
 
 _TASK_STAGES = frozenset({"finetune", "predict"})
 # The libraries that a stage needs, and the extra that installs each.

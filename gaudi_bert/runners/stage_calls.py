@@ -11,12 +11,20 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import yaml
 
 from gaudi_bert.artefacts.references import histogram_part
-from gaudi_bert.artefacts.results import StageOutput
+from gaudi_bert.artefacts.results import (
+    GivenRecords,
+    GroupsResult,
+    NothingHeldOut,
+    NothingToCount,
+    PreparedShard,
+    ReportResult,
+    StageOutput,
+)
 from gaudi_bert.artefacts.store.copies import existing_histograms, local_copy
 from gaudi_bert.artefacts.store.objects import in_store, path_below
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
@@ -29,8 +37,31 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.launch import run_training_processes
 
-# What a stage returns: its typed result, or one for each split (`train`, `evaluation`).
-StageResult = object
+if TYPE_CHECKING:  # some need numpy
+    from gaudi_bert.config.places import StoreSettings
+    from gaudi_bert.tasks.answers import StreamResult
+    from gaudi_bert.training.results import DryRun
+
+    SplitResult = StageOutput[Any] | GroupsResult | NothingToCount
+    StageResult = (
+        # One for each split: `train`, `evaluation`.
+        Mapping[str, SplitResult]
+        | SplitResult
+        | GivenRecords
+        | PreparedShard
+        | NothingHeldOut
+        | DryRun
+        | StreamResult
+        | ReportResult
+    )
+
+
+class _Common(TypedDict):
+    """What every stage is given."""
+
+    reporter: Reporter
+    overwrite: bool
+    store: StoreSettings
 
 
 @dataclass(frozen=True)
@@ -55,7 +86,7 @@ class RunRequest:
         """The work folder of this pipeline."""
         return WorkFolder.of(self.settings, self.work, self.pipeline_folder)
 
-    def _common(self) -> dict[str, Any]:
+    def _common(self) -> _Common:
         return {"reporter": self.reporter, "overwrite": self.overwrite, "store": self.settings.store}
 
     def _file(self, key: str, text: str) -> Path:
@@ -69,7 +100,7 @@ class RunRequest:
         """The rows that the setting `key` names: a file, or those that Python carries."""
         return self.folder.rows(split) if text in BUILT_IN_ROWS else self._file(key, text)
 
-    def _each_split(self, make: Callable[[SplitPaths], object]) -> StageResult:
+    def _each_split(self, make: Callable[[SplitPaths], SplitResult]) -> StageResult:
         return {name: make(self.folder.split(name)) for name in self.folder.splits}
 
     # --- data
@@ -79,7 +110,7 @@ class RunRequest:
         from gaudi_bert.corpus.prepare import prepare
 
         if self.folder.records is not None:
-            return {"records": str(self.settings.prepare.records)}
+            return GivenRecords(str(self.settings.prepare.records))
         return prepare(
             self.settings.prepare,
             self.folder.examples,
@@ -93,12 +124,12 @@ class RunRequest:
         """Examples to counts."""
         from gaudi_bert.tfrecords.histogram import histogram, part_to_count
 
-        def make(paths: SplitPaths) -> object:
+        def make(paths: SplitPaths) -> SplitResult:
             shard, out = self.shard, paths.histogram
             if shard is not None:
                 shard = part_to_count(paths.records, shard, self.settings.store)
                 if shard is None:
-                    return {"files": 0}
+                    return NothingToCount(0)
                 out = histogram_part(out, shard)
             return histogram(paths.records, out, part=shard, workers=self.workers, **self._common())
 
@@ -108,7 +139,7 @@ class RunRequest:
         """Counts to a plan."""
         from gaudi_bert.tfrecords.plan import plan, plan_part
 
-        def make(paths: SplitPaths) -> object:
+        def make(paths: SplitPaths) -> SplitResult:
             files = existing_histograms(paths.histogram, self.settings.store), paths.plan, self.settings.packing
             if self.shard is not None:
                 return plan_part(*files, self.shard, last_finishes=True, workers=self.workers, **self._common())
@@ -120,7 +151,7 @@ class RunRequest:
         """Examples to packs."""
         from gaudi_bert.tfrecords.write import write, write_part
 
-        def make(paths: SplitPaths) -> object:
+        def make(paths: SplitPaths) -> SplitResult:
             files = (paths.records, paths.plan, paths.packed)
             if self.shard is not None:
                 return write_part(*files, self.shard, workers=self.workers, **self._common())
@@ -132,7 +163,7 @@ class RunRequest:
         """Proof that every example is in the packs once."""
         from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_part
 
-        def make(paths: SplitPaths) -> object:
+        def make(paths: SplitPaths) -> SplitResult:
             files = (paths.records, paths.packed)
             if self.shard is not None:
                 return verify_part(*files, self.shard, workers=self.workers, **self._common())
@@ -175,7 +206,7 @@ class RunRequest:
         folder = self.folder
         if not folder.has_evaluation:
             self.reporter.say("evaluate: nothing to do, the pipeline holds no evaluation data out")
-            return {}
+            return NothingHeldOut()
         return evaluate(
             data=folder.split("evaluation").packed,
             checkpoint=folder.train,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.plan import Plan
@@ -24,7 +24,10 @@ from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import ImageSettings, StoreSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.runners.stage_calls import RunRequest, StageResult
+from gaudi_bert.runners.stage_calls import RunRequest
+
+if TYPE_CHECKING:  # its types need numpy
+    from gaudi_bert.runners.stage_calls import StageResult
 
 Kustomization = Literal["data", "training", "finetuning", "results"]
 KUSTOMIZATIONS: tuple[Kustomization, ...] = get_args(Kustomization)

@@ -25,7 +25,7 @@ from gaudi_bert.common.files import regular
 from gaudi_bert.common.memory import address_of, as_word, load_u8, load_word
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import depth_of
-from gaudi_bert.proof.checks import check_bound, check_crc32c
+from gaudi_bert.proof.folder import check_bound, check_crc32c
 from gaudi_bert.tables.groups import GroupedTable, layout_of, row_figures, sequences_of
 from gaudi_bert.tables.rows import GroupRows, RowSequences, list_values, read_rows
 from gaudi_bert.tables.sources import is_list, same_type

@@ -17,7 +17,7 @@ from pathlib import Path
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.grouped_output import PackedOutput
-from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata
+from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata, TableVerification
 from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, PackResult, StageOutput
 from gaudi_bert.artefacts.store.copies import local_copy
@@ -46,7 +46,7 @@ def pack_table(
     workers: int | None = None,
     verified: bool = False,
     store: StoreSettings | None = None,
-) -> PackResult:
+) -> PackResult[TableMetadata, TableVerification]:
     """Pack the rows of a table.
 
     Args:
@@ -81,7 +81,7 @@ def pack_table_part(
     overwrite: bool = False,
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> PackResult | GroupsResult:
+) -> PackResult[TableMetadata, TableVerification] | GroupsResult:
     """Write the groups K, K + N, ... of a table, for `part` (K, N); `pack_table` with `finish` afterwards, once.
 
     Returns:

@@ -126,35 +126,37 @@ def _checked_lists(part: TablePart, table: Any, columns: TableColumns) -> dict[s
     lists = {name: list_values(part.path, part.first_row, name, table.column(name)) for name in columns.aligned}
     tokens = lists[TOKENS_COLUMN]
     lengths = np.diff(tokens.offsets)
-    refuse_rows(part, lengths == 0, "has no token; leave empty rows out")
-    refuse_rows(part, lengths > _LARGEST_LENGTH, "is too long; split it, or leave it out")
+    _refuse_rows(part, lengths == 0, "has no token; leave empty rows out")
+    _refuse_rows(part, lengths > _LARGEST_LENGTH, "is too long; split it, or leave it out")
     used = tokens.values[tokens.offsets[0] : tokens.offsets[-1]]
     wrong = first_not_whole(used, 0, MOST_TOKEN_ID)
     if wrong >= 0:
         row = int(np.searchsorted(tokens.offsets[1:] - tokens.offsets[0], wrong, side="right"))
         reason = f"input_ids holds {used[wrong]}; token ids are 0 to {MOST_TOKEN_ID}"
-        refuse_rows(part, np.arange(lengths.size) == row, reason)
+        _refuse_rows(part, np.arange(lengths.size) == row, reason)
     for name, others in lists.items():
-        refuse_unequal(part, name, np.diff(others.offsets), lengths, "give as many, or leave the column out with --columns")
+        _refuse_unequal(part, name, np.diff(others.offsets), lengths, "give as many, or leave the column out with --columns")
     if MASK_COLUMN in lists:
         mask = lists[MASK_COLUMN]
         used = mask.values[mask.offsets[0] : mask.offsets[-1]]
         if used.size and used.min() == 0:  # the row would be packed with its padding, as if that were tokens
             reason = "attention_mask holds a 0, so the row is padded; tokenise without padding, or cut the padding off"
-            refuse_rows(part, np.logical_or.reduceat(used == 0, mask.offsets[:-1] - mask.offsets[0]), reason)
+            _refuse_rows(part, np.logical_or.reduceat(used == 0, mask.offsets[:-1] - mask.offsets[0]), reason)
     return lists
 
 
-def refuse_rows(part: TablePart, wrong: BoolArray, reason: str | Callable[[int], str]) -> None:
+def _refuse_rows(part: TablePart, wrong: BoolArray, reason: str | Callable[[int], str]) -> None:
     """Refuse the first of the rows that are wrong; `reason` may depend on it."""
     if wrong.any():
         row = int(np.argmax(wrong))
         raise InputError(f"{part.path}: row {part.first_row + row}: {reason if isinstance(reason, str) else reason(row)}")
 
 
-def refuse_unequal(part: TablePart, name: str, sizes: AnyArray, lengths: AnyArray, remedy: str) -> None:
+def _refuse_unequal(part: TablePart, name: str, sizes: AnyArray, lengths: AnyArray, remedy: str) -> None:
     """Refuse the first row in which a column has not as many values as there are tokens."""
-    refuse_rows(part, sizes != lengths, lambda row: f"{name} has {sizes[row]} values for {lengths[row]} input_ids; {remedy}")
+    _refuse_rows(
+        part, sizes != lengths, lambda row: f"{name} has {sizes[row]} values for {lengths[row]} input_ids; {remedy}"
+    )
 
 
 def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValues:

@@ -23,8 +23,17 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.proof.checks import check_inputs, check_numbers, check_same, check_shards, read_manifest
-from gaudi_bert.proof.folder import Proof, ProvenGroup, VerifiedFolder, verify_folder
+from gaudi_bert.proof.folder import (
+    Proof,
+    ProvenGroup,
+    VerifiedFolder,
+    check_inputs,
+    check_numbers,
+    check_same,
+    check_shards,
+    read_manifest,
+    verify_folder,
+)
 from gaudi_bert.proof.parts import PartlyVerified
 from gaudi_bert.tables.group_proof import prove_group
 from gaudi_bert.tables.groups import GroupedTable, TableSums, open_table, table_metadata

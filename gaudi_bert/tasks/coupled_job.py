@@ -46,6 +46,11 @@ class CoupledJob(FineTuneJob):
 
     def prepare(self, reporter: Reporter) -> None:
         """Read the rows and the model, as for other tasks; refuse what cannot be learnt together."""
+        if self._section.row_lengths is not None:
+            raise InputError(
+                f"finetune.row_lengths: is not for {self._settings.task.name} with one loss of all rows of an update, whose "
+                "length of rows is chosen already; leave it out"
+            )
         super().prepare(reporter)
         data, held_out, section = self._data, self._held_out, self._section
         _check_rows(data, self._task.settings)
@@ -182,7 +187,7 @@ class CoupledJob(FineTuneJob):
         stream, shape = self._stream, self._coupled.shape
         texts, packs = len(stream.rows.members), -(-len(stream.rows) // stream.batch_rows) * shape.packs
         return {
-            "max_sequence_length": self._data.length,
+            "max_sequence_length": self._length(),
             "sequences": texts,
             "packs": packs,
             "lower_bound": -(-stream.distinct_tokens(stream.updates) // (shape.batch.length * stream.epochs)),

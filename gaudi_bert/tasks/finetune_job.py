@@ -15,6 +15,7 @@ from typing import Any, cast
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter, count_of
@@ -23,6 +24,10 @@ from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSetting
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.masking import NO_VOCABULARY
+from gaudi_bert.packing.algorithms import pack_histogram
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.mixture import Packing
+from gaudi_bert.packing.row_lengths import choose_row_lengths, row_cost
 from gaudi_bert.rows.reading import LeftOut
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
@@ -30,7 +35,7 @@ from gaudi_bert.rows.types import QuestionRow, Row, Sequences
 from gaudi_bert.tasks.kinds.task import Task, task_named
 from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.tasks.objective import TaskEvaluation, TaskObjective, TaskResult
-from gaudi_bert.tasks.task_data import TaskData, file_identity, labels_of, task_batches, tokenized_file
+from gaudi_bert.tasks.task_data import TaskData, counts_of, file_identity, labels_of, task_batches, tokenized_file
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import TrainingLoop
@@ -38,7 +43,7 @@ from gaudi_bert.training.objective import Evaluation
 from gaudi_bert.training.results import FineTuneInput
 from gaudi_bert.training.run import Job
 from gaudi_bert.training.run_folder import RunContext
-from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
+from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RowBatches, RunPlan
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
 
@@ -53,6 +58,7 @@ class FineTuneJob(Job[FineTuning]):
 
     def __init__(self, settings: PipelineSettings, files: FineTuneInput, out: Path) -> None:
         self.section = self._section = settings.finetune
+        self._costs: list[str] = []
         self._settings, self._files, self._out = settings, files, out
         self.is_bert = is_bert(files.model)
 
@@ -66,11 +72,10 @@ class FineTuneJob(Job[FineTuning]):
         labels = labels_of(files.data, name, task_settings)
         kind = task_named(name)
         start = self._start = start_weights(files.model, kind(task_settings, labels))
-        length, positions = self._length(), start.sizes.positions
-        if length > positions:
-            raise InputError(
-                f"finetune.max_sequence_length = {length}: the model has {positions} positions; set it to no more"
-            )
+        positions, given = start.sizes.positions, self._given_lengths()
+        for key, length in (("row_lengths", given[-1] if given else 0), ("max_sequence_length", self._length())):
+            if length > positions:
+                raise InputError(f"finetune.{key} = {length}: the model has {positions} positions; set it to no more")
         tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
         data = self._read(files.data, task_settings, tokenizer, labels, section.depth, reporter, is_first=True)
         # Questions without an answer need a threshold for giving none.
@@ -92,8 +97,14 @@ class FineTuneJob(Job[FineTuning]):
         return self._settings.task
 
     def _length(self) -> int:
-        """The most tokens of a sequence."""
-        return self._section.max_sequence_length
+        """The most tokens of a sequence: as set, or as many as the longest of given rows holds."""
+        section, given = self._section, self._given_lengths()
+        return section.max_sequence_length if "max_sequence_length" in section.model_fields_set or not given else given[-1]
+
+    def _given_lengths(self) -> tuple[int, ...]:
+        """The lengths of rows that the settings name."""
+        given = self._section.row_lengths
+        return given if isinstance(given, tuple) else ()
 
     def _read(
         self,
@@ -116,15 +127,29 @@ class FineTuneJob(Job[FineTuning]):
             cut = policy_of(cast(TaskName, settings.name), settings) == "truncate"
             what = f"cut to {length} tokens" if cut else "taken in windows"
             reporter.say(f"{path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
-        return TaskData.planned(
-            path,
-            file_identity(path),
-            rows,
-            sequences,
-            max_sequence_length=length,
-            algorithm=self._section.algorithm,
-            depth=depth,
-        )
+        packings = self._packings(counts_of(sequences, length), depth, path, is_first)
+        return TaskData(path, file_identity(path), rows, sequences, packings)
+
+    def _packings(self, counts: IntArray, depth: int | str, path: Path, is_first: bool) -> tuple[Packing, ...]:
+        """The packs of sequences, by the length of rows."""
+        section, sizes = self._section, self._start.sizes
+        if section.row_lengths is None:
+            return (pack_histogram(Histogram(len(counts), counts), section.algorithm, depth),)
+        try:
+            chosen = choose_row_lengths(
+                counts,
+                partial(row_cost, hidden_size=sizes.hidden_size),
+                lengths=self._given_lengths() or None,
+                longest=sizes.positions,
+                depth=depth,
+                algorithm=section.algorithm,
+                batch_sequences=min(section.batch_sequences, section.micro_batch_packs),
+            )
+        except InputError as error:
+            raise InputError(f"finetune.row_lengths: {path}: {error}") from error
+        if is_first:
+            self._costs = [chosen.cost_line()]
+        return chosen.packings
 
     def _tokenized(
         self,
@@ -141,18 +166,24 @@ class FineTuneJob(Job[FineTuning]):
 
     def plan(self, processes: int) -> RunPlan:
         """Updates and batches, from epochs and sequences."""
-        return _plan(self._section, self._data, processes, self._settings.resources.processes_per_worker)
+        return plan_run(self._section, self._data, processes, self._settings.resources.processes_per_worker)
 
     def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
         """The rows and their packs, the model, the batches."""
         task, data, section, start = self._task, self._data, self._section, self._start
-        packing, labels = data.packing, f", {len(task.labels)} labels" if task.labels else ""
+        labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
+        rows = " and ".join(f"{length:,}" for length in data.lengths)
         return [
-            f"{task.name}{labels}: {len(data.rows):,} rows of {data.path}, {packing.sequences:,} sequences, "
-            f"{packing.tokens / packing.sequences:.1f} tokens on average, rows of {data.length}",
-            f"{packing.packs:,} packs of depth {packing.depth_used}, "
-            f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
-            f"no packing of this depth has fewer than {packing.lower_bound:,}",
+            f"{task.name}{labels}: {len(data.rows):,} rows of {data.path}, {len(data.sequences):,} sequences, "
+            f"{tokens:.1f} tokens on average, rows of {rows}",
+            *(
+                f"{count_of(packing.packs, 'pack')}{of_length} of depth {packing.depth_used}, "
+                f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
+                f"no packing of this depth has fewer than {packing.lower_bound:,}"
+                for length, packing in zip(data.lengths, data.packings, strict=True)
+                for of_length in [f" of {length:,}" if len(data.lengths) > 1 else ""]
+            ),
+            *self._costs,
             f"{start.path} ({start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
             f"{start.sizes.hidden_size}; {len(start.fresh)} variables start from random numbers",
             f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
@@ -164,7 +195,8 @@ class FineTuneJob(Job[FineTuning]):
 
     def signature(self) -> Signature:
         """What the model depends on."""
-        section = self._section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES)
+        unused = {"row_lengths"} if self._section.row_lengths is None else set()  # as before there was such a setting
+        section = self._section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES | unused)
         task = self._task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
         inputs = {
             "data": self._data.identity,
@@ -189,7 +221,7 @@ class FineTuneJob(Job[FineTuning]):
 
     def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
         """Packs of all epochs, and then empty ones."""
-        return task_batches(self._data, self._task, plan.settings.micro_batch_packs, self._section.epochs, order)
+        return task_batches(self._data, self._task, plan, self._section.epochs, order)
 
     def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
         """Keep the weights where no evaluation before was better. The weights come first, so best.json never lies."""
@@ -231,15 +263,15 @@ class FineTuneJob(Job[FineTuning]):
 
     def _packing_figures(self) -> dict[str, Any]:
         """How the training data is packed."""
-        packing = self._data.packing
+        data = self._data
         return {
-            "max_sequence_length": self._data.length,
-            "sequences": packing.sequences,
-            "packs": packing.packs,
-            "lower_bound": packing.lower_bound,
-            "packing_factor": packing.packing_factor,
-            "depth": packing.depth_used,
-            "algorithm": packing.algorithm_used,
+            "max_sequence_length": data.lengths[-1],
+            "sequences": len(data.sequences),
+            "packs": data.packs,
+            "lower_bound": sum(packing.lower_bound for packing in data.packings),
+            "packing_factor": data.packing_factor,
+            "depth": max(packing.depth_used for packing in data.packings),
+            "algorithm": data.packings[-1].algorithm_used,
         }
 
     def _baseline(self) -> dict[str, float]:
@@ -257,7 +289,7 @@ class FineTuneJob(Job[FineTuning]):
 
     def _write_folder(self, model: Model) -> None:
         """The model as `transformers` opens it."""
-        write_task_folder(self._out, self._start, self._task, model.values(), self._tokenizer, self._data.length)
+        write_task_folder(self._out, self._start, self._task, model.values(), self._tokenizer, self._length())
 
     def _write_answers(self, result: TaskResult | None) -> None:
         """What the model answers to the held-out rows."""
@@ -268,21 +300,37 @@ class FineTuneJob(Job[FineTuning]):
                 handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
 
-def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
-    factor, packs = data.packing.packing_factor, data.packing.packs
-    micro_batch, steps = _batch_of(section, factor, processes)
-    per_update = micro_batch * steps * processes
-    updates, an_epoch = (math.ceil(epochs * packs / per_update) for epochs in (section.epochs, 1))
+def plan_run(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
+    """Updates and batches, from epochs and sequences."""
+    factor, most = data.packing_factor, section.micro_batch_packs
+    micro_batch, steps = _batch_of(section.batch_sequences, factor * processes, most)
+    rows = _row_batches(section, data, processes) if len(data.lengths) > 1 else ()
+    if rows:  # an update has the most frequent length at least once
+        updates = math.ceil(section.epochs * len(data.sequences) / section.batch_sequences)
+        updates = min(updates, max(row.micro_batches for row in rows))
+    else:
+        updates = math.ceil(section.epochs * data.packs / (micro_batch * steps * processes))
     return RunPlan(
-        run_settings(section, micro_batch, updates, an_epoch),
+        run_settings(section, most if rows else micro_batch, updates, math.ceil(updates / section.epochs)),
         factor,
         processes=processes,
         processes_per_worker=processes_per_worker,
-        slots_per_pack=data.length,
-        packs=packs,
-        mean_tokens=data.packing.tokens / data.packing.sequences,
+        slots_per_pack=data.lengths[-1],
+        packs=data.packs,
+        mean_tokens=None if rows else float(data.sequences.lengths.mean()),
         keys=FINE_TUNING_KEYS,
+        rows=rows,
     )
+
+
+def _row_batches(section: FineTuneSettings, data: TaskData, processes: int) -> tuple[RowBatches, ...]:
+    """Micro-batches of each length: of at most as many slots, and about no more packs than an update needs of the length."""
+    batches = []
+    for length, packing in zip(data.lengths, data.packings, strict=True):
+        most = section.micro_batch_packs * data.lengths[-1] // length
+        packs, _ = _batch_of(section.batch_sequences, len(data.sequences) / packing.packs * processes, most)
+        batches.append(RowBatches(length, packs, math.ceil(section.epochs * packing.packs / (packs * processes))))
+    return tuple(batches)
 
 
 def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int, an_epoch: int) -> RunSettings:
@@ -298,17 +346,20 @@ def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int
     )
 
 
-def _batch_of(section: FineTuneSettings, factor: float, processes: int) -> tuple[int, int]:
-    """Packs of a micro-batch, and micro-batches of an update as `RunPlan` has them, nearest to the requested batch."""
+def _batch_of(batch_sequences: int, sequences_per_pack: float, most_packs: int) -> tuple[int, int]:
+    """Packs of a micro-batch, and micro-batches of an update as `RunPlan` has them, nearest to the requested batch.
+
+    `sequences_per_pack` are those that all processes take while each takes one pack.
+    """
 
     def steps_with(packs: int) -> int:
-        return max(1, round(section.batch_sequences / (packs * factor * processes)))
+        return max(1, round(batch_sequences / (packs * sequences_per_pack)))
 
     def distance(packs: int) -> tuple[float, int]:
-        real = steps_with(packs) * packs * factor * processes
-        return round(abs(real / section.batch_sequences - 1.0), 2), steps_with(packs)
+        real = steps_with(packs) * packs * sequences_per_pack
+        return round(abs(real / batch_sequences - 1.0), 2), steps_with(packs)
 
-    best = min(range(1, section.micro_batch_packs + 1), key=distance)
+    best = min(range(1, most_packs + 1), key=distance)
     return best, steps_with(best)
 
 

@@ -106,16 +106,18 @@ class TaskEvaluation:
         return 3
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
-        """Every pack once; the last batch is filled up."""
+        """Every pack once, of each length by itself; the last batch is filled up."""
         data, sequences, draw = self.data, self.data.sequences, Draw(self.seed, EVALUATION_EPOCH)
-        shape = data.shape(min(self.batch_packs, max(1, data.packing.packs)))
-        packs = data.packs_of(draw.seed, draw.epoch)
-        for first in range(rank * shape.packs, len(packs), size * shape.packs):
-            chosen = np.arange(first, min(first + shape.packs, len(packs)))
-            placed = lay_out_packs(sequences, packs, chosen, shape)
-            targets = self.task.target_features(sequences, placed, draw)
-            place = placed.scatter_tokens if self.task.head.per_token else placed.scatter_sequences
-            yield EvaluationBatch({**placed.features(sequences), **cast(Batch, targets)}, place)
+        for which, (length, packing) in enumerate(zip(data.lengths, data.packings, strict=True)):
+            most = self.batch_packs * data.lengths[-1] // length
+            shape = data.shape(which, min(most, packing.packs))
+            packs = data.packs_of(draw.seed, draw.epoch, which)
+            for first in range(rank * shape.packs, len(packs), size * shape.packs):
+                chosen = np.arange(first, min(first + shape.packs, len(packs)))
+                placed = lay_out_packs(sequences, packs, chosen, shape)
+                targets = self.task.target_features(sequences, placed, draw)
+                place = placed.scatter_tokens if self.task.head.per_token else placed.scatter_sequences
+                yield EvaluationBatch({**placed.features(sequences), **cast(Batch, targets)}, place)
 
     def counted(self, batch: Batch) -> FloatArray:
         """Nothing else."""

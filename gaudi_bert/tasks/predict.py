@@ -81,7 +81,7 @@ def predict(
             problem = f"{path} is a model of {described.task}; leave it out, or fine-tune another"
             raise InputError(f"task.name = {name}: {problem}")
         # The columns that the model was trained on are defaults: those that are named here must apply.
-        settings = TaskSettings.model_construct(_fields_set=set(changes), **{**dict(described.settings), **changes})
+        settings = described.settings.with_named(changes)
         _check_groups(options, settings, described.task, out)
         check_first_row(rows_file, described.task, settings)
         folder = TaskModel(path)

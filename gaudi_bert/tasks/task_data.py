@@ -6,6 +6,9 @@ of (seed, epoch). Packs are numbered through all epochs, and batch k of process 
 k R b + r + R, ...: so an update holds the same packs whatever the number of processes, nothing is dropped at the end of an
 epoch, and a position is one number. After the last epoch come empty packs, which fill up the last update.
 
+Rows may be of several lengths. Then the packs of each are numbered by themselves, and the plan of the run knows which
+batches make an update, so that all processes are at the same length at the same time; the position is the update.
+
 Letters: b packs of a batch, R processes.
 """
 
@@ -45,6 +48,7 @@ from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, Sequences, join_sequen
 from gaudi_bert.tasks.kinds.embedding import texts_of_rows
 from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.run_plan import RunPlan
 
 EVALUATION_EPOCH = -1
 _WINDOW_ROWS = 20_000
@@ -199,14 +203,15 @@ def _titled_rows(texts: Mapping[str, str]) -> Iterator[tuple[dict[str, str], boo
 class TaskData:
     """Tokenized sequences and how they are packed.
 
-    `rows` are those that the sequences come from, where answers are needed; else ().
+    `rows` are those that the sequences come from, where answers are needed; else (). `packings` are of each length of rows,
+    ascending; a sequence is in the shortest that holds it.
     """
 
     path: Path
     identity: str
     rows: tuple[Row, ...] = field(repr=False)
     sequences: Sequences = field(repr=False)
-    packing: Packing = field(repr=False)
+    packings: tuple[Packing, ...] = field(repr=False)
 
     @classmethod
     def planned(
@@ -220,45 +225,75 @@ class TaskData:
         algorithm: str,
         depth: int | str,
     ) -> TaskData:
-        """Plan the packs of `sequences`."""
-        counts = np.bincount(sequences.lengths, minlength=max_sequence_length + 1)[1:]
-        packing = pack_histogram(Histogram(max_sequence_length, counts), algorithm, depth)
-        return cls(path, identity, rows, sequences, packing)
+        """Plan the packs of `sequences` in rows of one length."""
+        histogram = Histogram(max_sequence_length, counts_of(sequences, max_sequence_length))
+        return cls(path, identity, rows, sequences, (pack_histogram(histogram, algorithm, depth),))
 
     @property
-    def length(self) -> int:
-        """Positions of a pack."""
-        return self.packing.histogram.max_sequence_length
+    def lengths(self) -> tuple[int, ...]:
+        """Positions of rows, ascending."""
+        return tuple(packing.histogram.max_sequence_length for packing in self.packings)
 
-    def shape(self, batch_packs: int) -> BatchShape:
-        """The static shape of a batch of so many packs."""
-        return BatchShape(batch_packs, self.length, self.packing.depth_used)
+    @property
+    def packs(self) -> int:
+        """Of all lengths."""
+        return sum(packing.packs for packing in self.packings)
 
-    def packs_of(self, seed: int, epoch: int) -> Packs:
-        """Which sequences share a pack in an epoch, and the order of the packs."""
+    @property
+    def packing_factor(self) -> float:
+        """Sequences of a pack, on average."""
+        return len(self.sequences) / self.packs
+
+    def shape(self, which: int, batch_packs: int) -> BatchShape:
+        """The static shape of a batch of so many packs of one of the lengths."""
+        return BatchShape(batch_packs, self.lengths[which], self.packings[which].depth_used)
+
+    def packs_of(self, seed: int, epoch: int, which: int) -> Packs:
+        """Which sequences share a pack in an epoch, and the order of the packs, of one of the lengths."""
         epoch_seed = int(random_words(1, seed, "task epoch", epoch + 1)[0])
         lengths = self.sequences.lengths.astype(np.int32)
-        assignment = deal_sequences(lengths, list(self.packing.mixture.items()), epoch_seed, 0)
-        return Packs(assignment.members.astype(np.int64), assignment.starts)
+        own = np.flatnonzero(np.searchsorted(self.lengths, lengths) == which)
+        assignment = deal_sequences(lengths[own], list(self.packings[which].mixture.items()), epoch_seed, 0)
+        return Packs(own[assignment.members], assignment.starts)
 
 
-def task_batches(data: TaskData, task: Task, batch_packs: int, epochs: int, order: TrainingOrder) -> Iterator[Batch]:
+def counts_of(sequences: Sequences, longest: int) -> IntArray:
+    """Sequences of each length from 1 to `longest`."""
+    counts: IntArray = np.bincount(sequences.lengths, minlength=longest + 1)[1:]
+    return counts
+
+
+def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: TrainingOrder) -> Iterator[Batch]:
     """Batches of the packs of all epochs, and then empty ones without end."""
-    shape, each = data.shape(batch_packs), data.packing.packs
-    shuffled = lru_cache(maxsize=2)(lambda epoch: data.packs_of(order.seed, epoch))
+    shuffled = lru_cache(maxsize=2 * len(data.packings))(lambda which, epoch: data.packs_of(order.seed, epoch, which))
 
-    def features(epoch: int, chosen: IntArray) -> Batch:
-        placed = lay_out_packs(data.sequences, shuffled(epoch), chosen, shape)
+    def features(which: int, epoch: int, chosen: IntArray, shape: BatchShape) -> Batch:
+        placed = lay_out_packs(data.sequences, shuffled(which, epoch), chosen, shape)
         targets = task.target_features(data.sequences, placed, Draw(order.seed, epoch))
         return {**placed.features(data.sequences), **cast(Batch, targets)}
 
-    for number in itertools.count(order.packs_done // (batch_packs * order.size)):
+    for which, number in _micro_batches(plan, order):
+        batch_packs, each = plan.batches[which].packs, data.packings[which].packs
+        shape = data.shape(which, batch_packs)
         packs = order.rank + order.size * (number * batch_packs + np.arange(batch_packs))
         epoch_of, numbers = np.divmod(packs[packs < epochs * each], each)
         first, *later = np.unique(epoch_of).tolist() or [0]
-        batch = features(first, numbers[epoch_of == first])
+        batch = features(which, first, numbers[epoch_of == first], shape)
         for epoch in later:  # whose packs follow those of the first epoch
             here = np.flatnonzero(epoch_of == epoch)
-            for name, values in features(epoch, numbers[here]).items():
+            for name, values in features(which, epoch, numbers[here], shape).items():
                 batch[name][here] = values[: len(here)]
         yield batch
+
+
+def _micro_batches(plan: RunPlan, order: TrainingOrder) -> Iterator[tuple[int, int]]:
+    """The length of each batch from where a run is, as `RunPlan.micro_batches_of`."""
+    if len(plan.batches) == 1:  # packs alone are the position, by whichever processes they were read
+        yield from ((0, number) for number in itertools.count(order.packs_done // (plan.batches[0].packs * order.size)))
+    elif order.packs_done != plan.packs_after(order.updates_done):
+        raise InputError(
+            f"resources.workers: with rows of several lengths a run continues with as many processes as it began with, not "
+            f"with {order.size}; start as many, or pass --overwrite"
+        )
+    for update in itertools.count(order.updates_done + 1):
+        yield from plan.micro_batches_of(update)

@@ -1,35 +1,38 @@
 """Updates of rows that belong together, as pairs of texts do: each has so many rows, and all are of one static shape.
 
-The rows of all epochs are one stream, each epoch in an order of its own; update u takes the rows u M to (u + 1) M of it, so
-every row is seen once an epoch, and only the last update of a run may have fewer. An epoch is dealt by strata: its rows are
-sorted by their tokens, and every update takes one of each M-th part, so that all have about as many tokens. Sequences that
-several rows of an update share are computed once. Packs are made by best fit, a few microseconds an update, without a
-proof; the length of a pack is chosen so that the most that any update needs, a constant, leaves little room.
+The rows of all epochs are one stream, each epoch in another random order; update u takes the rows u M to (u + 1) M of it, so
+every row is seen once an epoch, and only the last update of a run may have fewer. Sequences that several rows of an update
+share are computed once. Updates swap rows until all need as many tokens. Packs are made by best fit, a few microseconds an
+update, without a proof; the length of a pack is chosen so that the most packs that an update needs, a constant, leave
+little room.
 
 Letters: M rows of an update, N rows, E epochs, L positions of a pack, S depth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import IntArray, random_words
+from gaudi_bert.common.arrays import FloatArray, IntArray, permutation
 from gaudi_bert.common.compiled import kernel
+from gaudi_bert.packing.row_lengths import row_cost
 from gaudi_bert.rows.packs import BatchShape, Packs
-from gaudi_bert.rows.window_plan import row_cost
 
 _LENGTH_STEP = 8
 _USUAL_LONGEST = 512
 # Of the lengths that cost at most so much more than the cheapest, the one with the fewest slots is taken.
 _WORTH = 1.02
 _SHAKE = 0.5
-_SAMPLED_UPDATES = 256
+# All lengths are tried on the updates of so many rows, and so many of the cheapest on all.
+_SAMPLED_ROWS, _TRIED = 2**17, 8
 _UPDATES_AT_ONCE = 4096
+_MOST_SWEEPS = 16
 
 
 class GroupedRows(NamedTuple):
@@ -103,15 +106,16 @@ class RowStream:
         sizes = np.bincount(pack_of)
         return Packs(np.argsort(pack_of, kind="stable"), np.concatenate([[0], np.cumsum(sizes)])), sequences
 
-    def needs(self, length: int, depth: int, updates: int | None = None) -> tuple[int, int]:
-        """The most packs of this length that an update needs, and the most sequences of a pack, of the first `updates`."""
-        most, deepest = 0, 0
-        for sequences, starts in self._parts(self.updates if updates is None else updates):
-            needed = np.zeros(len(starts) - 1, np.int64)
-            pack_of = np.zeros(len(sequences), np.int64)
-            deepest = max(deepest, fill_packs(self.lengths[sequences], starts, length, depth, pack_of, needed))
-            most = max(most, int(needed.max(initial=0)))
-        return most, deepest
+    def needs(self, lengths: Sequence[int], depth: int, updates: int) -> list[tuple[int, int]]:
+        """For packs of each length: the most that one of the first updates needs, and the most sequences of a pack."""
+        most, deepest = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
+        for sequences, starts in self._parts(updates):
+            needed, pack_of = np.zeros(len(starts) - 1, np.int64), np.zeros(len(sequences), np.int64)
+            for number, length in enumerate(lengths):
+                held = fill_packs(self.lengths[sequences], starts, length, depth, pack_of, needed)
+                deepest[number] = max(deepest[number], held)
+                most[number] = max(most[number], needed.max())
+        return [(int(packs), int(held)) for packs, held in zip(most, deepest, strict=True)]
 
     def distinct_tokens(self, updates: int) -> int:
         """The tokens of the first updates, of sequences that are shared within an update once."""
@@ -129,7 +133,9 @@ class RowStream:
 
 @lru_cache(maxsize=4)
 def _order_of(stream: RowStream, epoch: int) -> IntArray:
-    return stratified_order(stream.tokens, stream.batch_rows, stream.seed, epoch)
+    count = len(stream.rows)
+    update = np.arange(epoch * count, (epoch + 1) * count) // stream.batch_rows
+    return _balanced(stream, permutation(count, stream.seed, "rows", epoch), update - update[0])
 
 
 # --- the static shape
@@ -142,52 +148,106 @@ def choose_shape(
 
     `depth` is the most sequences of a pack; None for as many as fit.
     """
-    shortest = _rounded_up(int(stream.lengths.max()))
-    lengths = range(shortest, max(shortest, min(longest, _USUAL_LONGEST)) + 1, _LENGTH_STEP)
-    most_depth, sampled = depth or lengths[-1], min(stream.updates, _SAMPLED_UPDATES)
+    shortest = -(-int(stream.lengths.max()) // _LENGTH_STEP) * _LENGTH_STEP
+    lengths = list(range(shortest, max(shortest, min(longest, _USUAL_LONGEST)) + 1, _LENGTH_STEP))
 
-    def divided(packs: int, length: int) -> UpdateShape:
-        micro_batches = -(-packs // (most_packs * processes))
-        batch = BatchShape(-(-packs // (micro_batches * processes)), length, most_depth)
-        return UpdateShape(batch, micro_batches, processes)
+    def shapes(updates: int) -> list[UpdateShape]:
+        """For each length, the cheapest first."""
+        shapes = []
+        for length, (packs, deepest) in zip(lengths, stream.needs(lengths, depth or lengths[-1], updates), strict=True):
+            micro_batches = -(-packs // (most_packs * processes))
+            batch = BatchShape(-(-packs // (micro_batches * processes)), length, deepest)
+            shapes.append(UpdateShape(batch, micro_batches, processes))
+        return sorted(shapes, key=cost)
 
-    tried = [divided(stream.needs(length, most_depth, sampled)[0], length) for length in lengths]
-    costs = [shape.packs * row_cost(shape.batch.length, hidden_size) for shape in tried]
-    worth = [shape for shape, cost in zip(tried, costs, strict=True) if cost <= _WORTH * min(costs)]
-    chosen = min(worth, key=lambda shape: (shape.packs * shape.batch.length, shape.batch.length))
-    length = chosen.batch.length
-    while True:  # of all updates, one may need more than those that were sampled
-        packs, deepest = stream.needs(length, most_depth)
-        if packs <= chosen.packs or length + _LENGTH_STEP > lengths[-1]:
-            shape = chosen if packs <= chosen.packs else divided(packs, length)
-            return shape._replace(batch=shape.batch._replace(length=length, depth=deepest))
-        length += _LENGTH_STEP
+    def cost(shape: UpdateShape) -> float:
+        return shape.packs * row_cost(shape.batch.length, hidden_size)
 
-
-def _rounded_up(length: int) -> int:
-    return -(-length // _LENGTH_STEP) * _LENGTH_STEP
+    sampled = _SAMPLED_ROWS // stream.batch_rows + 1
+    if sampled < stream.updates:
+        lengths = [shape.batch.length for shape in shapes(sampled)[:_TRIED]]
+    found = shapes(stream.updates)
+    worth = [shape for shape in found if cost(shape) <= _WORTH * cost(found[0])]
+    return min(worth, key=lambda shape: (shape.packs * shape.batch.length, shape.batch.length))
 
 
 # --- the order of rows, and packs by best fit
 
 
-def stratified_order(tokens: IntArray, batch_rows: int, seed: int, epoch: int) -> IntArray:
-    """The rows of an epoch, [N], in an order where every M of the stream, counted over all epochs, are alike.
+def _balanced(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
+    """The rows of an epoch in an order in which all updates need as many tokens; `update` is that of each row in `order`.
 
-    Of the rows of an update in this epoch, the k-th has a rank by tokens of about (k + u) / M, u random. Ranks are shaken by
-    part of a stratum, so that strata are others in each epoch.
+    The update with the most tokens swaps rows with that with the fewest, the second with the last but one, and so on, until
+    nothing changes. Only rows that share no sequence with others of the two are swapped, so each update shares as many as
+    before: equal sequences are neither gathered nor spread.
     """
-    count = len(tokens)
-    shake, draw = random_words(2 * count, seed, "strata", epoch).reshape(2, -1).astype(np.float64) / 2.0**64
-    by_tokens = np.argsort(tokens, kind="stable")
-    by_tokens = by_tokens[np.argsort(np.arange(count) + _SHAKE * shake * count / batch_rows, kind="stable")]
-    place = np.arange(epoch * count, (epoch + 1) * count)
-    update = place // batch_rows
-    sizes = np.bincount(update - update[0])
-    within = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    order = np.empty(count, np.int64)
-    order[np.argsort((within + draw) / np.repeat(sizes, sizes), kind="stable")] = by_tokens
+    lengths, rows, tokens = stream.lengths, stream.rows, stream.tokens
+    sizes = np.bincount(update)
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    sequences = np.unique(np.repeat(update, np.diff(rows.starts)[order]) * len(lengths) + rows.of(order))
+    needed = np.bincount(sequences // len(lengths), lengths[sequences % len(lengths)], len(sizes))
+    # This epoch may have only some of the rows of an update; expected are the tokens that so many random rows need.
+    uses = np.bincount(rows.members, minlength=len(lengths))
+    known_sizes, of_update = np.unique(sizes, return_inverse=True)
+    excess = needed - np.array([lengths @ (1 - (1 - size / len(order)) ** uses) for size in known_sizes])[of_update]
+    for _ in range(_MOST_SWEEPS):
+        order = order[np.lexsort((tokens[order], update))]
+        by_excess = np.argsort(excess)
+        pair = np.empty(len(sizes), np.int64)
+        pair[by_excess] = np.minimum(np.arange(len(sizes)), np.arange(len(sizes))[::-1])
+        if not _swap_rows(order, tokens, _unshared(rows, order, pair[update]), starts, by_excess, excess):
+            break
     return order
+
+
+def _unshared(rows: GroupedRows, order: IntArray, pair: IntArray) -> NDArray[np.bool_]:
+    """Whether a row, in `order`, has no sequence of another row of its pair of updates."""
+    sizes = np.diff(rows.starts)[order]
+    place = np.repeat(np.arange(len(order)), sizes)
+    sequences = np.repeat(pair, sizes) * (int(rows.members.max()) + 1) + rows.of(order)
+    _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)
+    free = np.ones(len(order), np.bool_)
+    free[place[uses[which] > 1]] = False
+    return free
+
+
+@kernel
+def _swap_rows(
+    order: IntArray,
+    tokens: IntArray,
+    free: NDArray[np.bool_],
+    starts: IntArray,
+    by_excess: IntArray,
+    excess: FloatArray,
+) -> int:
+    """Swap free rows of two updates while that brings their excess together; the number of swaps.
+
+    Rows of an update are sorted by their tokens. All but `tokens` and `starts` are changed.
+    """
+    swaps, updates = 0, starts.size - 1
+    for pair in range(updates // 2):
+        small, large = by_excess[pair], by_excess[updates - 1 - pair]
+        while True:
+            wanted = 0.5 * (excess[large] - excess[small])
+            closest, first, second, other = wanted, -1, -1, starts[small]
+            for place in range(starts[large], starts[large + 1]):
+                while free[place] and other < starts[small + 1]:
+                    if free[other]:
+                        moved = tokens[order[place]] - tokens[order[other]]
+                        if abs(moved - wanted) < closest:
+                            closest, first, second = abs(moved - wanted), other, place
+                        if moved < wanted:
+                            break
+                    other += 1
+            if first < 0:
+                break
+            moved = tokens[order[second]] - tokens[order[first]]
+            order[first], order[second] = order[second], order[first]
+            free[first] = free[second] = False
+            excess[small] += moved
+            excess[large] -= moved
+            swaps += 1
+    return swaps
 
 
 @kernel

@@ -6,8 +6,8 @@ The histogram and the plan are stored next to the packed folder, in `<out>-plan/
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from gaudi_bert.artefacts.packed import Metadata, Verification
 from gaudi_bert.artefacts.results import PackResult
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_name
@@ -29,7 +29,7 @@ def pack(
     on_bad_file: OnBadFile = "stop",
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> PackResult:
+) -> PackResult[Metadata, Verification]:
     """Pack `records` (a folder, a file or a glob of unpacked TFRecords) into the folder `out`.
 
     `on_bad_file` is as for `histogram`.
@@ -39,8 +39,15 @@ def pack(
         raise InputError(f"{out}: the output folder is the input folder; choose another one")
     histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
     plan_path = histogram_path.with_name("plan.json")
-    common: dict[str, Any] = {"reporter": reporter, "overwrite": overwrite, "store": store}
-    histogram(records, histogram_path, on_bad_file=on_bad_file, workers=workers, **common)
-    planned = plan([histogram_path], plan_path, settings, **common)
-    written = write(records, plan_path, out, workers=workers, **common)
+    histogram(
+        records,
+        histogram_path,
+        on_bad_file=on_bad_file,
+        reporter=reporter,
+        overwrite=overwrite,
+        workers=workers,
+        store=store,
+    )
+    planned = plan([histogram_path], plan_path, settings, reporter=reporter, overwrite=overwrite, store=store)
+    written = write(records, plan_path, out, reporter=reporter, overwrite=overwrite, workers=workers, store=store)
     return PackResult(written, planned)

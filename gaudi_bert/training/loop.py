@@ -124,7 +124,7 @@ class TrainingLoop:
         context, update = self.context, self.progress.update + 1
         context.communicator.note(f"update {update}", slow=self._is_cold)
         self._interval.begin()
-        batches = list(islice(self.batches, self.plan.accumulation_steps))
+        batches = list(islice(self.batches, len(self.plan.micro_batches_of(update))))
         sums = self.step.run(batches, update, learning_rate_at(update, self._settings))
         self._interval.add(sums, batches)
         if self._is_cold:  # the graph was built, which is done once
@@ -132,7 +132,7 @@ class TrainingLoop:
         else:
             task.advance()
         self._is_cold = False
-        packs = self.progress.packs + self.plan.packs_per_update
+        packs = self.progress.packs + self.plan.packs_after(update) - self.plan.packs_after(update - 1)
         self.progress = replace(self.progress, update=update, packs=packs)
         if update == 1 and self._settings.updates > 1:
             context.reporter.show(f"{self._stage}: update 1/{self._settings.updates} done, the graph is built")

@@ -180,13 +180,12 @@ def dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> Int32Ar
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Runs updates of one model, each of `accumulation_steps` micro-batches on this process."""
+    """Runs updates of one model."""
 
     updates: Updates
     communicator: Communicator
     settings: LoopSettings
     objective: Objective
-    accumulation_steps: int
     denominators: LossDenominators = GLOBAL
 
     def run(self, micro_batches: Sequence[BatchArrays], update: int, learning_rate: float) -> Sums:
@@ -195,13 +194,11 @@ class TrainingStep:
         float32 [K + 1]: the sums of the objective over this process's micro-batches, and the gradient's norm over all
         processes before clipping.
         """
-        if len(micro_batches) != self.accumulation_steps:
-            raise ValueError(f"{len(micro_batches)} micro-batches given, {self.accumulation_steps} make an update")
         weights_M2 = np.array([self.objective.weights(batch) for batch in micro_batches])
         packs = len(micro_batches[0]["input_ids"])
         factors_M2 = self.denominators.factors(weights_M2, packs, self.communicator)
         seed, rank = self.settings.seed, self.communicator.rank
-        seeds_M2 = np.stack([dropout_seed(seed, update, number, rank) for number in range(self.accumulation_steps)])
+        seeds_M2 = np.stack([dropout_seed(seed, update, number, rank) for number in range(len(micro_batches))])
         corrections = (1.0 / (1.0 - beta**update) for beta in (self.settings.beta_1, self.settings.beta_2))
         scalars = UpdateScalars(learning_rate, *corrections)
         coupling = self.objective.coupling(micro_batches, update, self.communicator)

@@ -212,9 +212,9 @@ def build_step(
     context: RunContext[R], plan: RunPlan, model: Model, objective: Objective, denominators: LossDenominators = GLOBAL
 ) -> TrainingStep:
     """The step that trains a model as a plan says."""
-    settings, communicator, steps = plan.settings, context.communicator, plan.accumulation_steps
-    updates = context.engine.updates(model, settings, communicator, steps)
-    return TrainingStep(updates, communicator, settings, objective, steps, denominators)
+    settings, communicator = plan.settings, context.communicator
+    updates = context.engine.updates(model, settings, communicator, plan.accumulation_steps)
+    return TrainingStep(updates, communicator, settings, objective, denominators)
 
 
 def restore(context: RunContext[R], step: TrainingStep, model: Model, load_first: Callable[[], None]) -> Progress:

@@ -19,10 +19,12 @@ with factor f (Krell et al. 2021, section 3.3 and appendix D):
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.sections import RunSettings
 
 _CADENCES = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
@@ -53,6 +55,14 @@ FINE_TUNING_KEYS = RunKeys("finetune", "finetune", "finetune.batch_sequences", N
 STAGE_OF_SECTION = {keys.section: keys.stage for keys in (TRAINING_KEYS, FINE_TUNING_KEYS)}
 
 
+class RowBatches(NamedTuple):
+    """Batches of rows of one length: packs of one on each process, and how many there are in all updates."""
+
+    length: int
+    packs: int
+    micro_batches: int
+
+
 def _figure(value: float) -> str:
     """A count; or an average, whose further digits tell nothing."""
     return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
@@ -77,6 +87,7 @@ class RunPlan:
     `requested` are the settings as they were given, for unpacked data. The packing factor is a mean over the data; there is
     one process per card, `processes_per_worker` of them in each worker. `packs` is None where their number is
     unknown, `mean_tokens` (of a sequence) where data is not packed; `keys` are the names of the settings, for messages.
+    `rows` are for rows of several lengths, each of one length by itself; else ().
     """
 
     requested: RunSettings
@@ -87,31 +98,64 @@ class RunPlan:
     packs: int | None
     mean_tokens: float | None = None
     keys: RunKeys = TRAINING_KEYS
+    rows: tuple[RowBatches, ...] = ()
 
     @cached_property
     def settings(self) -> RunSettings:
         """What packing makes of the requested settings: train with these."""
         return _correct_for_packing(self.requested, self.packing_factor)
 
-    @property
-    def accumulation_steps(self) -> int:
-        """Micro-batches of one update on one process, at least 1."""
-        return self._steps_with(self.settings.micro_batch_packs)
+    def micro_batches_of(self, update: int) -> list[tuple[int, int]]:
+        """The micro-batches of an update, counted from 1: which of `rows` each is of, and its number among those.
 
-    @property
-    def packs_per_update_and_process(self) -> int:
-        """Packs that one process reads for one update."""
-        return self.accumulation_steps * self.settings.micro_batch_packs
+        Of M micro-batches of a length, ceil(u M / U) are done after u of U updates. So the first update has as many of each
+        length as any has, and builds all graphs; the length with the most is in every update, and comes first.
+        """
+        before, after = self._done_after(update - 1), self._done_after(update)
+        most_first = sorted(range(len(after)), key=lambda which: -self.batches[which].micro_batches)
+        return [(which, number) for which in most_first for number in range(before[which], after[which])]
+
+    def packs_after(self, update: int) -> int:
+        """Packs that all processes have read after so many updates."""
+        done = zip(self._done_after(update), self.batches, strict=True)
+        return sum(micro_batches * batches.packs for micro_batches, batches in done) * self.processes
+
+    def _done_after(self, update: int) -> list[int]:
+        """Micro-batches of each length."""
+        return [-(-update * batches.micro_batches // self.settings.updates) for batches in self.batches]
+
+    @cached_property
+    def batches(self) -> tuple[RowBatches, ...]:
+        """Those of each length."""
+        settings = self.settings
+        steps = self._steps_with(settings.micro_batch_packs)
+        return self.rows or (RowBatches(self.slots_per_pack, settings.micro_batch_packs, settings.updates * steps),)
+
+    def _mean(self, amounts: Iterable[int]) -> float:
+        """Of an update, on one process, where a micro-batch of each length has so much."""
+        every = zip(amounts, self.batches, strict=True)
+        total, updates = sum(amount * batches.micro_batches for amount, batches in every), self.settings.updates
+        return total / updates if total % updates else total // updates
+
+    @cached_property
+    def accumulation_steps(self) -> int:
+        """The most micro-batches of an update on one process, at least 1."""
+        return len(self.micro_batches_of(1))
+
+    @cached_property
+    def packs_per_update_and_process(self) -> float:
+        """Packs that one process reads for one update, on average."""
+        return self._mean(batches.packs for batches in self.batches)
 
     @property
     def packs_per_update(self) -> int:
-        """Packs of one update over all processes."""
-        return self.packs_per_update_and_process * self.processes
+        """Packs of one update over all processes; of several lengths about so many."""
+        return round(self.packs_per_update_and_process * self.processes)
 
     @property
     def sequences_per_update(self) -> float:
         """Sequences of one update over all processes, on average."""
-        return self.packs_per_update * self.packing_factor
+        return self.packs_per_update_and_process * self.processes * self.packing_factor
 
     @property
     def change(self) -> float:
@@ -126,7 +170,7 @@ class RunPlan:
     def short_lines(self) -> list[str]:
         """What every run prints."""
         settings, requested = self.settings, self.requested
-        packs = self.packs_per_update * settings.updates
+        packs = self.packs_after(settings.updates)
         epochs = f" ({packs / self.packs:,.1f} times the data)" if self.packs else ""
         lines = self.batch_lines()
         if settings != requested:
@@ -145,16 +189,22 @@ class RunPlan:
             lines.append(
                 f"note: rows of {self.slots_per_pack:,} are {times:.1f} times the mean text "
                 f"({self.mean_tokens:,.0f} tokens), and attention costs a row's length squared: shorter rows may be faster"
+                + ("; finetune.row_lengths = auto chooses them" if self.keys is FINE_TUNING_KEYS else "")
             )
         return lines
 
     def batch_lines(self) -> list[str]:
         """How an update is put together, and where that differs from the settings."""
         settings = self.settings
-        text = (
-            f"an update is {self.sequences_per_update:,.1f} sequences on average: {self.accumulation_steps} x "
-            f"{settings.micro_batch_packs} packs x {self.packing_factor:.3f} sequences per pack"
-        )
+        text = f"an update is {self.sequences_per_update:,.1f} sequences on average: "
+        if self.rows:
+            mean = ((self._mean(row is each for each in self.rows), row) for row in self.rows)
+            text += ", ".join(f"{number:,.1f} x {count_of(row.packs, 'pack')} of {row.length:,}" for number, row in mean)
+        else:
+            text += (
+                f"{self.accumulation_steps} x {settings.micro_batch_packs} packs x {self.packing_factor:.3f} "
+                "sequences per pack"
+            )
         if self.processes > 1:
             each = self.sequences_per_update / self.processes
             text += f" x {self.processes} processes ({each:,.1f} sequences per process)"
@@ -250,6 +300,6 @@ class RunPlan:
         return {
             "packs_per_micro_batch": self.settings.micro_batch_packs,
             "packs_per_update": packs,
-            "slots_per_update": packs * self.slots_per_pack,
+            "slots_per_update": self._mean(batches.packs * batches.length for batches in self.batches),
             "sequences_per_update": packs * self.packing_factor,
         }

@@ -29,8 +29,8 @@ from gaudi_bert.config.sections import ModelSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, parameter_count
+from gaudi_bert.model.features import join_sequences, split_packs
 from gaudi_bert.model.heads import PretrainingHead
-from gaudi_bert.model.sequences import join_sequences, split_packs
 from gaudi_bert.training.evaluate import RecordsEvaluation
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits

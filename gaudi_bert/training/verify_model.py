@@ -24,9 +24,8 @@ from gaudi_bert.config.values import Engine as EngineChoice
 from gaudi_bert.engines.choose import choose_engine, load_engine
 from gaudi_bert.engines.protocol import Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.features import PACKED_FEATURES, as_packed
+from gaudi_bert.model.features import PACKED_FEATURES, PlacedSequence, Sequence, as_packed, join_sequences, split_packs
 from gaudi_bert.model.heads import Loss, PretrainingHead
-from gaudi_bert.model.sequences import PlacedSequence, Sequence, join_sequences, split_packs
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.schema import RecordError, check_features
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint

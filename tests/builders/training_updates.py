@@ -9,8 +9,8 @@ from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.heads import PretrainingHead
-from gaudi_bert.model.sequences import join_sequences
 from gaudi_bert.training.objective import GLOBAL, LossDenominators, PretrainingObjective, TrainingStep
 from tests.builders import training_data as data
 
@@ -56,7 +56,7 @@ def make_step(
     engine: EngineName = "tensorflow",
 ) -> TrainingStep:
     updates = load_engine(engine).updates(model, settings, communicator, micro_batches)
-    return TrainingStep(updates, communicator, settings, PretrainingObjective(settings.loss), micro_batches, denominators)
+    return TrainingStep(updates, communicator, settings, PretrainingObjective(settings.loss), denominators)
 
 
 def run_updates(

@@ -149,7 +149,8 @@ def test_one_word_too_many_is_one_line(name: str, tmp_path: Path) -> None:
     for extra in (["extra"], ["a.x", "b.x"]):
         (tmp_path / extra[0]).touch()
         line = refusal(*name.split(), *options, *["word"] * len(arguments), *extra, folder=tmp_path)
-        assert line.startswith(f"{extra[0]}: ")
+        assert "unexpected extra argument" in line
+        assert f"{extra[0]}" in line
         assert f" {name} " in line
 
 
@@ -161,7 +162,7 @@ def test_what_no_pattern_stands_for_is_explained(names: list[str], tmp_path: Pat
         (tmp_path / folder).mkdir()
     line = refusal("pack", *names, "--out", "o", folder=tmp_path)
     assert line.startswith(f"{names[1]}: one file, folder or pattern is expected; ")
-    assert f" pack '*{Path(names[1]).suffix}'" in line
+    assert f" '*{Path(names[1]).suffix}'" in line
 
 
 def test_as_a_module_of_its_own_process() -> None:

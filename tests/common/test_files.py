@@ -26,7 +26,7 @@ from gaudi_bert.common.files import (
     write_json,
     write_text,
 )
-from gaudi_bert.common.yaml_text import parse_yaml
+from gaudi_bert.config.pipeline import parse_yaml
 from tests.builders.command_line import inside
 
 

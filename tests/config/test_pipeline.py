@@ -21,7 +21,6 @@ from gaudi_bert.config.pipeline import (
     section_from_options,
     settings_page,
 )
-from gaudi_bert.config.problems import allowed_values, full_keys
 from gaudi_bert.config.sections import (
     FineTuneSettings,
     ModelSettings,
@@ -30,7 +29,7 @@ from gaudi_bert.config.sections import (
     TokenizeSettings,
     TrainingSettings,
 )
-from gaudi_bert.config.values import free_settings, parse_bytes
+from gaudi_bert.config.values import allowed_values, free_settings, full_keys, parse_bytes
 from tests.builders.command_line import foreign_prose
 
 
@@ -68,6 +67,8 @@ def test_a_model_by_its_name(tmp_path: Path) -> None:
 
 
 def test_set_changes_one_value_and_nothing_else() -> None:
+    for given in ("512,2048", "[512, 2048]", "512, 2048"):
+        assert load_pipeline(None, [f"finetune.row_lengths={given}"]).finetune.row_lengths == (512, 2048)
     changed = load_pipeline(None, ["packing.depth=5"])
     assert changed.packing.depth == 5
     assert changed.packing.model_copy(update={"depth": 3}) == PipelineSettings().packing
@@ -95,6 +96,10 @@ def test_sizes_in_bytes(text: str, count: int) -> None:
         ("training.device=gpu", "--set training.device=gpu: must be auto, cpu, cuda or hpu"),
         ("packing.depth=0", "--set packing.depth=0: must be an integer from 1"),
         ("packing.depth={a: 1}", "--set packing.depth={a: 1}: must be an integer"),
+        *(
+            (f"finetune.row_lengths={wrong}", "must be auto, or 1 to 3 lengths from 8, ascending, as in 512,2048,8192")
+            for wrong in ("[512, 256]", "8,16,32,64", "[7, 9]", "[8.5]", "all", "[]")
+        ),
         ("packing=3", "--set packing=3: must hold `key: value` pairs"),
         ("packing.group_bytes=1XB", "kB, MB, GB, KiB, MiB or GiB"),
         ("model.hidden_size=7", "choose a number of heads that divides it"),

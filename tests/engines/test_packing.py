@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Model
 from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
+from gaudi_bert.model.features import join_sequences, split_packs
 from gaudi_bert.model.heads import Loss
-from gaudi_bert.model.sequences import join_sequences, split_packs
 from gaudi_bert.training.verify_model import compare_packed_with_unpacked, probe_leaks
 from tests.builders.agree import agree
 from tests.builders.effort import LONG

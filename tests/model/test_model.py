@@ -13,9 +13,8 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
 from gaudi_bert.model.config import BertConfig, ParameterSpec, initial_value, parameter_count, parameter_specs, shapes_of
-from gaudi_bert.model.features import UNPACKED_FEATURES, as_packed, check_batch
+from gaudi_bert.model.features import UNPACKED_FEATURES, Sequence, as_packed, check_batch, join_sequences, split_packs
 from gaudi_bert.model.huggingface import from_hugging_face, hugging_face_name, to_hugging_face
-from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG
 from tests.builders.model_packs import pretraining_model, random_packs, small_config, small_model

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.packing.certificate import check_certificate
-from gaudi_bert.packing.exact.bounded_pricer import BoundedPricer, deepest_pack
 from gaudi_bert.packing.exact.optimal import solve_optimally
+from gaudi_bert.packing.exact.pricers import BoundedPricer, deepest_pack
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
 from tests.builders.agree import agree

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.packing.heuristics import pack_longest_first
-from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.masked_budget import (
+from gaudi_bert.packing.algorithms import (
     choose_masked_slots,
     fit_to_budget,
     least_masked_slots,
     needed_masked_slots,
 )
+from gaudi_bert.packing.heuristics import pack_longest_first
+from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import (
     add_packs,
     check_mixture,

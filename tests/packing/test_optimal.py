@@ -15,9 +15,9 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate, threshold_certificate
 from gaudi_bert.packing.exact import bounds, linear_program
 from gaudi_bert.packing.exact.bounds import prove_bound
-from gaudi_bert.packing.exact.last_packs import search_packs
 from gaudi_bert.packing.exact.optimal import pack_optimally, solve_optimally
-from gaudi_bert.packing.exact.table_pricer import TablePricer
+from gaudi_bert.packing.exact.pricers import TablePricer
+from gaudi_bert.packing.exact.whole_packs import search_packs
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram
 from gaudi_bert.packing.mixture import Work, check_mixture, estimate_limit, packs_of
@@ -108,6 +108,7 @@ def test_thousands_of_lengths() -> None:
     assert prove_bound(counts, 4).bound <= packs_of(optimum.mixture)
 
 
+@pytest.mark.slow
 def test_what_the_search_leaves_far_from_the_bound_is_packed_by_nnls_too() -> None:
     """201 sequences that fill 67 packs without a slot left, of which the search finds no more than the 68th and 69th."""
     counts = perfect_triplets(2500, 201)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gaudi_bert.cli.estimate_commands import describe_details, describe_estimate, describe_task_estimate
-from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.reporting.estimate import estimate, estimate_task, shipped_histograms
@@ -96,9 +94,10 @@ def test_six_rows(tmp_path: Path) -> None:
     assert [by[16, depth].packs for depth in (1, 2, "max")] == [6, 3, 2]
     assert (by[8, 1].cut, by[16, 1].cut) == (1, 0)
     assert all(row.gap == 0 for row in result.rows)
-    lines = describe_task_estimate(to_json(result))
-    assert lines[-1] == "No packing needs fewer: each is proven optimal."
-    assert lines[-3].split() == ["16", "0", "6", "(1.000)", "3", "(2.000)", "2", "(3.000)"]
+    lines = describe_task_estimate(result)
+    assert lines[-3] == "No packing needs fewer: each is proven optimal."
+    assert lines[-2] == "finetune --row-lengths auto: rows 1 of 64, of an estimated cost of"
+    assert lines[-5].split() == ["16", "0", "6", "(1.000)", "3", "(2.000)", "2", "(3.000)"]
 
 
 def test_no_rows_and_no_task(tmp_path: Path) -> None:
@@ -112,7 +111,7 @@ def test_no_rows_and_no_task(tmp_path: Path) -> None:
 
 
 def test_two_small_tables_and_a_conclusion() -> None:
-    result = asdict(estimate("squad-384", depths=[2, 3, "max"], algorithms=["none", "spfhp", "lpfhp"], reporter=QUIET))
+    result = estimate("squad-384", depths=[2, 3, "max"], algorithms=["none", "spfhp", "lpfhp"], reporter=QUIET)
     text = [" ".join(line.split()) for line in describe_estimate(result)]
     assert text == [
         "squad-384: 88,641 sequences of up to 384 tokens",
@@ -137,7 +136,7 @@ def test_two_small_tables_and_a_conclusion() -> None:
 
 
 def test_details_have_every_row_other_lengths_and_unpadding() -> None:
-    result = asdict(estimate("squad-384", depths=[3, "max"], algorithms=["spfhp", "sort"], reporter=QUIET))
+    result = estimate("squad-384", depths=[3, "max"], algorithms=["spfhp", "sort"], reporter=QUIET)
     text = "\n".join(describe_details(result))
     for expected in ("88,641 sequences", "40,711", "97.547 %", "attention x", "2048: 1.2"):
         assert expected in text

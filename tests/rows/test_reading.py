@@ -284,7 +284,7 @@ def test_squad_is_read_an_article_at_a_time(
     content = {**others, "data": articles} if last else {"data": articles, **others}
     path = write(tmp_path_factory.mktemp("squad") / "x.json", json.dumps(content, indent=indent, ensure_ascii=False))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gaudi_bert.rows.questions._READ_BYTES", read_bytes)
+        patch.setattr("gaudi_bert.rows.formats._READ_BYTES", read_bytes)
         found = rows_of(path, "question-answering")
     assert [row.id for row in found] == [question["id"] for size in sizes for question in QUESTIONS[:2] * size]  # type: ignore
     assert [row.position for row in found] == [RowPosition(number) for number in range(1, len(found) + 1)]

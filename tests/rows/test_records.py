@@ -236,9 +236,9 @@ def test_settings_of_tokenize_read_a_pair_only_where_it_is_named() -> None:
     def reading(**given: Any) -> TaskSettings:
         return TokenizeSettings(max_sequence_length=9, **given).reading
 
-    assert (reading().text_pair, reading().model_fields_set) == ("text", set())
-    assert (reading(text_column="a").text_pair, reading(text_column="a").model_fields_set) == ("a", {"text"})
-    assert reading(text_pair_column="b").model_fields_set == {"text_pair"}
+    assert (reading().text_pair, reading().named) == ("text", set())
+    assert (reading(text_column="a").text_pair, reading(text_column="a").named) == ("a", {"text"})
+    assert reading(text_pair_column="b").named == {"text_pair"}
 
 
 # --- texts are the same, once each and in order, however a file is divided

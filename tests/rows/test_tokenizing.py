@@ -78,6 +78,7 @@ def tokenizers(tokenizer: RowTokenizer) -> list[RowTokenizer]:
     return [tokenizer, any_tokenizer("bpe"), any_tokenizer("unigram")]
 
 
+@examples(40)
 @given(
     st.lists(st.tuples(st.sampled_from(WORDS), st.integers(1, 120)), max_size=9), st.sampled_from(["", " "]), st.booleans()
 )
@@ -87,7 +88,7 @@ def test_a_text_far_too_long_is_cut_as_if_it_were_read_to_its_end(tokenizers, ru
         rows: list[Row] = [
             TextRow(RowPosition(1), "cat"),
             TextRow(RowPosition(2), text, "the cat" if of_pair else None),
-            TextRow(RowPosition(3), "cat " * 999),
+            TextRow(RowPosition(3), "cat " * 499),
         ]
         found = tokenized(rows, tokenizer, None, 7, too_long="truncate")
         tokenizer.tokenizer.enable_truncation(7)

@@ -18,13 +18,12 @@ import pyarrow
 from pyarrow import parquet
 
 from gaudi_bert.artefacts.references import NOTES_NAME
-from gaudi_bert.artefacts.results import GroupsResult
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tables.sources import is_table
-from gaudi_bert.tables.verify import finish_table, verify_table, verify_table_part
+from gaudi_bert.tables.verify import verify_table, verify_table_part
 from tests.builders import tables
 from tests.builders.folders import contents as local_contents
 from tests.builders.reporters import QUIET
@@ -157,15 +156,6 @@ def test_damaged_and_missing_shards(folder: Path) -> None:
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
 
 
-def test_figures_that_are_not_those_of_the_packs(folder: Path) -> None:
-    stored = folder / NOTES / "metadata.json"
-    value = json.loads(stored.read_text())
-    value["too_long"]["rows"] = 1
-    stored.write_text(json.dumps(value))
-    with pytest.raises(FailedError, match=r"metadata[.]json: too_long[.]rows: 1 there, 0 by the data"):
-        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
-
-
 def test_what_was_verified_is_not_verified_again_but_a_copy_is(folder: Path) -> None:
     first = verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
     again = verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
@@ -200,79 +190,9 @@ def test_a_bound_that_cannot_be_proven_is_refused_though_all_files_agree_on_it(t
         verify_table(tmp_path / "rows.jsonl", packed, reporter=QUIET)
 
 
-# --- in parts: the same proof, and nothing less gets through
-
-
-GROUPS = 4
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["tokens", "index"])
-def in_groups(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """A table in four groups, packed and verified by one process."""
-    folder = tmp_path_factory.mktemp("groups")
-    tables.write_parquet(folder / "rows.parquet", tables.random_rows(200, 30, seed=1), row_group_size=10)
-    sizes = {"max_sequence_length": 24, "group_sequences": 60, "shard_multiple": 2, "index_only": request.param}
-    pack_table(folder / "rows.parquet", folder / "packed", TableSettings(too_long="split", **sizes), reporter=QUIET)
-    shutil.copytree(folder / "packed", folder / "plain")
-    verify_table(folder / "rows.parquet", folder / "plain", reporter=QUIET)
-    assert len(list((folder / "packed" / NOTES_NAME).glob("group-*.json"))) == GROUPS
-    return folder
-
-
-@pytest.fixture
-def packed(in_groups: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(in_groups / "packed", tmp_path / "packed"))
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 7])
-def test_parts_in_any_order_give_the_proof_of_one_process(in_groups: Path, packed: Path, parts: int) -> None:
-    rows = in_groups / "rows.parquet"
-    for number in [*range(1, parts), 0]:
-        with pytest.raises(FailedError, match="groups are not verified: group 0 has no proof"):
-            finish_table(rows, packed, reporter=QUIET)
-        done = verify_table_part(rows, packed, (number, parts), reporter=QUIET)
-        assert isinstance(done, GroupsResult)
-        assert done.groups == len(range(number, GROUPS, parts))
-    assert verify_table_part(rows, packed, (0, parts), reporter=QUIET).groups_written == 0
-    finish_table(rows, packed, reporter=QUIET)
-    assert local_contents(packed) == local_contents(in_groups / "plain")
-    assert verify_table(rows, packed, reporter=QUIET).skipped
-
-
-def test_damage_is_found_by_its_part_and_a_later_change_by_the_last_step(in_groups: Path, packed: Path) -> None:
-    rows = in_groups / "rows.parquet"
-    shard = sorted(packed.glob("packed-00002-*"))[0]
-    data = shard.read_bytes()
-    shard.write_bytes(data[:4] + bytes([data[4] ^ 1]) + data[5:])
-    verify_table_part(rows, packed, (0, 4), reporter=QUIET)
-    with pytest.raises(FailedError, match=shard.name):
-        verify_table_part(rows, packed, (2, 4), reporter=QUIET)
-    shard.write_bytes(data)
-    for number in range(4):
-        verify_table_part(rows, packed, (number, 4), reporter=QUIET)
-    shard.write_bytes(data)
-    with pytest.raises(FailedError, match=r"1 of 4 groups are not verified: verification-00002.json is of files that have"):
-        finish_table(rows, packed, reporter=QUIET)
-    verify_table_part(rows, packed, (0, 1), reporter=QUIET)
-    finish_table(rows, packed, reporter=QUIET)
-
-
-def test_a_row_that_is_lost_in_one_part_and_doubled_in_another(in_groups: Path, packed: Path) -> None:
-    """The shards of two groups are exchanged: every row is there once, but not where its group has it."""
-    one, other = (sorted(packed.glob(f"packed-0000{group}-*"))[0] for group in (0, 1))
-    data = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(data)
-    for number in range(2):
-        with pytest.raises(FailedError, match=r"packed-0000\d"):
-            verify_table_part(in_groups / "rows.parquet", packed, (number, 2), reporter=QUIET)
-    with pytest.raises(FailedError, match=r"packed-0000|2 of 4 groups"):
-        finish_table(in_groups / "rows.parquet", packed, reporter=QUIET)
-
-
-def test_a_table_in_a_store_is_verified_at_once(in_groups: Path) -> None:
+def test_a_table_in_a_store_is_verified_at_once(whole: Path) -> None:
     with pytest.raises(InputError, match=r"s3://bucket/packed: parts of a table are not verified in a store, .* at once"):
-        verify_table_part(in_groups / "rows.parquet", Path("s3://bucket/packed"), (0, 2), reporter=QUIET)
+        verify_table_part(whole / "rows.parquet", Path("s3://bucket/packed"), (0, 2), reporter=QUIET)
 
 
 # --- from and to a bucket: the bytes of a folder, however the work is shared out or cut short

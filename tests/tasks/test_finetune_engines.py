@@ -6,6 +6,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +49,7 @@ KINDS = {
 }
 TASKS = ["classification", "token-classification"]
 UPDATES = 20
+ROOT = Path(__file__).resolve().parents[2]
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LEARNS = {"epochs": 5, "learning_rate": 5e-3}
 # All rows in each update, so that packs and single sequences are the same batches.
@@ -124,6 +131,101 @@ def test_packs_are_single_sequences(name: str, task: str, tmp_path: Path) -> Non
     plans = [json.loads((tmp_path / out / "metrics.json").read_text()) for out in ("packed", "single")]
     agree(losses_of(tmp_path / "packed"), losses_of(tmp_path / "single"), 1e-4)
     assert plans[0]["packs"] < plans[1]["packs"] == ALL_ROWS
+
+
+# --- rows of several lengths
+
+SEVERAL = {"row_lengths": [10, 16, 61], "max_sequence_length": 61}
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "task"),
+    [
+        ("tensorflow", "bert", "classification"),
+        ("pytorch", "bert", "token-classification"),
+        ("pytorch", "modernbert", "regression"),
+    ],
+)
+def test_rows_of_several_lengths_learn_what_rows_of_one_do(engine: str, name: str, task: str, tmp_path: Path) -> None:
+    """All sequences in each of twenty updates: the same losses."""
+    if engine == "tensorflow":
+        pytest.importorskip("tensorflow", exc_type=ImportError)
+    model, rows = write_model(tmp_path / "m", name), write_rows(tmp_path / "rows.jsonl", task, ALL_ROWS, 1)
+    listener = Listener()
+    for out, changes in (("one", {}), ("several", SEVERAL)):
+        run(task, rows, None, model, tmp_path / out, listener, finetune={**FULL_BATCH, "engine": engine, **changes})
+    assert re.search(r"an update is 13\.0 sequences on average: 1\.0 x .* 1\.0 x", listener.text)
+    agree(losses_of(tmp_path / "several"), losses_of(tmp_path / "one"), 1e-5, scale=1.0)
+
+
+def test_rows_of_several_lengths_are_taken_up_to_the_same_bits(files: Any, model: Path, tmp_path: Path) -> None:
+    """With dropout, and an evaluation in rows of several lengths, which is that of rows of one."""
+    rows, changes = files["multi-label"], {**SEVERAL, "engine": "pytorch", "batch_sequences": 9}
+    listener = Listener()
+    run("multi-label", *rows, model, tmp_path / "out", listener, finetune=changes)
+    assert "rows of 10 and 16 and 61" in listener.text
+    assert "of that of batches padded to their longest sequence" in listener.text
+    for update in (1, 4):
+        with pytest.raises(StoppedError):
+            run("multi-label", *rows, model, tmp_path / "stopped", StopAfter(update), finetune=changes)
+    run("multi-label", *rows, model, tmp_path / "stopped", finetune=changes)
+    for name in ("model.safetensors", "metrics.json", "predictions.jsonl"):
+        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+    predict(tmp_path / "out", str(rows[1]), str(tmp_path / "answers.jsonl"), PredictOptions(), {}, reporter=QUIET)
+    agree(lines_of(tmp_path / "answers.jsonl"), lines_of(tmp_path / "out" / "predictions.jsonl"), 1e-5, scale=1.0)
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.slow
+def test_two_processes_in_rows_of_several_lengths_killed_and_resumed(files: Any, model: Path, tmp_path: Path) -> None:
+    def command(out: str, *launcher: str) -> list[str]:
+        words = ["-m", "gaudi_bert", "finetune", "--task", "classification", "--row-lengths", "10,16,61", "--model", model]
+        words += ["--data", files["classification"][0], "--out", tmp_path / out, "--engine", "pytorch"]
+        values = {"batch_sequences": 12, "epochs": 8, "save_every_updates": 2, "log_every_updates": 1}
+        return [*launcher, *map(str, words), *(f"--set=finetune.{key}={value}" for key, value in values.items())]
+
+    def ended(words: list[str]) -> str:
+        done = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    killed = subprocess.Popen(
+        command("killed", *TORCHRUN), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT,
+        start_new_session=True,
+    )  # fmt: skip
+    while not (tmp_path / "killed" / "checkpoints" / "update-00000004.safetensors").exists() and killed.poll() is None:
+        time.sleep(0.005)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "killed" / "metrics.json").exists()
+    refused = subprocess.run(command("killed", sys.executable), capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert refused.returncode == 2
+    assert "continues with as many processes as it began with, not with 1; start as many" in refused.stderr
+    ended(command("killed", *TORCHRUN))
+    ended(command("undisturbed", *TORCHRUN))
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("killed", "undisturbed")]
+    assert models[0] == models[1]
+    ends = [lines_of(tmp_path / name / "metrics.jsonl") for name in ("killed", "undisturbed")]
+    identical(*([line["loss"] for line in lines] for lines in ends))
+    assert ends[1][-1]["sequences"] == 8 * 53
+
+
+def test_one_length_stays_where_several_gain_little(files: Any, model: Path, tmp_path: Path) -> None:
+    listener = Listener()
+    run(
+        "regression",
+        files["regression"][0],
+        None,
+        model,
+        tmp_path / "out",
+        listener,
+        finetune={"row_lengths": "auto"},
+        dry_run=True,
+    )
+    assert "rows of 64: estimated cost" in listener.text
 
 
 # --- what a run leaves, of a BERT and of other encoders
@@ -211,6 +313,9 @@ def test_what_a_model_stores_beside_its_parameters(name: str, changes_them: bool
         ("modernbert", "causal-language-modelling", {}, "model type 'modernbert': transformers has no class for causal"),
         ("roberta", "regression", {"engine": "tensorflow"}, "finetune.engine = tensorflow: TensorFlow runs BERT only here"),
         ("roberta", "regression", {"max_sequence_length": 65}, "max_sequence_length = 65: the model has 64 positions"),
+        ("roberta", "regression", {"row_lengths": [32, 65]}, "row_lengths = 65: the model has 64 positions; set it to no"),
+        ("roberta", "regression", {"row_lengths": [8, 16]}, "row_lengths: .* has .* tokens, the longest row 16; give it"),
+        ("roberta", "embedding", {"row_lengths": [8, 16]}, "row_lengths: is not for embedding with one loss of all rows"),
     ],
 )
 def test_what_is_refused(

@@ -244,6 +244,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
 
 
+@pytest.mark.slow
 def test_two_processes_killed_and_resumed_by_torchrun_leave_what_mpirun_leaves(files: Path, tmp_path: Path) -> None:
     def command(out: str, *launcher: str) -> list[str]:
         words = ["-m", "gaudi_bert", "train", "--data", files / "train" / "packed", "--model", files / "roberta"]

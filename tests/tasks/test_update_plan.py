@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, choose_shape, fill_packs, stratified_order
+from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, choose_shape, fill_packs
 
 
 def stream_of(rows: int, batch_rows: int, epochs: int, seed: int = 5, texts: int | None = None) -> RowStream:
@@ -80,22 +80,42 @@ def test_best_fit(updates: list[list[int]], depth: int) -> None:
     assert unlimited.tolist() == [best_fit(lengths, 23, 99) for lengths in updates]
 
 
-@pytest.mark.parametrize("rows", [1190, 1184, 3468])
-def test_updates_have_about_as_many_tokens(rows: int) -> None:
-    tokens = np.minimum(np.random.default_rng(5).lognormal(4.5, 0.6, rows).astype(np.int64) + 5, 256)
-    together = np.concatenate([stratified_order(tokens, 32, 7, epoch) for epoch in range(3)])
-    sums = tokens[together[: len(together) // 32 * 32].reshape(-1, 32)].sum(axis=1)
-    assert sums.max() <= 1.08 * sums.mean()
-    random = tokens[np.random.default_rng(5).permutation(rows)[: rows // 32 * 32].reshape(-1, 32)].sum(axis=1)
-    assert random.max() > 1.1 * random.mean()
+def stream_of_questions(rows: int, contexts: int, batch_rows: int, epochs: int) -> RowStream:
+    """Pairs of a question and a context, which several share."""
+    random = np.random.default_rng(5)
+    questions = np.clip(random.lognormal(2.6, 0.4, rows), 4, 60).astype(np.int64)
+    lengths = np.concatenate([questions, np.clip(random.lognormal(4.9, 0.5, contexts), 8, 256).astype(np.int64)])
+    members = np.stack([np.arange(rows), rows + random.integers(0, contexts, rows)], axis=1).ravel()
+    return RowStream(lengths, GroupedRows(members, np.arange(0, 2 * rows + 1, 2)), batch_rows, epochs, 7)
+
+
+@pytest.mark.parametrize(("rows", "contexts", "batch_rows"), [(1190, 240, 32), (1187, 240, 128), (3208, 3208, 32)])
+def test_updates_need_as_many_tokens_and_little_padding(rows: int, contexts: int, batch_rows: int) -> None:
+    stream = stream_of_questions(rows, contexts, batch_rows, 3)
+    complete = 3 * rows // batch_rows
+    sequences, starts = stream.distinct(0, complete)
+    tokens = np.add.reduceat(stream.lengths[sequences], starts[:-1])
+    assert tokens.max() <= 1.03 * tokens.mean()
+    within_one_epoch = tokens[: rows // batch_rows]
+    assert np.ptp(within_one_epoch) <= 2
+    shape = choose_shape(stream, most_packs=999, processes=1, hidden_size=384, longest=512)
+    assert tokens.sum() >= (0.94 if batch_rows == 32 else 0.98) * complete * shape.packs * shape.batch.length
+
+
+def test_as_many_equal_texts_meet_as_in_random_updates() -> None:
+    rows, contexts, batch_rows, epochs = 1280, 240, 128, 30
+    stream = stream_of_questions(rows, contexts, batch_rows, epochs)
+    sequences, _ = stream.distinct(0, stream.updates)
+    uses = np.bincount(stream.rows.members, minlength=len(stream.lengths))
+    expected = stream.updates * (1 - (1 - batch_rows / rows) ** uses).sum()
+    assert abs(len(sequences) - expected) <= 0.003 * expected
 
 
 def test_rows_meet_others_in_each_epoch() -> None:
-    tokens = np.arange(96) // 3 + 5
-    orders = [stratified_order(tokens, 8, 7, epoch) for epoch in range(8)]
-    met = {
-        frozenset(pair) for order in orders for update in order.reshape(-1, 8) for pair in itertools.combinations(update, 2)
-    }
-    neighbours = [frozenset((row, row + 1)) for row in range(95)]
-    assert sum(pair in met for pair in neighbours) > 9
-    assert orders[0].tolist() == stratified_order(tokens, 8, 7, 0).tolist() != orders[1].tolist()
+    stream = RowStream(np.arange(96) // 3 + 5, GroupedRows(np.arange(96), np.arange(97)), 8, 8, 7)
+    updates = stream.rows_of(0, stream.updates).reshape(-1, 8)
+    met = {frozenset(pair) for update in updates for pair in itertools.combinations(update.tolist(), 2)}
+    # A random order of 8 epochs lets 7/95 of all pairs meet in each.
+    assert 0.8 <= len(met) / (96 * 95 / 2) / (1 - (1 - 7 / 95) ** 8) <= 1.2
+    again = RowStream(stream.lengths, stream.rows, 8, 8, 7)
+    assert updates[60:].ravel().tolist() == again.rows_of(60, again.updates).tolist()

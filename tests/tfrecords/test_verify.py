@@ -348,7 +348,7 @@ def test_a_finished_folder_on_a_read_only_file_system_is_nothing_to_do(own_case:
         assert not verify(own_case.records, disk / "packed", reporter=QUIET, overwrite=True).skipped
 
 
-# --- nothing that metadata.json and the manifests say is believed: each figure is changed once, and found
+# --- nothing that metadata.json and the manifests state is believed; every key: tests/proof/test_lies.py
 
 
 @pytest.fixture(scope="module")
@@ -363,58 +363,27 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def moved(counts: list[int]) -> list[int]:
-    """The same number of sequences and of tokens, at other lengths."""
-    changed = list(counts)
-    first = next(index for index, count in enumerate(counts) if count and index >= 1 and index + 2 < len(counts))
-    second = next(index for index in range(first + 2, len(counts)) if counts[index])
-    for index, change in ((first, -1), (first + 1, 1), (second, -1), (second - 1, 1)):
-        changed[index] += change
-    return changed
-
-
-def more(value: int) -> int:
-    return value + 1
-
-
 METADATA, MANIFEST, SETTINGS = "metadata.json", "group-00001.json", "settings.json"
 
 
 @pytest.mark.parametrize(
     ("file", "key", "change", "reason"),
     [
-        *((METADATA, key, more, key) for key in ("packs", "sequences", "tokens", "padding_tokens", "gap")),
-        (METADATA, "efficiency", lambda value: value * 0.99, "efficiency"),
-        (METADATA, "packing_factor", lambda value: value * 1.01, "packing_factor"),
-        (METADATA, "shard_multiple", lambda value: 3, "shard_multiple"),
-        (METADATA, "histogram", moved, "histogram"),
-        (METADATA, "seed", more, r"settings\.json: seed: 12345 there, 12346 in metadata\.json"),
-        (METADATA, "algorithm", lambda value: "other", r"settings\.json: algorithm: .* there, .other. in metadata\.json"),
-        *(
-            (SETTINGS, "inputs", lambda value, sha=sha: {"plan_sha256": sha}, r"inputs\.plan_sha256 is .*, it must be 64")
-            for sha in (None, "none", "", 7, "0" * 63, [])
+        (
+            METADATA,
+            "efficiency",
+            lambda value: value * 0.99,
+            r"metadata\.json: efficiency: 0\.\d+ there, 0\.\d+ by the",
         ),
-        (SETTINGS, "inputs", lambda value: {}, r"settings\.json: inputs\.plan_sha256 is None, it must be 64"),
-        (SETTINGS, "settings", lambda value: {}, r"settings\.json: max_sequence_length: absent there"),
-        (METADATA, "vocabulary", lambda value: {**value, "size": 4}, "vocabulary"),
-        (METADATA, "vocabulary", lambda value: {**value, "sha256": "0" * 64}, "vocabulary"),
-        (METADATA, "input_files", more, "input_files"),
-        (METADATA, "groups", lambda value: [value[0], {**value[1], "manifest_crc32c": 5}], "manifest_crc32c: 5 there"),
+        (METADATA, "seed", lambda value: 12346, r"settings\.json: seed: 12345 there, 12346 in metadata\.json; write the"),
+        (METADATA, "groups", lambda value: [value[0], {**value[1], "manifest_crc32c": 5}], "manifest_crc32c: 5 there, "),
         (METADATA, "groups", lambda value: value[:1], r"packed-00001-00000\.tfrecord: is not in metadata"),
         (METADATA, "format_version", lambda value: 1, r"format_version 1, this version reads 2; write the folder again"),
         (MANIFEST, "inputs", lambda value: value[1:], r"group 1: 30 are doubled, changed or foreign: packed-00001-"),
-        (MANIFEST, "inputs", lambda value: [{**value[0], "crc32c": 7}, *value[1:]], "part-. has changed since it was"),
-        (MANIFEST, "inputs", lambda value: [{**value[0], "sequences": 30}, *value[1:]], "part-. has changed since it was"),
-        (MANIFEST, "index_crc32c", more, "index_crc32c"),
-        *((MANIFEST, key, more, f"{key}: ") for key in ("sequences", "packs", "tokens", "group")),
-        (MANIFEST, "counts", moved, r"counts\[\d+\]: "),
-        (MANIFEST, "counts", lambda value: value[:-1], r"counts: \["),
-        (MANIFEST, "shards", lambda value: value[:-1], r"shards: \["),
-        (MANIFEST, "plan_sha256", lambda value: "0" * 64, "plan_sha256: .0000"),
-        (MANIFEST, "format_version", more, "format_version 3, this version reads 2"),
+        (SETTINGS, "inputs", lambda value: {}, r"settings\.json: inputs\.plan_sha256 is None, it must be 64"),
     ],
 )
-def test_every_figure_is_checked(named: PackingCase, tmp_path: Path, file: str, key: str, change, reason: str) -> None:
+def test_the_reason_says_what_is_false(named: PackingCase, tmp_path: Path, file: str, key: str, change, reason: str) -> None:
     packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
     edit(packed / file, **{key: change(json.loads((packed / file).read_text())[key])})
     with pytest.raises((FailedError, InputError), match=reason):

@@ -19,6 +19,7 @@ import yaml
 pytest.importorskip("torch", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError, StoppedError
+from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.engines import choose
 from gaudi_bert.engines.choose import choose_engine
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
@@ -85,13 +86,18 @@ def test_each_engine_resumes_and_evaluates_what_the_other_left(packed, held_out,
                 agree(other[name], value, 1e-5, scale=1.0)
 
 
-def test_a_step_is_compiled_once(packed, held_out, tmp_path) -> None:
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_step_is_compiled_once(packed, held_out, tmp_path, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """50 updates with an evaluation between: one graph each, without a break, and none compiled twice."""
+    from torch._dynamo import reset
     from torch._dynamo.utils import counters
 
     if shutil.which("g++") is None:
         pytest.skip("torch.compile needs g++ on a CPU")
+    reset()
     counters.clear()
+    # `eager` makes the same graphs, and no code of them.
+    monkeypatch.setattr("gaudi_bert.engines.pytorch.engine._COMPILERS", {"cpu": compiler})
     changes = {"updates": 50, "evaluate_every_updates": 25, "log_every_updates": 50, "compile": True, "engine": "pytorch"}
     train(settings(**changes), packed, held_out, tmp_path / "train", reporter=QUIET)
     # One graph of training and one of evaluation, and no more for 48 updates and a second evaluation.
@@ -205,7 +211,8 @@ def checkpoint_bytes(out: Path) -> bytes:
 
 def test_two_processes_are_one_big_batch(records, by_two, tmp_path) -> None:
     """Without dropout they would be the same to rounding; with it each process draws its own masks."""
-    finished([sys.executable, *train_command(records, tmp_path / "train")])
+    alone = pipeline_from_mapping({"model": data.MODEL, "training": {**SHORT, "engine": "pytorch"}}, "a test")
+    train(alone, records / "train", records / "evaluation", tmp_path / "train", reporter=QUIET)
     one, two = (read_checkpoint(find_checkpoint(out)) for out in (tmp_path / "train", by_two))
     for name, value in one.variables.items():
         agree(two.variables[name], value, 0.02, scale=1.0)
@@ -225,6 +232,7 @@ def test_two_processes_that_were_killed_end_with_the_same_bits(records, by_two, 
     assert checkpoint_bytes(out) == checkpoint_bytes(by_two)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="MPI MISSING: install Open MPI to test mpirun")
 def test_mpirun_leaves_what_torchrun_leaves_and_evaluates(records, by_two, tmp_path) -> None:
     mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]

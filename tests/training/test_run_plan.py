@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.training.loop import learning_rate_at
-from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.run_plan import RowBatches, RunPlan
 from tests.builders.agree import agree
 from tests.oracles import training as naive
 
@@ -117,6 +118,30 @@ def test_never_zero_and_as_near_as_whole_micro_batches_allow(sequences, packs, f
     assert made.accumulation_steps >= 1
     one = packs * factor * processes
     assert made.accumulation_steps == 1 or abs(made.sequences_per_update - sequences) <= one / 2 * (1 + 1e-9)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 60)), min_size=1, max_size=3),
+    share=st.floats(0, 1),
+    processes=st.integers(1, 4),
+)
+def test_every_micro_batch_of_every_length_is_in_one_update(rows, share, processes) -> None:
+    """Each once and in its order; the most frequent in every update, the first update with the most of each."""
+    several = tuple(RowBatches(64 << number, *row) for number, row in enumerate(rows))
+    most = max(range(len(rows)), key=lambda which: rows[which][1])
+    settings = TrainingSettings(updates=max(1, round(share * rows[most][1])))
+    made = replace(plan(settings, 2.0, processes), rows=several)
+    updates = [made.micro_batches_of(update) for update in range(1, settings.updates + 1)]
+    for which, (_, count) in enumerate(rows):
+        assert [number for update in updates for each, number in update if each == which] == list(range(count))
+        of_each = [sum(each == which for each, _ in update) for update in updates]
+        assert max(of_each) == of_each[0] <= min(of_each) + 1
+    assert all(update[0][0] == most for update in updates)
+    assert made.accumulation_steps == len(updates[0])
+    packs = [sum(rows[which][0] for which, _ in update) * processes for update in updates]
+    assert [made.packs_after(update) for update in range(settings.updates + 1)] == [0, *np.cumsum(packs).tolist()]
+    agree(made.sequences_per_update, 2.0 * np.mean(packs))
+    assert "packs of" in made.batch_lines()[0] or max(packs for packs, _ in rows) == 1
 
 
 def test_a_batch_larger_than_the_data_is_said_with_the_remedy() -> None:

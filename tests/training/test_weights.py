@@ -21,8 +21,8 @@ from gaudi_bert.engines.protocol import Model
 from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
 from gaudi_bert.engines.tensorflow.stored_models import write_google_checkpoint
 from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.model.sequences import join_sequences
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows

@@ -10,14 +10,18 @@ D head size, H = N * D, V vocabulary.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig, layer_scope
 from gaudi_bert.pytorch.pooling import widen
 
@@ -26,7 +30,11 @@ from gaudi_bert.pytorch.pooling import widen
 _FORBIDDEN_SCORE = -10000.0
 
 _Parameters = Mapping[str, Tensor]
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+"""Query, key, value, bias and the rate of dropout to the context of every query, [B, N, P, D]."""
 _DROPOUT_STEPS = 1 << 16
+_LEAST_WORK = 1 << 22  # of two matrices, in multiplications: below it, what a call of oneDNN costs is most of its time
+_EAGER = (Tensor, torch.nn.Parameter)  # not those of a trace, which have no numbers
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": lambda inputs: functional.gelu(inputs, approximate="tanh"),
@@ -34,16 +42,117 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class _OneDnnProduct(torch.autograd.Function):
+    """`left @ right + bias` in float32 on a CPU, by oneDNN.
+
+    What PyTorch calls by itself is MKL, which for other processors than Intel's leaves the wide registers unused: oneDNN is
+    twice as fast on an AMD processor with AVX-512, and as fast with AVX2.
+    """
+
+    @staticmethod
+    def forward(context: Any, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+        """Of matrices, or, without a bias, of each pair of them."""
+        context.save_for_backward(left, right)
+        return _by_onednn(left, right, bias)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients that are needed."""
+        (gradient,), (left, right), needs = gradients, context.saved_tensors, context.needs_input_grad
+        return (
+            _by_onednn(gradient, right.transpose(-1, -2)) if needs[0] else None,
+            _by_onednn(left.transpose(-1, -2), gradient) if needs[1] else None,
+            gradient.sum(0) if needs[2] else None,
+        )
+
+
+def _by_onednn(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    if left.dim() == 2:
+        # A gradient that is one number in every position has no axis to go along, which oneDNN is very slow at.
+        left, right = (matrix if 1 in matrix.stride() else matrix.contiguous() for matrix in (left, right))
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(left, right.t(), bias, "none", [], "")  # noqa: SLF001
+        return product
+    pairs = zip(left.flatten(0, -3), right.flatten(0, -3), strict=True)
+    return torch.stack([_by_onednn(*pair) for pair in pairs]).unflatten(0, left.shape[:-2])
+
+
+def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`left @ right + bias`: of matrices, or, without a bias, of each pair of them."""
+    work = left.shape[-2] * left.shape[-1] * right.shape[-1]
+    eager = type(left) in _EAGER and type(right) in _EAGER and not torch.compiler.is_compiling()
+    wide = left.dtype == right.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    if eager and wide and left.device.type == "cpu" and work >= _LEAST_WORK and torch.backends.mkldnn.is_available():
+        return _OneDnnProduct.apply(left, right, bias)
+    return torch.matmul(left, right) if bias is None else torch.addmm(bias, left, right)
+
+
+def dropout(inputs: Tensor, rate: float) -> Tensor:
+    """Zero a share `rate` of `inputs` and scale the rest up, by the random numbers that follow the seed of the pass.
+
+    On a CPU random numbers are most of what dropout costs: 16 bits of a 64-bit word serve each element, and the share is
+    rounded to 1 / 65,536. A compiler, a trace of shapes without numbers, and another device draw as they do best.
+    """
+    if inputs.device.type != "cpu" or torch.compiler.is_compiling() or type(inputs) not in _EAGER:
+        return functional.dropout(inputs, rate)
+    dropped = max(1, round(rate * _DROPOUT_STEPS))
+    words = torch.empty((inputs.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
+    stays = words.view(torch.int16)[: inputs.numel()].reshape(inputs.shape) >= dropped - _DROPOUT_STEPS // 2
+    return inputs * stays.to(inputs.dtype).mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - dropped))
+
+
+def plain_attention(
+    query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
+) -> Tensor:
+    """The context of every query, [B, N, P, D], by products and a softmax."""
+    scores_BNPL = product(query_BNPD * (1.0 / math.sqrt(query_BNPD.shape[-1])), key_BNLD.transpose(-1, -2))
+    shares_BNPL = torch.softmax(widen(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
+    if dropout_rate > 0:
+        shares_BNPL = dropout(shares_BNPL, dropout_rate)
+    return product(shares_BNPL, value_BNLD)
+
+
+def fused_attention(
+    query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
+) -> Tensor:
+    """The same by one operation, which keeps no [P, L] matrix where the device has a kernel that takes the bias."""
+    bias = bias_B1PL.to(query_BNPD.dtype)
+    return functional.scaled_dot_product_attention(query_BNPD, key_BNLD, value_BNLD, bias, dropout_rate)
+
+
+def gaudi_attention() -> Attention:
+    """The same by the kernel of Gaudi's vendor.
+
+    Raises:
+        InputError: its software here has no such kernel.
+    """
+    try:
+        kernel = importlib.import_module("habana_frameworks.torch.hpex.kernels").FusedSDPA
+    except (ImportError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"gaudi_fused_attention = true: no FusedSDPA here ({reason}); set it to false") from error
+
+    def attention(
+        query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
+    ) -> Tensor:
+        context_BNPD: Tensor = kernel.apply(
+            query_BNPD, key_BNLD, value_BNLD, bias_B1PL.to(query_BNPD.dtype), dropout_rate, False
+        )
+        return context_BNPD
+
+    return attention
+
+
 @dataclass(frozen=True)
 class Network:
-    """What every layer is given: the sizes, the variables, whether dropout is on, as in a pass of training, and whether
-    attention is one operation.
+    """What every layer is given: the sizes, the variables, whether dropout is on, as in a pass of training, the form of
+    attention, and whether a layer is computed once more for the backward pass, which then needs only its input.
     """
 
     config: BertConfig
     parameters: _Parameters
     training: bool = False
-    fuses: bool = False
+    attention: Attention = plain_attention
+    recomputes: bool = False
 
     def drop(self, inputs: Tensor) -> Tensor:
         """Dropout of hidden states."""
@@ -52,7 +161,7 @@ class Network:
 
     def dense(self, inputs: Tensor, scope: str) -> Tensor:
         """`inputs @ kernel + bias`; `inputs` are [rows, I]."""
-        return torch.addmm(self.parameters[f"{scope}/bias"], inputs, self.parameters[f"{scope}/kernel"])
+        return product(inputs, self.parameters[f"{scope}/kernel"], self.parameters[f"{scope}/bias"])
 
     def layer_norm(self, inputs: Tensor, scope: str) -> Tensor:
         """Layer norm over the last axis, computed wide, in the type of `inputs`."""
@@ -63,20 +172,6 @@ class Network:
     def activate(self, inputs: Tensor) -> Tensor:
         """The activation of `config.json`."""
         return _ACTIVATIONS[self.config.hidden_act](inputs)
-
-
-def dropout(inputs: Tensor, rate: float) -> Tensor:
-    """Zero a share `rate` of `inputs` and scale the rest up, by the random numbers that follow the seed of the pass.
-
-    On a CPU random numbers are most of what dropout costs: 16 bits of a 64-bit word serve each element, and the share is
-    rounded to 1 / 65,536. A compiler, or another device, draws as it does best.
-    """
-    if inputs.device.type != "cpu" or torch.compiler.is_compiling():
-        return functional.dropout(inputs, rate)
-    dropped = max(1, round(rate * _DROPOUT_STEPS))
-    words = torch.empty((inputs.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
-    stays = words.view(torch.int16)[: inputs.numel()].reshape(inputs.shape) >= dropped - _DROPOUT_STEPS // 2
-    return inputs * stays.to(inputs.dtype).mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - dropped))
 
 
 def _wide_product(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
@@ -118,7 +213,11 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
             query_RH = pick_tokens(hidden_TH, positions_BP, length)
             bias_RL = pick_tokens(bias_B1LL.reshape(packs * length, length), positions_BP, length)
             bias_B1PL = bias_RL.reshape(packs, 1, -1, length)
-        hidden_TH = _encoder_layer(network, layer_scope(layer), query_RH, hidden_TH, bias_B1PL)
+        inputs = (network, layer_scope(layer), query_RH, hidden_TH, bias_B1PL)
+        if network.recomputes:  # with the random numbers of the first time
+            hidden_TH = checkpoint(_encoder_layer, *inputs, use_reentrant=False)
+        else:
+            hidden_TH = _encoder_layer(*inputs)
     if positions_BP is not None and not reads_few:
         return pick_tokens(hidden_TH, positions_BP, length)
     return hidden_TH
@@ -152,7 +251,7 @@ def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: T
         """Of each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
         kernel_HO = torch.cat([network.parameters[f"{scope}/{part}/kernel"] for part in parts], dim=1)
         bias_O = torch.cat([_bias(network.parameters[f"{scope}/{part}/bias"], part) for part in parts])
-        fused = torch.addmm(bias_O, inputs, kernel_HO)
+        fused = product(inputs, kernel_HO, bias_O)
         return fused.reshape(packs, positions, len(parts), heads, size).permute(2, 0, 3, 1, 4).unbind(0)
 
     if query_RH is hidden_TH:
@@ -161,28 +260,8 @@ def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: T
         (query_BNPD,) = project(query_RH, queries, ("query",))
         key_BNLD, value_BNLD = project(hidden_TH, length, ("key", "value"))
     rate = config.attention_probs_dropout_prob if network.training else 0.0
-    attention = fused_attention if network.fuses else plain_attention
-    context_BNPD = attention(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, rate)
+    context_BNPD = network.attention(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, rate)
     return context_BNPD.transpose(1, 2).reshape(packs * queries, heads * size)
-
-
-def plain_attention(
-    query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
-) -> Tensor:
-    """The context of every query, [B, N, P, D], by products and a softmax."""
-    scores_BNPL = torch.matmul(query_BNPD * (1.0 / math.sqrt(query_BNPD.shape[-1])), key_BNLD.transpose(-1, -2))
-    shares_BNPL = torch.softmax(widen(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
-    if dropout_rate > 0:
-        shares_BNPL = dropout(shares_BNPL, dropout_rate)
-    return torch.matmul(shares_BNPL, value_BNLD)
-
-
-def fused_attention(
-    query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
-) -> Tensor:
-    """The same by one operation, which keeps no [P, L] matrix where the device has a kernel that takes the bias."""
-    bias = bias_B1PL.to(query_BNPD.dtype)
-    return functional.scaled_dot_product_attention(query_BNPD, key_BNLD, value_BNLD, bias, dropout_rate)
 
 
 def _bias(bias_H: Tensor, part: str) -> Tensor:
@@ -206,7 +285,7 @@ def word_scores(network: Network, picked_PH: Tensor) -> Tensor:
     scope = "cls/predictions/transform"
     changed_PH = network.layer_norm(network.activate(network.dense(picked_PH, f"{scope}/dense")), f"{scope}/LayerNorm")
     words_HV = network.parameters["bert/embeddings/word_embeddings"].t()
-    return widen(torch.matmul(changed_PH, words_HV)) + network.parameters["cls/predictions/output_bias"]
+    return widen(product(changed_PH, words_HV)) + network.parameters["cls/predictions/output_bias"]
 
 
 def next_sentence_scores(network: Network, pooled_PH: Tensor) -> Tensor:

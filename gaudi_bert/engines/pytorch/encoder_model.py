@@ -81,9 +81,20 @@ class _TorchEncoder(TorchModel):
         for path, inner in self.module.named_modules():
             if "Norm" in type(inner).__name__:
                 self._undecayed |= {f"{path}.{name}" for name, _ in inner.named_parameters(recurse=False)}
+        if self.recomputes:
+            self._recompute_layers()
         self._compute: Callable[[Tensors], Tensor] = self._outputs
         if compiler is not None:
             self._compute = torch.compile(self._outputs, backend=compiler, dynamic=False, fullgraph=True)
+
+    def _recompute_layers(self) -> None:
+        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # of transformers of today, and before
+        enable = next(getattr(self.module, name) for name in names if hasattr(self.module, name))
+        try:
+            enable({"use_reentrant": False})
+        except ValueError as error:
+            kind = type(self.module).__name__
+            raise InputError(f"recompute = true: {kind} cannot compute its layers twice; set it to false") from error
 
     def buffers(self) -> dict[str, Tensor]:
         """What the module stores beside its parameters: statistics of its layers, for one."""

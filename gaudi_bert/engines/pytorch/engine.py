@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,23 +92,46 @@ def _kind_of(settings: LoopSettings) -> DeviceKind:
 def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
     """Open the device of `settings`, after the processes are connected; `threads` are those of a CPU's operations."""
     kind = _kind_of(settings)
-    compiles = settings.compile if settings.compile is not None else kind == "hpu"
+    device = partial(
+        Device,
+        kind,
+        compute_dtype=settings.precision,
+        compiles=settings.compile if settings.compile is not None else kind == "hpu",
+        recomputes=settings.recompute,
+        fuses_attention=settings.gaudi_fused_attention,
+    )
     if kind == "cpu":
         if threads is not None:
             torch.set_num_threads(threads)
         _keep_freed_memory()
-        description = f"CPU, {torch.get_num_threads()} threads"
-        return Device("cpu", "cpu", settings.precision, description, compiles)
+        return device("cpu", description=f"CPU, {torch.get_num_threads()} threads")
     if kind == "cuda":
+        notes = _make_deterministic(settings)
         card = distributed.local_rank()
         torch.cuda.set_device(card)
-        description = f"GPU {card}, {torch.cuda.get_device_name(card)}"
-        return Device("cuda", f"cuda:{card}", settings.precision, description, compiles)
-    notes = environment_notes()
+        return device(f"cuda:{card}", description=f"GPU {card}, {torch.cuda.get_device_name(card)}", notes=notes)
+    notes = (*environment_notes(), f"{_MAY_DIFFER}: the vendor of Gaudi does not promise the same bits twice")
     if gaudi is not None and gaudi.model_fields_set:
         names = ", ".join(f"gaudi.{name}" for name in sorted(gaudi.model_fields_set))
         notes += (f"note: {names}: for TensorFlow only; set the vendor's PT_HPU_ variables in the environment instead",)
-    return Device("hpu", "hpu", settings.precision, "Gaudi card, PyTorch", compiles, notes)
+    return device("hpu", description="Gaudi card, PyTorch", notes=notes)
+
+
+_MAY_DIFFER = "note: a resumed run may differ in rounding"
+
+
+def _make_deterministic(settings: LoopSettings) -> tuple[str, ...]:
+    """Have a GPU compute the same bits from the same numbers; call it before anything is on the GPU.
+
+    An operation that has no such kernel is then refused (`updates.py`). Attention is by kernels whose backward pass adds up
+    in a fixed order, as PyTorch chooses them in this mode.
+    """
+    torch.use_deterministic_algorithms(settings.deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # what is not written is not read here
+    if not settings.deterministic:
+        return (f"{_MAY_DIFFER}: {settings.section_name}.deterministic = false",)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it starts
+    return ()
 
 
 # Of glibc's malloc.h.

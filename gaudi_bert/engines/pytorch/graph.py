@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import flop_registry
 
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.graph_report import GraphProblem, GraphReport, PassMemory, TensorLives
@@ -26,7 +27,6 @@ from gaudi_bert.model.features import BatchSizes, packed_shapes
 # Memory is measured at these numbers of packs, and is of the form c + d * B between them and beyond.
 _FEW_PACKS, _MANY_PACKS = 4, 6
 _DATA_DEPENDENT = ("nonzero", "unique", "masked_select", "_local_scalar_dense", "item", "repeat_interleave", "bincount")
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _VIEWS = (
     *("view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "select"),
     *("unbind", "split", "split_with_sizes", "detach", "alias", "getitem"),
@@ -63,7 +63,8 @@ def trace_pass(config: BertConfig, settings: TrainingSettings, sizes: BatchSizes
     def forward_and_backward(parameters: dict[str, Any], batch: dict[str, Any]) -> Any:
         leaves = {name: value.requires_grad_() for name, value in parameters.items()}
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocasts):
-            outputs = pretraining_outputs(Network(config, leaves, training=True), batch)
+            network = Network(config, leaves, training=True, recomputes=settings.recompute)
+            outputs = pretraining_outputs(network, batch)
         sums = pretraining_sums(*outputs, batch, settings.loss)
         sums = sums * 1.0  # the operation at which the forward pass ends
         gradients = torch.autograd.grad(sums[0] + sums[2], list(leaves.values()), allow_unused=True)
@@ -99,12 +100,13 @@ def _problems(node: torch.fx.Node) -> Iterator[GraphProblem]:
 
 
 def matrix_flops(graph: torch.fx.GraphModule) -> int:
-    """Floating-point operations of all matrix products: 2 * (elements of the product) * (length of the sums)."""
+    """Floating-point operations of all matrix products, attention by one operation among them."""
     total = 0
     for node in graph.graph.nodes:
-        if node.op == "call_function" and _kind(node) in _PRODUCTS:
-            left = node.args[1] if _kind(node) in ("addmm", "baddbmm") else node.args[0]
-            total += 2 * math.prod(node.meta["val"].shape) * left.meta["val"].shape[-1]
+        formula = flop_registry.get(getattr(torch.ops.aten, _kind(node).replace("_for_cpu", ""), None))
+        if formula is not None:
+            arguments, options = torch.fx.node.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
+            total += formula(*arguments, **options, out_val=node.meta["val"])
     return total
 
 

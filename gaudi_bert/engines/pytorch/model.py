@@ -17,7 +17,17 @@ from torch import Tensor
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial, check_weights
-from gaudi_bert.engines.pytorch.bert import Network, encode_packs, next_sentence_scores, pool, word_scores
+from gaudi_bert.engines.pytorch.bert import (
+    Attention,
+    Network,
+    encode_packs,
+    fused_attention,
+    gaudi_attention,
+    next_sentence_scores,
+    plain_attention,
+    pool,
+    word_scores,
+)
 from gaudi_bert.engines.pytorch.losses import pretraining_sums, task_sums
 from gaudi_bert.model.config import BertConfig, initial_value, is_decayed
 from gaudi_bert.model.features import check_batch, check_logits
@@ -35,6 +45,7 @@ class TorchModel(ABC):
         self.spec = spec
         self.device = torch.device(device.name if device is not None else "cpu")
         self.compute_dtype = compute_dtype or (device.compute_dtype if device is not None else "float32")
+        self.recomputes = device is not None and device.recomputes
         self.parameters_by_name: dict[str, torch.nn.Parameter] = {}
         self.graphs_built = 0
         self._shapes_seen: set[tuple[Any, ...]] = set()
@@ -166,6 +177,9 @@ class TorchBert(TorchModel):
         for name, variable in variables_of(self.config, spec.head).items():
             value = torch.from_numpy(initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
+        self._attention: Attention = fused_attention
+        if self.device.type == "hpu":
+            self._attention = gaudi_attention() if device is not None and device.fuses_attention else plain_attention
         self._compute: Callable[..., Any] = self._heads
         if compiler is not None:
             self._compute = torch.compile(self._heads, backend=compiler, dynamic=False, fullgraph=True)
@@ -218,10 +232,12 @@ class TorchBert(TorchModel):
     def _network(self, parameters: Tensors, training: bool = False) -> Network:
         """Attention is one operation on a GPU, and on a CPU where nothing is dropped: with its dropout it is slower there.
 
-        On Gaudi it stays in products, whose types autocast's lists decide.
+        On Gaudi it stays in products, whose types autocast's lists decide, unless the vendor's kernel is asked for: what
+        PyTorch's operation is computed by there is not documented.
         """
         drops = training and self.config.attention_probs_dropout_prob > 0
-        return Network(self.config, parameters, training, {"cuda": True, "cpu": not drops}.get(self.device.type, False))
+        attention = plain_attention if self.device.type == "cpu" and drops else self._attention
+        return Network(self.config, parameters, training, attention, training and self.recomputes)
 
     def _heads(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
         """From features to what the head gives; one graph for a set of shapes."""

@@ -5,12 +5,14 @@ Letters: M micro-batches, K sums of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, Coupling, UpdateScalars
 from gaudi_bert.engines.pytorch.distributed import GradientSums, TorchCommunicator
@@ -29,14 +31,27 @@ class _TorchSums:
         return to_numpy(self._tensor)
 
 
+@contextmanager
+def _same_bits(section: str) -> Iterator[None]:
+    """Where only deterministic kernels may run, and an operation has none, say which setting it is."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "use_deterministic_algorithms" not in str(error):
+            raise
+        reason = " ".join(str(error).split(", but you set")[0].split())
+        raise InputError(f"{section}.deterministic = true: {reason}; set it to false") from error
+
+
 class TorchUpdates:
-    """Runs updates of one model with one optimizer, each of `accumulation_steps` micro-batches on this process."""
+    """Runs updates of one model with one optimizer, each of at most `accumulation_steps` micro-batches on this process."""
 
     def __init__(
         self, model: TorchModel, settings: LoopSettings, communicator: Communicator, accumulation_steps: int
     ) -> None:
+        del accumulation_steps  # any number is one loop here
         self._model, self._settings, self._communicator = model, settings, communicator
-        self._accumulation_steps = accumulation_steps
+        self._lengths: set[int] = set()
         self._optimizer = Optimizer(model.parameters_by_name, settings, model.is_decayed)
         self._gradient_sums = None
         if isinstance(communicator, TorchCommunicator):
@@ -53,10 +68,11 @@ class TorchUpdates:
     ) -> _TorchSums:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         model, communicator = self._model, self._communicator
-        if coupling is None:
-            sums = self._backward(micro_batches, seeds_M2, factors_M2, update)
-        else:
-            sums = self._coupled_backward(micro_batches, seeds_M2, coupling, update)
+        with _same_bits(self._settings.section_name):
+            if coupling is None:
+                sums = self._backward(micro_batches, seeds_M2, factors_M2, update)
+            else:
+                sums = self._coupled_backward(micro_batches, seeds_M2, coupling, update)
         with torch.no_grad():
             if self._gradient_sums is not None:
                 if model.device.type != "cpu":
@@ -84,7 +100,7 @@ class TorchUpdates:
         factors = torch.tensor(factors_M2, dtype=torch.float32, device=model.device)
         sums = torch.zeros(model.spec.head.sums, device=model.device)
         for number, batch in enumerate(ahead_on_device(map(model.checked, micro_batches), model.device)):
-            self._note(number, update)
+            self._note(number, update, batch)
             loss, batch_sums = model.loss(batch, seeds_M2[number], factors[number])
             if self._gradient_sums is not None and number == len(micro_batches) - 1:
                 self._gradient_sums.begin()
@@ -99,21 +115,24 @@ class TorchUpdates:
         model, batches, last = self._model, [self._model.tensors(batch) for batch in micro_batches], len(micro_batches) - 1
         outputs = []
         for number, batch in enumerate(batches):
-            self._note(number, update)
+            self._note(number, update, batch)
             with torch.set_grad_enabled(number == last):
                 outputs.append(widen(model.training_outputs(batch, seeds_M2[number])))
         sums, gradients = coupling([to_numpy(each) for each in outputs])
         for number in (sequence := (last, *range(last))):
-            self._note(number, update)
+            self._note(number, update, batches[number])
             output = outputs[last] if number == last else widen(model.training_outputs(batches[number], seeds_M2[number]))
             if self._gradient_sums is not None and number == sequence[-1]:
                 self._gradient_sums.begin()
             output.backward(torch.as_tensor(gradients[number], dtype=output.dtype, device=output.device))
         return torch.as_tensor(sums, dtype=torch.float32, device=model.device)
 
-    def _note(self, number: int, update: int) -> None:
+    def _note(self, number: int, update: int, batch: Mapping[str, Tensor]) -> None:
+        length = batch["input_ids"].shape[1]
         if number:
-            self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=self._model.graphs_built < 2)
+            slow = self._model.graphs_built < 2 or length not in self._lengths
+            self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=slow)
+        self._lengths.add(length)
 
     def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
         """A copy of the first and second moments, by variable."""

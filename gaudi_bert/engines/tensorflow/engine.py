@@ -21,6 +21,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import GaudiSettings, LoopSettings
 from gaudi_bert.config.values import EngineName, Precision
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec
+from gaudi_bert.engines.tensorflow.graph import refuse_recompute
 from gaudi_bert.engines.tensorflow.graph import report_on_step as report_on_step
 from gaudi_bert.engines.tensorflow.horovod import connect as connect
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
@@ -51,6 +52,7 @@ def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, thre
     "auto" takes a Gaudi card if its software and a card are there, else the CPU; `threads` are those of one operation.
     """
     section, kind = settings.section_name, settings.device
+    refuse_recompute(settings)
     if kind == "cuda":
         raise InputError(f"{section}.device = cuda: TensorFlow runs on a CPU or on Gaudi here; set {section}.engine=pytorch")
     if kind != "cpu":

@@ -11,7 +11,8 @@ from typing import Literal
 
 import tensorflow as tf
 
-from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 from gaudi_bert.engines.graph_report import GraphProblem, GraphReport, PassMemory, TensorLives
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
@@ -25,6 +26,13 @@ from gaudi_bert.model.heads import PretrainingHead
 FEW_PACKS, MANY_PACKS = 64, 66
 
 
+def refuse_recompute(settings: LoopSettings) -> None:
+    """Only the other engine computes layers twice."""
+    if settings.recompute:
+        section = settings.section_name
+        raise InputError(f"{section}.recompute = true: PyTorch only; set {section}.engine = pytorch, or set it to false")
+
+
 def report_on_step(
     config: BertConfig,
     settings: TrainingSettings,
@@ -33,6 +41,7 @@ def report_on_step(
     communication_MB: int,
 ) -> GraphReport:
     """Trace the step, check it, and say what it costs."""
+    refuse_recompute(settings)
     step, batch = abstract_step(config, settings, sizes, accumulation_steps, "float32")
     graphs = step.trace(batch)
     few, many = (_memory(config, settings, sizes._replace(packs=packs)) for packs in (FEW_PACKS, MANY_PACKS))

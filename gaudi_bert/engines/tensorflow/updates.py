@@ -30,7 +30,7 @@ SUMS_NAME = "loss_sums"
 
 
 class TensorFlowUpdates:
-    """Runs updates of one model with one optimizer, each of `accumulation_steps` micro-batches on this process."""
+    """Runs updates of one model with one optimizer, each of at most `accumulation_steps` micro-batches on this process."""
 
     def __init__(
         self, model: TensorFlowModel, settings: LoopSettings, communicator: Communicator, accumulation_steps: int
@@ -44,6 +44,7 @@ class TensorFlowUpdates:
         if not self._is_single_graph:
             self._accumulated = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self._variables]
         self._passes: list[tf.Graph] = []
+        self._lengths: set[int] = set()
         self._single_update = as_graph(self._trace_update)
         self._first = as_graph(self._trace_first)
         self._next = as_graph(self._trace_next)
@@ -73,10 +74,12 @@ class TensorFlowUpdates:
         if coupling is not None:
             return self._coupled_update([(batch, seed) for batch, seed, _ in inputs], tensors, update, coupling)
         if self._is_single_graph:
-            return self._single_update(*inputs[0], tensors)
+            (only,) = inputs
+            return self._single_update(*only, tensors)
+        self._note(0, update, inputs[0][0])
         sums = self._first(*inputs[0])
         for number, each in enumerate(inputs[1:], start=1):
-            self._note(number, update)
+            self._note(number, update, each[0])
             sums = self._next(*each, sums)
         if self._communicator.size > 1:
             sums.numpy()  # a device may still be at it
@@ -93,14 +96,14 @@ class TensorFlowUpdates:
         """Do one update of one loss of all micro-batches; the last is computed once, the others twice."""
         last, outputs = len(inputs) - 1, []
         for number, each in enumerate(inputs[:-1]):
-            self._note(number, update)
+            self._note(number, update, each[0])
             outputs.append(self._outputs(*each).numpy())
-        self._note(last, update)
+        self._note(last, update, inputs[last][0])
         output, tape = self._taped(*inputs[last])
         sums, gradients = coupling([*outputs, output.numpy()])
         totals = self._gradients_by(output, tape, gradients[last])
         for number, each in enumerate(inputs[:-1]):
-            self._note(number, update)
+            self._note(number, update, each[0])
             added = self._gradients_by(*self._taped(*each), gradients[number])
             totals = [total + gradient for total, gradient in zip(totals, added, strict=True)]
         self._communicator.arrive()
@@ -117,9 +120,12 @@ class TensorFlowUpdates:
         found = tape.gradient(output, self._variables, output_gradients=given, unconnected_gradients=none)
         return [tf.convert_to_tensor(each) for each in found]
 
-    def _note(self, number: int, update: int) -> None:
+    def _note(self, number: int, update: int, batch: Mapping[str, tf.Tensor]) -> None:
+        length = batch["input_ids"].shape[1]
         if number:
-            self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=self.graphs_built < 2)
+            slow = self.graphs_built < 2 or length not in self._lengths
+            self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=slow)
+        self._lengths.add(length)
 
     def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
         """A copy of the first and second moments, by variable."""

@@ -26,8 +26,7 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, Int32Array, IntArray
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.certificate import LONGEST_EXACT
-from gaudi_bert.packing.exact.bounded_pricer import BoundedPricer
-from gaudi_bert.packing.exact.table_pricer import TablePricer
+from gaudi_bert.packing.exact.pricers import BoundedPricer, TablePricer
 from gaudi_bert.packing.heuristics import OpenPacks, pack_longest_first
 from gaudi_bert.packing.long_packs import MANY_LENGTHS
 from gaudi_bert.packing.mixture import Strategy, Work

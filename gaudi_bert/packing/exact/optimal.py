@@ -22,9 +22,9 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import Certificate, simple_certificate, threshold_certificate
-from gaudi_bert.packing.exact.bounded_pricer import can_be_bounded, deepest_pack
 from gaudi_bert.packing.exact.bounds import certify, prove
 from gaudi_bert.packing.exact.linear_program import MOST_CLOSED, LinearProgram, needs_grid
+from gaudi_bert.packing.exact.pricers import can_be_bounded, deepest_pack
 from gaudi_bert.packing.exact.whole_packs import WHOLE, DiveSettings, dive
 from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
 from gaudi_bert.packing.long_packs import (

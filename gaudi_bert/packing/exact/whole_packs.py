@@ -4,7 +4,7 @@ The integer part of every usage is fixed. What remains is a few hundred sequence
 basis, is still optimal; from there some of the largest fractions are fixed to one more pack and the program is solved again
 with what remains to cover (diving, as in Sadykov et al. 2019). While fixed packs plus the rest's objective stay within the
 target, the known strategies are enough; when they do not, column generation supplies strategies for the rest. After every
-step the rest is searched exhaustively, within a limit of nodes, for packs that meet the target (`last_packs`). A step that
+step the rest is searched exhaustively, within a limit of nodes, for packs that meet the target (`search_packs`). A step that
 loses the target is taken back; where no other is left, so is the one before it.
 """
 
@@ -16,9 +16,213 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray, philox
-from gaudi_bert.packing.exact.last_packs import Searched, search_packs
+from gaudi_bert.common.compiled import borrowing_kernel, inner_kernel
 from gaudi_bert.packing.exact.linear_program import LinearProgram, generate_columns
-from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, packs_of
+from gaudi_bert.packing.mixture import Mixture, Strategy, Work, add_packs, packs_of
+
+# --- the last few packs by exhaustive search: do these sequences fit into that many packs?
+#
+# Diving loses its slack in the last handful of packs, where fractions of packs no longer guide. There the question is
+# small enough to be searched. The prices of the linear program prune: every pack is worth at most 1, so what the packs fall
+# short of 1 together may not exceed (packs - worth of all sequences). Each pack starts with the longest sequence that
+# remains and is filled in order of falling length; a branch dies when even the best completion of the pack leaves too little
+# worth. (Branch and bound on the dual prices, as Belov and Scheithauer 2006 use them; equal sequences are one type, so no
+# two branches are alike.)
+
+ROUNDING = 1e-9
+
+MOST_TABLE_OPERATIONS = 1e9
+"""A rest with more lengths than this allows is too large to be searched with success."""
+
+OPERATIONS_PER_NODE = 100
+
+MAX_LEVELS = 12
+"""With more sequences to come than this their number is not counted when the best completion is looked up."""
+
+ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4.0), (0.3, 4.0))
+"""(longest second sequence as a share of the room, how freely the slack is spent); the first leaves nothing out."""
+
+
+class _Rest(NamedTuple):
+    """What is to be packed; T types, the longest first."""
+
+    lengths: IntArray  # int64 [T]
+    prices: FloatArray  # float64 [T]
+    best: FloatArray  # float64 [k, t], see `_complete`
+    packs: int  # at most so many
+    depth: int  # most sequences in a pack
+    deepest: int  # most sequences that a pack can hold at these lengths
+
+
+class _Placed(NamedTuple):
+    """The path of the search: a stack of placed sequences."""
+
+    counts: IntArray  # int64 [T], sequences of each type that are not placed
+    stack: IntArray  # int64 [sequences], types in the order of packing
+    opening: IntArray  # int64 [packs + 2], the height of the stack at which each pack starts
+    slack: FloatArray  # float64 [packs + 2], what this pack and all later ones may fall short of the worth 1 together
+    free: IntArray  # int64 [packs + 2], what they may fall short of the depth, in sequences
+
+
+class Searched(NamedTuple):
+    """The packs that were found, and whether there are none if there are none: no branch was left out."""
+
+    packs: Mixture | None
+    is_certain: bool
+
+
+_NOTHING, _NONE_EXISTS = 0, -1
+
+
+def search_packs(
+    lengths: IntArray,
+    counts: IntArray,
+    prices: FloatArray,
+    max_length: int,
+    depth: int,
+    packs: int,
+    max_nodes: int,
+    work: Work,
+) -> Searched:
+    """Packs for all the sequences, if there are any and `max_nodes` branches find them.
+
+    Args:
+        lengths: int64 [types], ascending.
+        counts: int64 [types], sequences of each.
+        prices: float64 [types], such that no pack of at most `depth` sequences is worth more than 1.
+        max_nodes: branches of each attempt at most.
+        work: what the search may do in all.
+    """
+    order = np.flatnonzero(counts)[::-1]
+    lengths, counts, prices = (
+        lengths[order].astype(np.int64),
+        counts[order].astype(np.int64),
+        prices[order].astype(np.float64),
+    )
+    sequences = int(counts.sum())
+    packs = min(packs, sequences)
+    slack = packs - float(prices @ counts)
+    if sequences == 0:
+        return Searched({}, is_certain=True)
+    if slack < -ROUNDING or sequences > packs * depth or int(lengths @ counts) > packs * max_length:
+        return Searched(None, is_certain=True)
+    deepest = min(depth, max_length // int(lengths[-1]), sequences)
+    levels = min(deepest, MAX_LEVELS)
+    table_operations = 2.0 * levels * max_length * len(lengths)
+    if table_operations > min(work.remaining, MOST_TABLE_OPERATIONS):
+        return Searched(None, is_certain=False)
+    work.spend(table_operations)
+    best = np.zeros((levels + 1, max_length + 1))
+    _complete(lengths, prices, best, levels < deepest)
+    rest = _Rest(lengths, prices, best, packs, depth, deepest)
+    for attempt in ATTEMPTS:
+        if work.exhausted:
+            break
+        work.spend(OPERATIONS_PER_NODE * max_nodes)
+        placed = _Placed(
+            counts=counts.copy(),
+            stack=np.zeros(sequences, dtype=np.int64),
+            opening=np.zeros(packs + 2, dtype=np.int64),
+            slack=np.full(packs + 2, slack),
+            free=np.full(packs + 2, packs * depth - sequences),
+        )
+        used = _search(rest, placed, *attempt, max_nodes)
+        if used == _NONE_EXISTS and attempt is ATTEMPTS[0]:
+            return Searched(None, is_certain=True)
+        if used > 0:
+            mixture: Mixture = {}
+            for kinds in np.split(placed.stack, placed.opening[1:used]):
+                add_packs(mixture, tuple(lengths[kinds].tolist()), 1)
+            return Searched(mixture, is_certain=True)
+    return Searched(None, is_certain=False)
+
+
+@borrowing_kernel
+def _complete(lengths: IntArray, prices: FloatArray, best: FloatArray, without_limit: bool) -> None:
+    """best[k, t] = best worth of at most k further sequences in a room of t tokens; row 0 is there. The last row may stand
+    for any number.
+    """
+    levels = best.shape[0] - 1
+    for slots in range(1, levels + 1):
+        before = best[slots] if without_limit and slots == levels else best[slots - 1]
+        for room in range(1, best.shape[1]):
+            value = best[slots - 1, room]
+            for kind in range(lengths.size):
+                if lengths[kind] <= room:
+                    value = max(value, prices[kind] + before[room - lengths[kind]])
+            best[slots, room] = value
+
+
+@borrowing_kernel
+def _search(rest: _Rest, placed: _Placed, second_share: float, reserve: float, max_nodes: int) -> int:
+    """Depth-first search; returns the number of packs, or one of the two codes if all sequences were not placed.
+
+    `kind` is the type to try next at the current height. With many packs to go a pack may use only a share of what they may
+    fall short: `reserve` over the packs to go.
+    """
+    lengths, prices, packs, depth = rest.lengths, rest.prices, rest.packs, rest.depth
+    counts, stack, opening, slack, free = placed
+    max_length = rest.best.shape[1] - 1
+    height, pack, room, worth, kind = 0, 0, max_length, 0.0, 0
+    for _ in range(max_nodes):
+        share = min(1.0, reserve / (packs - pack))
+        enough = 1.0 - slack[pack] * share - ROUNDING
+        used = height - opening[pack]
+        kind, fits = _next_fitting(rest, counts, kind, used, room, enough - worth)
+        if fits:
+            stack[height] = kind
+            height += 1
+            counts[kind] -= 1
+            room -= lengths[kind]
+            worth += prices[kind]
+            if height == stack.size:
+                return pack + 1
+            if used == 0:
+                longest = second_share * room
+                while kind < lengths.size - 1 and lengths[kind] > longest:
+                    kind += 1
+        elif used > 0 and pack + 1 < packs and worth >= enough and depth - used <= np.ceil(free[pack] * share):
+            slack[pack + 1] = slack[pack] - max(0.0, 1.0 - worth)
+            free[pack + 1] = free[pack] - (depth - used)
+            pack += 1
+            opening[pack] = height
+            room, worth, kind = max_length, 0.0, 0
+        else:
+            if used == 0:  # nothing can open this pack: go back into the one before, whose first sequence is not a choice
+                if pack == 0:
+                    return _NONE_EXISTS
+                pack -= 1
+                room, worth = max_length, 0.0
+                for index in range(opening[pack], height):
+                    room -= lengths[stack[index]]
+                    worth += prices[stack[index]]
+            height -= 1
+            kind = stack[height]
+            counts[kind] += 1
+            room += lengths[kind]
+            worth -= prices[kind]
+            kind = lengths.size if height == opening[pack] else kind + 1
+    return _NOTHING
+
+
+@inner_kernel
+def _next_fitting(rest: _Rest, counts: IntArray, kind: int, used: int, room: int, missing: float) -> tuple[int, bool]:
+    """The first type from `kind` on that fits a pack of `used` sequences and leaves it able to be worth `missing` more,
+    and whether there is one. The longest remaining sequence has to open a pack.
+    """
+    levels, slots = rest.best.shape[0] - 1, rest.deepest - used
+    while slots > 0 and kind < rest.lengths.size:
+        if counts[kind] > 0:
+            room_after = room - rest.lengths[kind]
+            if room_after >= 0 and rest.prices[kind] + rest.best[min(slots - 1, levels), room_after] >= missing:
+                return kind, True
+            if used == 0:
+                break
+        kind += 1
+    return kind, False
+
+
+# --- from fractions of packs to whole packs
 
 WHOLE = 1e-6
 """A usage this close below an integer is treated as it."""

@@ -138,13 +138,13 @@ _OF_ALL = ("FSSPEC_",)
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
-def store_variables(scheme: str, environment: Mapping[str, str]) -> dict[str, str]:
+def _store_variables(scheme: str, environment: Mapping[str, str]) -> dict[str, str]:
     """What of `environment` the library for URLs of `scheme` reads."""
     prefixes = (*_OF_ALL, *(STORE_TOOLS[scheme].prefixes if scheme in STORE_TOOLS else ()))
     return {name: value for name, value in environment.items() if name.startswith(prefixes) or name.upper() in _PROXIES}
 
 
-def loopback_endpoint(settings: StoreSettings, environment: Mapping[str, str]) -> str | None:
+def _loopback_endpoint(settings: StoreSettings, environment: Mapping[str, str]) -> str | None:
     """The address of the S3 server, where that is this machine's own loopback."""
     url = settings.endpoint_url or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
     host = urlsplit(url or "").hostname or ""
@@ -184,7 +184,7 @@ def store_access(
     variables: dict[str, str] = {}
     mounts = [bind_mount(scratch, "store.scratch", read_only=False)]
     for scheme in sorted(schemes):
-        variables |= store_variables(scheme, environment)
+        variables |= _store_variables(scheme, environment)
         tools = STORE_TOOLS.get(scheme)
         for name in tools.files if tools else ():
             if name in variables:
@@ -193,7 +193,7 @@ def store_access(
             mounts.append(_secret_mount(home / tools.folder, f"{HOME}/{tools.folder}"))
     if store.ca_file:
         variables["AWS_CA_BUNDLE"] = _show_file(mounts, "store.ca_file", Path(store.ca_file))
-    loopback = loopback_endpoint(store, environment) if schemes & {"s3", "s3a"} else None
+    loopback = _loopback_endpoint(store, environment) if schemes & {"s3", "s3a"} else None
     if loopback and workers > 1:
         raise InputError(
             f"{loopback}: {workers} training containers have a network of their own, which does not reach this machine's "
@@ -356,7 +356,7 @@ def _single_container(run: DockerRun, stage: str) -> Container:
 
 def _command(run: DockerRun, stage: str, on_cards: bool) -> list[str]:
     command = ["gaudi-bert", "run", os.path.abspath(run.pipeline), "--work", run.parent]
-    command += ["--stages", stage, "--json", *run.flags]
+    command += ["--stages", stage, *run.flags]
     if not STAGES[stage].trains and "--workers" not in run.flags:
         # Each process takes memory, and the container's is limited.
         command += ["--workers", str(run.settings.resources.data_processes)]

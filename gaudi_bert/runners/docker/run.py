@@ -8,8 +8,8 @@ recognised by their label. Ctrl-C and SIGTERM are passed on, so that training sa
 from __future__ import annotations
 
 import codecs
-import json
 import os
+import re
 import secrets
 import signal
 import threading
@@ -57,8 +57,8 @@ def run_on_docker(
     reporter: Reporter,
     *,
     flags: Sequence[str] = (),
-) -> dict[str, dict[str, Any]]:
-    """Run `stages`, in the order given, each in its container; the result of each, as JSON has it.
+) -> dict[str, list[str]]:
+    """Run `stages`, in the order given, each in its container; the lines of the result that each printed.
 
     `settings` are the pipeline file's with all that `--set` changed, `work` is the folder that holds the work folders of
     all pipelines, or its URL; `flags` are further options of `gaudi-bert run` for each stage, e.g. `--overwrite`.
@@ -130,7 +130,7 @@ def _clear_leftovers(daemon: Daemon, run: DockerRun) -> None:
         daemon.remove(container)
 
 
-def _run_stage(daemon: Daemon, run: DockerRun, stage: str, reporter: Reporter) -> dict[str, Any]:
+def _run_stage(daemon: Daemon, run: DockerRun, stage: str, reporter: Reporter) -> list[str]:
     containers = stage_containers(run, stage)
     several = f" ({len(containers)} containers)" if len(containers) > 1 else ""
     on_host = " (on this machine's network, where the store is)" if run.access(stage).host_network else ""
@@ -146,11 +146,11 @@ def _run_stage(daemon: Daemon, run: DockerRun, stage: str, reporter: Reporter) -
             mark = f"[worker {rank}] " if len(containers) > 1 else ""
             container = daemon.create(options)
             stack.callback(daemon.remove, container)
-            followers.append(_Follower(daemon, container, reporter, mark, memory_key))
+            followers.append(_Follower(daemon, container, reporter, mark, memory_key, stage))
         try:
             for follower in followers:
                 follower.start()
-            result: dict[str, Any] = _follow_all(followers).get(stage, {})
+            result = _follow_all(followers)
         except KeyboardInterrupt:
             with ThreadPoolExecutor(len(followers)) as pool:
                 list(pool.map(lambda follower: daemon.stop(follower.container, _STOP_SECONDS), followers))
@@ -174,7 +174,8 @@ def _start_rendezvous(daemon: Daemon, run: DockerRun, stack: ExitStack) -> None:
 
 # --- following the containers of one stage to their end
 #
-# What a container writes to standard error is progress and is shown at once. Standard output is its result, one JSON object.
+# What a container writes to standard error is progress and is shown at once. Standard output is its result: one JSON object,
+# or lines that begin with the stage; anything else there is a library's, and shown too.
 # The last line of a stage that fails is the reason, `error: ...`; that line becomes our own error, with the same exit code.
 
 # Long enough for an update and a checkpoint.
@@ -194,9 +195,10 @@ class _Follower:
     `mark` is put before each line, `memory_key` is the setting that limits its memory, for an error.
     """
 
-    def __init__(self, daemon: Daemon, container: Any, reporter: Reporter, mark: str, memory_key: str) -> None:
+    def __init__(self, daemon: Daemon, container: Any, reporter: Reporter, mark: str, memory_key: str, stage: str) -> None:
         self.container = container
-        self.result: dict[str, Any] = {}
+        self.result: list[str] = []
+        self._is_result = re.compile(rf"{stage}( \w+)?: |{{\"{stage}\": ").match
         self._daemon, self._reporter, self._mark, self._memory_key = daemon, reporter, mark, memory_key
         self._error_line = ""
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -255,14 +257,10 @@ class _Follower:
 
     def _take_result(self, line: str) -> None:
         for rank, text in rank_pieces(line):
-            try:
-                value = json.loads(text)
-            except ValueError:
-                value = None
-            if not isinstance(value, dict):
+            if not self._is_result(text):
                 self._take_progress(text)
             elif not rank:
-                self.result.update(value)
+                self.result.append(text)
 
 
 class _Lines:
@@ -283,7 +281,7 @@ class _Lines:
             self._take(self._rest)
 
 
-def _follow_all(followers: Sequence[_Follower]) -> dict[str, Any]:
+def _follow_all(followers: Sequence[_Follower]) -> list[str]:
     """Wait until all have ended, or one has failed: the result of the first."""
     waiting = list(followers)
     while waiting:

@@ -42,6 +42,11 @@ class _OpenedResults:
     report: Path
     tensorboard: Path | None
 
+    def lines(self) -> list[str]:
+        """For people."""
+        curves = [] if self.tensorboard is None else [f"curves: tensorboard --logdir {self.tensorboard}"]
+        return [f"page: {self.report}", *curves]
+
 
 def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, reporter: Reporter) -> _OpenedResults:
     """Bring the page and TensorBoard's files of a run into the folder `out`."""

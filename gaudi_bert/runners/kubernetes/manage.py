@@ -44,6 +44,12 @@ class _StepStatus:
         everything = {"state": self.state, "pods": dict(self.pods), "problem": self.problem}
         return {"state": self.state} if self.state == _NOT_SUBMITTED else everything
 
+    def lines(self, step: str) -> list[str]:
+        """For people."""
+        pods = ", ".join(f"{count} {phase}" for phase, count in self.pods.items())
+        state = f"{step}: {self.state}" + (f" ({pods})" if pods else "")
+        return [state, f"  {self.problem}"] if self.problem else [state]
+
 
 def status(settings: PipelineSettings, cluster: Cluster) -> dict[str, _StepStatus]:
     """How far each step is."""

@@ -134,7 +134,7 @@ def _weights_for(path: Path, head: TaskHead | VectorHead, architecture: str, lac
     for name in fresh:
         if name.startswith("bert/") and not name.startswith("bert/pooler/"):
             raise InputError(f"{weights.path}: {name} is missing; give the weights of a complete encoder")
-    identity = weights_checksum(weights)
+    identity = _weights_checksum(weights)
     kept = _unread_pooler(weights, config) if isinstance(head, VectorHead) else {}
     return StartWeights(weights.path, weights.kind, config, config.sizes, architecture, variables, fresh, identity, kept)
 
@@ -152,17 +152,17 @@ def _weights_of_transformers(path: Path, head: TaskHead | VectorHead, lacks_head
 
     folder = path if path.is_dir() else path.parent
     config, architecture, variables, fresh = read_encoder_weights(folder, head, lacks_head=lacks_head)
-    kind, identity = f"{config.model_type} of transformers", folder_identity(folder)
+    kind, identity = f"{config.model_type} of transformers", _folder_identity(folder)
     return StartWeights(folder, kind, config, sizes_of(config, head), architecture, variables, fresh, identity)
 
 
-def folder_identity(folder: Path) -> str:
+def _folder_identity(folder: Path) -> str:
     """What distinguishes the weights of a folder of `transformers` from others: their files, and its config."""
     files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
     return " ".join(map(file_identity, sorted(files)))
 
 
-def weights_checksum(weights: Weights) -> str:
+def _weights_checksum(weights: Weights) -> str:
     """CRC-32 of all names and values."""
     checksum = 0
     for name, value in sorted(weights.variables.items()):

@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from gaudi_bert.engines.pytorch.bert import attention_bias, fused_attention, plain_attention  # noqa: E402
+from gaudi_bert.engines.pytorch import bert  # noqa: E402
+from gaudi_bert.engines.pytorch.bert import attention_bias, fused_attention, plain_attention, product  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 
 LENGTH, PACKS, HEADS, SIZE = 67, 2, 3, 8
@@ -38,6 +39,30 @@ def test_outputs_and_gradients_of_both_forms(sequences: int, causal: bool) -> No
     own = masks(sequences)[0] == 1
     moved = fused_attention(changed[0], changed[1], changed[2], bias, 0.0)
     assert torch.equal(moved[0, :, own], found[1][0][0, :, own]), "a neighbour is not seen, not by one bit"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [((1, 1), (1, 1)), ((7, 31), (31, 13)), ((3, 7, 31), (3, 31, 13)), ((2, 3, 5, 7), (2, 3, 7, 1))]
+)
+def test_products_by_onednn(left: tuple[int, ...], right: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any shape, also of views that are transposed; with the gradients that are needed, and no others."""
+    monkeypatch.setattr(bert, "_LEAST_WORK", 0)
+    random = torch.Generator().manual_seed(1)
+    one = torch.randn(*left[:-2], left[-1], left[-2], generator=random, requires_grad=True)
+    other = torch.randn(*right[:-2], right[-1], right[-2], generator=random, requires_grad=True)
+    bias = torch.randn(right[-1], generator=random, requires_grad=True) if len(left) == 2 else None
+    weights = torch.randn(*left[:-1], right[-1], generator=random)
+    leaves, found = [one, other] if bias is None else [one, other, bias], []
+    for multiply in (product, lambda left, right, bias: torch.matmul(left, right) + (0 if bias is None else bias)):
+        result = multiply(one.transpose(-1, -2), other.transpose(-1, -2), bias)
+        found.append([result.detach(), *torch.autograd.grad((result * weights).sum(), leaves)])
+        assert (type(result.grad_fn).__name__ == "_OneDnnProductBackward") == (multiply is product)
+    for ours, right_one in zip(*found, strict=True):
+        agree(ours.numpy(), right_one.numpy(), 1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert product(one.transpose(-1, -2), other.transpose(-1, -2)).dtype == torch.bfloat16
+    fixed = product(one.detach().transpose(-1, -2), other.transpose(-1, -2), bias)
+    assert torch.autograd.grad(fixed.sum(), other)[0].shape == other.shape
 
 
 @pytest.mark.parametrize("form", [plain_attention, fused_attention])

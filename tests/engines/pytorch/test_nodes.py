@@ -131,7 +131,9 @@ def test_pods_that_are_lost_stopped_and_cut_off_end_with_the_bits_of_those_that_
 def test_a_pod_with_another_model_or_other_data_is_refused_and_named(
     options: list[str], reason: str, tmp_path: Path
 ) -> None:
-    packed, other = (data.write_packed(tmp_path / str(packs), data.make_packs(packs)) for packs in (29, 31))
+    packed, other = (data.write_packed(tmp_path / name, data.make_packs(29)) for name in ("packed", "other"))
+    metadata = other / "metadata.json"
+    metadata.write_text(metadata.read_text().replace('"manifest_crc32c": 1', '"manifest_crc32c": 2'))
     options = [word.format(other=other) for word in options]
     host = socket.gethostname()
     for code, text in Pods([[], []], "localhost").run(packed, tmp_path / "out", second=options):

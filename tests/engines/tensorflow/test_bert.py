@@ -22,7 +22,7 @@ from gaudi_bert.engines.tensorflow.operations import (
     residual_layer_norm,
     without_gradient,
 )
-from gaudi_bert.model.sequences import join_sequences, split_packs
+from gaudi_bert.model.features import join_sequences, split_packs
 from tests.builders.agree import agree, identical
 from tests.builders.model_packs import random_packs, small_model
 

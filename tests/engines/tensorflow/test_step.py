@@ -107,12 +107,6 @@ def test_dropout_seeds_differ_by_seed_update_micro_batch_and_rank() -> None:
     assert dropout_seed(1, 1, 0, 0).shape == (2,)
 
 
-def test_the_wrong_number_of_micro_batches_is_a_defect() -> None:
-    step = work.make_step(work.make_model(), TrainingSettings(), Communicator(), 2)
-    with pytest.raises(ValueError, match="1 micro-batches given, 2 make an update"):
-        step.run([work.packed(PACKS)], 1, 1e-3)
-
-
 # --- what losses are divided by: on paper, and that `balanced` expects what the data holds
 
 WEIGHTS_M2 = np.array([[6.0, 2.0], [4.0, 3.0], [2.0, 1.0]])

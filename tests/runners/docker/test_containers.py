@@ -47,7 +47,7 @@ def test_a_data_stage_gets_its_image_its_folder_and_nothing_else(tmp_path: Path)
     assert {**confined, **limits, "image": f"gaudi-bert-data:{__version__}"}.items() <= container.items()
     assert targets(container) == {work: (work, False), pipeline: (f"{work}/.pipeline-in-docker.yaml", True)}
     assert container["labels"] == {"gaudi-bert.work": work, "gaudi-bert.run": "0badcafe", "gaudi-bert.stage": "write"}
-    command = ["gaudi-bert", "run", pipeline, "--work", str(tmp_path / "work"), "--stages", "write", "--json"]
+    command = ["gaudi-bert", "run", pipeline, "--work", str(tmp_path / "work"), "--stages", "write"]
     assert container["entrypoint"] == [*command, "--workers", "3"]
     absent = {"runtime", "ipc_mode", "cap_add", "privileged", "ulimits", "network_mode", "nano_cpus", "network", "devices"}
     assert not absent & container.keys()
@@ -64,7 +64,7 @@ def test_training_without_cards_gets_shared_memory_and_the_training_resources(tm
     limits = {"mem_limit": 2**30, "shm_size": 64 * 2**20, "cpu_shares": 1536, "nano_cpus": 500_000_000}
     assert {**limits, "image": "registry.example/team/own-train:7"}.items() <= container.items()
     assert container["environment"] == {"HOME": "/tmp", "A": "b"}
-    assert container["entrypoint"][-2:] == ["--json", "--overwrite"]
+    assert container["entrypoint"][-2:] == ["train", "--overwrite"]
     assert "runtime" not in container
 
 

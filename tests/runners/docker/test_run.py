@@ -94,7 +94,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
 def run(
     folder: Path, stages: Sequence[str], said: io.StringIO | None = None, *, engine: str = "auto", **resources: Any
-) -> dict[str, Any]:
+) -> dict[str, list[str]]:
     settings = pipeline_from_mapping({"name": "tiny", "training": {"engine": engine}, "resources": resources}, "a test")
     reporter = Reporter(said or io.StringIO())
     return run_on_docker(settings, stages, folder / "tiny.yaml", folder / "work", reporter)
@@ -106,8 +106,11 @@ def test_each_stage_runs_in_its_container_and_its_result_comes_back(engine: Fake
     pieces = [(None, b"plan: 50 %\npl"), (result[:9], b"an: 100 %\n"), (result[9:] + b"\n", None)]
     engine.says = {"plan": [*pieces, (None, letters[:2]), (None, letters[2:])]}
     said = io.StringIO()
-    assert run(tmp_path, ["plan", "write"], said) == {"plan": {"train": {"packs": 7}}, "write": {}}
+    engine.says["write"] = [(b"a library's line\nwrite train: 9 sequences\n", None)]
+    printed = {"plan": ['{"plan": {"train": {"packs": 7}}}'], "write": ["write train: 9 sequences"]}
+    assert run(tmp_path, ["plan", "write"], said) == printed
     assert "plan: 50 %\nplan: 100 %\nZürich\n" in said.getvalue()
+    assert "a library's line\n" in said.getvalue()
     assert [container["labels"]["gaudi-bert.stage"] for container in engine.created] == ["plan", "write"]
     assert engine.present == []
     assert not (tmp_path / "work" / "tiny" / ".pipeline-in-docker.yaml").exists()
@@ -147,7 +150,7 @@ def test_only_the_first_process_of_mpirun_is_taken_at_its_word(engine: FakeEngin
     lines = b'[1,1]<stdout>:{"train": {"update": 9}}\n[1,0]<stdout>:{"train": {"update": 3}}\n[1,0]<stderr>:update 3\n'
     engine.says = {"train": [(lines, None)]}
     said = io.StringIO()
-    assert run(tmp_path, ["train"], said)["train"] == {"update": 3}
+    assert run(tmp_path, ["train"], said)["train"] == ['{"train": {"update": 3}}']
     assert "update 3\n" in said.getvalue()
 
 
@@ -192,7 +195,7 @@ def test_workers_meet_at_the_rendezvous_and_the_first_answers(engine: FakeEngine
         "train-1": [(b'{"train": {"updates": 4}}\n', b"waiting\n")],
     }
     said = io.StringIO()
-    assert run(tmp_path, ["train"], said, workers=2) == {"train": {"updates": 5}}
+    assert run(tmp_path, ["train"], said, workers=2) == {"train": ['{"train": {"updates": 5}}']}
     assert "[worker 0] update 5\n" in said.getvalue()
     assert "[worker 1] waiting\n" in said.getvalue()
     assert engine.present == []
@@ -200,7 +203,7 @@ def test_workers_meet_at_the_rendezvous_and_the_first_answers(engine: FakeEngine
 
 def test_workers_of_pytorch_need_no_rendezvous(engine: FakeEngine, tmp_path: Path) -> None:
     engine.says = {"train-0": [(b'{"train": {"updates": 5}}\n', None)]}
-    assert run(tmp_path, ["train"], engine="pytorch", workers=2) == {"train": {"updates": 5}}
+    assert run(tmp_path, ["train"], engine="pytorch", workers=2) == {"train": ['{"train": {"updates": 5}}']}
     assert [container["image"].partition(":")[0] for container in engine.created] == ["gaudi-bert-train-cpu-pytorch"] * 2
 
 

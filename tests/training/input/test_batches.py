@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
 from gaudi_bert.model.config import BertConfig
+from gaudi_bert.packing.row_lengths import choose_row_lengths
 from gaudi_bert.rows.types import Sequences
+from gaudi_bert.tasks.finetune_job import run_settings
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.task_data import TaskData, task_batches
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches, value_limits
+from gaudi_bert.training.input.batches import Batch, TrainingOrder, evaluation_batches, training_batches, value_limits
 from gaudi_bert.training.input.source import check_fits, open_source
+from gaudi_bert.training.run_plan import RowBatches, RunPlan
 from tests.builders import training_data as data
 from tests.builders.effort import tries
 from tests.builders.packing_case import make_case
@@ -217,13 +220,34 @@ def test_hundreds_of_shards_are_read_with_few_descriptors(tmp_path: Path) -> Non
 LENGTHS = np.random.default_rng(2).integers(2, 12, 53)
 
 
-def make_data(depth: int | str = 4) -> TaskData:
+ROW_LENGTHS = pytest.mark.parametrize("lengths", [(23,), (5, 9, 23)])
+
+
+def make_data(lengths: tuple[int, ...], depth: int | str = 4) -> TaskData:
     offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
     ids = np.repeat(np.arange(len(LENGTHS)), LENGTHS).astype(np.int32) + 5
     sequences = Sequences(
         np.arange(len(LENGTHS)), offsets, ids, np.zeros(len(ids), np.int8), target=np.arange(len(LENGTHS)).astype(np.int32)
     )
-    return TaskData.planned(Path("x"), "x", (), sequences, max_sequence_length=23, algorithm="optimal", depth=depth)
+    packings = choose_row_lengths(np.bincount(LENGTHS)[1:], float, lengths=lengths, depth=depth).packings
+    return TaskData(Path("x"), "x", (), sequences, packings)
+
+
+def plan_of(data: TaskData, batch_packs: int, size: int = 1, epochs: int = 3) -> RunPlan:
+    """Of four updates."""
+    rows = [
+        RowBatches(length, batch_packs, -(-epochs * packing.packs // (batch_packs * size)))
+        for length, packing in zip(data.lengths, data.packings, strict=True)
+    ]
+    made = RunPlan(run_settings(FineTuneSettings(), batch_packs, 4, 1), data.packing_factor, size, size, 23, data.packs)
+    return replace(made, rows=tuple(rows) if len(rows) > 1 else ())
+
+
+def batches_of(data: TaskData, plan: RunPlan, epochs: int = 3, **order: int) -> list[Batch]:
+    """The batches that remain, and the next one."""
+    stream = task_batches(data, task(), plan, epochs, TrainingOrder(7, 0, size=plan.processes, **order))
+    remaining = sum(len(plan.micro_batches_of(update)) for update in range(order.get("updates_done", 0) + 1, 5))
+    return list(islice(stream, remaining + 1))
 
 
 def task():
@@ -239,33 +263,52 @@ def packs_in(batches) -> list[tuple[int, ...]]:
     ]
 
 
-def test_every_epoch_holds_every_sequence_once_in_other_packs() -> None:
-    data = make_data()
-    each = data.packing.packs
-    found = packs_in(islice(task_batches(data, task(), 3, 2, TrainingOrder(7, 0)), -(-2 * each // 3) + 1))
-    first, second, after = found[:each], found[each : 2 * each], found[2 * each :]
-    for epoch in (first, second):
+@ROW_LENGTHS
+def test_every_epoch_holds_every_sequence_once_in_other_packs(lengths: tuple[int, ...]) -> None:
+    data = make_data(lengths)
+    batches, epochs = batches_of(data, plan_of(data, 3, epochs=2), epochs=2), ([], [])
+    for length, packing in zip(lengths, data.packings, strict=True):
+        found = packs_in(batch for batch in batches if batch["input_ids"].shape == (3, length))
+        epochs[0].extend(found[: packing.packs])
+        epochs[1].extend(found[packing.packs : 2 * packing.packs])
+        assert all(pack == () for pack in found[2 * packing.packs :])
+        assert max(LENGTHS[number] for pack in found for number in pack) <= length
+    for epoch in epochs:
         assert sorted(number for pack in epoch for number in pack) == list(range(53))
-    assert {tuple(sorted(pack)) for pack in first} != {tuple(sorted(pack)) for pack in second}
-    assert all(pack == () for pack in after)
+    assert {tuple(sorted(pack)) for pack in epochs[0]} != {tuple(sorted(pack)) for pack in epochs[1]}
 
 
+@ROW_LENGTHS
 @pytest.mark.parametrize("size", [2, 3])
-def test_processes_share_the_packs_of_one(size: int) -> None:
-    data, batches = make_data(), 5
-    alone = packs_in(islice(task_batches(data, task(), 3 * size, 3, TrainingOrder(7, 0)), batches))
-    shares = [
-        packs_in(islice(task_batches(data, task(), 3, 3, TrainingOrder(7, 0, rank, size)), batches)) for rank in range(size)
-    ]
-    assert [shares[number % size][number // size] for number in range(len(alone))] == alone
+def test_processes_share_the_packs_of_one(size: int, lengths: tuple[int, ...]) -> None:
+    """All are at the same length at the same time."""
+    data = make_data(lengths)
+    alone = batches_of(data, plan_of(data, 2 * size))
+    shares = [batches_of(data, plan_of(data, 2, size), rank=rank) for rank in range(size)]
+    for one, *shared in zip(alone, *shares, strict=True):
+        packs, parts = packs_in([one]), [packs_in([batch]) for batch in shared]
+        assert [parts[number % size][number // size] for number in range(len(packs))] == packs
+        assert {batch["input_ids"].shape for batch in shared} == {(2, one["input_ids"].shape[1])}
 
 
-def test_a_stream_is_taken_up_after_any_batch() -> None:
-    data = make_data("max")
-    whole = list(islice(task_batches(data, task(), 3, 3, TrainingOrder(7, 0)), 12))
-    later = list(islice(task_batches(data, task(), 3, 3, TrainingOrder(7, 0, packs_done=21)), 5))
-    for one, other in zip(whole[7:], later, strict=True):
-        assert {name: values.tobytes() for name, values in one.items()} == {name: v.tobytes() for name, v in other.items()}
+@ROW_LENGTHS
+def test_a_stream_is_taken_up_after_any_update(lengths: tuple[int, ...]) -> None:
+    data = make_data(lengths, "max")
+    plan = plan_of(data, 3)
+    every = batches_of(data, plan)
+    for update in range(5):
+        later = batches_of(data, plan, updates_done=update, packs_done=plan.packs_after(update))
+        for one, other in zip(every[len(every) - len(later) :], later, strict=True):
+            assert {name: values.tobytes() for name, values in one.items()} == {
+                name: v.tobytes() for name, v in other.items()
+            }
+
+
+def test_rows_of_several_lengths_are_taken_up_by_as_many_processes() -> None:
+    data = make_data((5, 9, 23))
+    begun, resumed = plan_of(data, 3), plan_of(data, 3, 2)
+    with pytest.raises(InputError, match="continues with as many processes as it began with, not with 2"):
+        batches_of(data, resumed, updates_done=2, packs_done=begun.packs_after(2))
 
 
 def test_a_number_of_processes_without_streams_of_their_own_is_said_with_its_cost(tmp_path: Path) -> None:

@@ -1,0 +1,201 @@
+"""Rows of several lengths beside rows of one length and dynamic padding: CPU seconds of training steps of a long encoder.
+
+    python benchmarks/row_lengths.py [--cases pairs texts] [--rounds 3] [--sequences 32]
+
+A random ModernBERT of 8,192 positions (4 layers of 256, local and global) classifies random sequences. Each way computes the
+same sequences as one update (the first loss of each is printed), in a process of its own on one thread, in turn. Padded
+batches are those of `transformers`: random order, each of eight sequences padded to its longest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import numpy as np
+from measuring import InOwnProcess, show, show_processor
+
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, row_cost
+from gaudi_bert.rows.types import Sequences
+
+HIDDEN, POSITIONS, VOCABULARY, BATCH, RATE = 256, 8192, 8000, 8, 1e-9
+_Lengths = Callable[[np.random.Generator, int], IntArray]
+
+
+def log_uniform(low: int, high: int) -> _Lengths:
+    """Lengths of which each doubling is as frequent."""
+    return lambda random, count: np.exp(random.uniform(np.log(low), np.log(high), count)).astype(np.int64)
+
+
+def uniform(low: int, high: int) -> _Lengths:
+    """Lengths of which each is as frequent."""
+    return lambda random, count: random.integers(low, high + 1, count)
+
+
+# The name of a case, its lengths, and the lengths of rows that it is compared with.
+CASES: dict[str, tuple[_Lengths, tuple[int, ...]]] = {
+    "pairs": (log_uniform(50, 6000), ()),
+    "texts": (uniform(100, 400), (512,)),
+    "short": (log_uniform(8, 512), (512,)),
+    "long": (uniform(2000, 4000), ()),
+}
+
+
+def sequences_of(lengths: IntArray) -> Sequences:
+    """Random tokens, of two classes."""
+    random, tokens = np.random.default_rng(1), int(lengths.sum())
+    return Sequences(
+        row=np.arange(len(lengths)),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        input_ids=random.integers(10, VOCABULARY, tokens).astype(np.int32),
+        segment_ids=np.zeros(tokens, np.int8),
+        target=random.integers(0, 2, len(lengths)).astype(np.int32),
+    )
+
+
+def write_model(folder: Path) -> None:
+    """Random weights without dropout."""
+    import torch
+    import transformers
+
+    torch.manual_seed(1)
+    config = transformers.ModernBertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=4 * HIDDEN,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=POSITIONS,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        cls_token_id=0,
+        sep_token_id=2,
+    )
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+
+
+def chosen_rows(lengths: IntArray, given: tuple[int, ...] | None) -> RowLengths:
+    """The rows of the sequences: of given lengths, or of those that cost least."""
+    counts = np.bincount(lengths)[1:]
+    return choose_row_lengths(
+        counts, partial(row_cost, hidden_size=HIDDEN), lengths=given, longest=POSITIONS, batch_sequences=BATCH
+    )
+
+
+class Packed:
+    """Ours: an update of all sequences."""
+
+    def __init__(self, model: Path, lengths: IntArray, given: tuple[int, ...] | None) -> None:
+        from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
+        from gaudi_bert.engines.choose import load_engine
+        from gaudi_bert.engines.protocol import Communicator, ModelSpec
+        from gaudi_bert.tasks.finetune_job import plan_run
+        from gaudi_bert.tasks.kinds.task import task_named
+        from gaudi_bert.tasks.models.task_models import start_weights
+        from gaudi_bert.tasks.objective import TaskObjective
+        from gaudi_bert.tasks.task_data import TaskData, task_batches
+        from gaudi_bert.training.input.batches import TrainingOrder
+        from gaudi_bert.training.objective import TrainingStep
+
+        task = task_named("classification")(TaskSettings(name="classification"), ("yes", "no"))
+        start, alone = start_weights(model, task), Communicator()
+        data = TaskData(model, "", (), sequences_of(lengths), chosen_rows(lengths, given).packings)
+        most = max(1, 4096 // data.lengths[-1])
+        section = FineTuneSettings(batch_sequences=len(lengths), epochs=1, micro_batch_packs=most, seed=1)
+        plan = plan_run(section, data, 1, 1)
+        engine = load_engine("pytorch")
+        network = engine.build(ModelSpec(start.config, task.head), seed=None)
+        network.load_values(start.variables)
+        updates = engine.updates(network, section, alone, plan.accumulation_steps)
+        self._step, self._name = TrainingStep(updates, alone, section, TaskObjective(task)), data.lengths
+        order = TrainingOrder(1, 1)
+        batches = task_batches(data, task, plan, 1, order)
+        self._batches = [next(batches) for _ in plan.micro_batches_of(1)]
+        assert sum(int(batch["sequence_weights"].sum()) for batch in self._batches) == len(lengths)
+
+    def run(self, updates: int) -> None:
+        """Do so many."""
+        for update in range(updates):
+            sums = self._step.run(self._batches, update + 1, RATE).numpy()
+            print(f"    rows of {self._name}: loss {sums[0] / sums[1]:.6f}", flush=True)
+
+
+class Padded:
+    """`transformers`: batches of eight, padded to their longest, accumulated."""
+
+    def __init__(self, model: Path, lengths: IntArray) -> None:
+        import torch
+        import transformers
+
+        sequences = sequences_of(lengths)
+        self._model = transformers.AutoModelForSequenceClassification.from_pretrained(model).train()
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=RATE, fused=True)
+        order = np.random.default_rng(2).permutation(len(lengths))
+        self._batches = []
+        for first in range(0, len(order), BATCH):
+            chosen = order[first : first + BATCH]
+            ids = np.ones((len(chosen), lengths[chosen].max()), np.int64)
+            for row, number in enumerate(chosen):
+                ids[row, : lengths[number]] = sequences.input_ids[sequences.offsets[number] : sequences.offsets[number + 1]]
+            mask = np.arange(ids.shape[1]) < lengths[chosen, np.newaxis]
+            labels = np.asarray(sequences.target)[chosen].astype(np.int64)
+            self._batches.append([torch.from_numpy(array) for array in (ids, mask.astype(np.int64), labels)])
+        self._count = len(lengths)
+
+    def run(self, updates: int) -> None:
+        """Do so many."""
+        import torch
+
+        for _ in range(updates):
+            total = 0.0
+            for ids, mask, labels in self._batches:
+                output = self._model(input_ids=ids, attention_mask=mask, labels=labels)
+                loss = output.loss * len(labels) / self._count
+                loss.backward()
+                total += float(loss.detach())
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            print(f"    padded: loss {total:.6f}", flush=True)
+
+
+def compare(name: str, count: int, rounds: int, model: Path) -> None:
+    """One case."""
+    make, given = CASES[name]
+    lengths = make(np.random.default_rng(5), count)
+    rows = chosen_rows(lengths, None)
+    print(f"{name}: {count} sequences, {lengths.sum():,} tokens; {rows.cost_line()}", flush=True)
+    ways = {"padded": InOwnProcess(Padded, model, lengths), "chosen": InOwnProcess(Packed, model, lengths, None)}
+    ways |= {f"rows of {length}": InOwnProcess(Packed, model, lengths, (length,)) for length in given}
+    taken = [{way: process.timed(1)[0] for way, process in ways.items()} for _ in range(rounds)]
+    for way in ways:
+        show(f"{name}, {way}, CPU time", [each[way] for each in taken], "s")
+    for way in ways.keys() - {"chosen"}:
+        goal = {"padded": ">= 1.5" if name == "pairs" else ">= 1"}.get(way, ">= 0.9")
+        show(f"{name}, chosen compared with {way}", [each[way] / each["chosen"] for each in taken], "times", goal)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=["pairs", "texts"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sequences", type=int, default=32)
+    options = parser.parse_args()
+    show_processor()
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder))
+        for name in options.cases:
+            compare(name, options.sequences, options.rounds, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
