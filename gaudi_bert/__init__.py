@@ -15,7 +15,7 @@ __version__ = "0.5.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Load the library when it is asked for, so that what does not need it starts at once."""
+    """Load the library when it is used, so that what does not need it starts at once."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from gaudi_bert.packing import pack_lengths as library

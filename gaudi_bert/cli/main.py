@@ -127,7 +127,7 @@ _LONGEST_LINE = 480
 _SECONDS_TO_UNWIND = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = "stopped; run the same command again to resume"
-# Commands that begin anew each time.
+# Commands that start from scratch each time.
 _KEEP_NOTHING = ("doctor", "estimate", "inspect", "k8s", "settings")
 # Which extra of this package installs a module.
 _EXTRAS = {

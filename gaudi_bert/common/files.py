@@ -179,7 +179,7 @@ def _remove_abandoned(path: Path) -> None:
     """Remove the temporary files of killed writers of `path`: nobody holds their locks."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
     for temporary in [path.with_name(each) for each in os.listdir(path.parent) if name.fullmatch(each)]:
-        # An error: its writer goes on or ends at this moment, or it is no file of ours.
+        # An error: its writer still writes or ends at this moment, or the file is not ours.
         with suppress(OSError), open(os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             temporary.unlink()

@@ -62,8 +62,9 @@ def human_rate(rate: float, unit: str) -> str:
 class Task:
     """One piece of work of known size; `advance` may be called from several threads.
 
-    The time left is told once it is worth something: by the speed in the last half of the time, if work was done in the half
-    before too, and not more than `_MOST_SLOWER` times as fast. From one line to the next it never grows by more than half.
+    The remaining time is shown once it is worth something: by the speed in the last half of the time, if work was done in
+    the half before too, and not more than `_MOST_SLOWER` times as fast. From one line to the next it never grows by more
+    than half.
     """
 
     def __init__(self, name: str, total: float, unit: str) -> None:
@@ -92,7 +93,7 @@ class Task:
             self._seen = deque([(self._counts_since, done)])
 
     def line(self, now: float) -> str:
-        """The state of the task as one line: share done, speed, time left; until that is known, the time so far."""
+        """The state of the task as one line: share done, speed, time remaining; until that is known, the time so far."""
         with self._lock:
             share = 100.0 * self.done / self.total if self.total else 100.0
             speed = self._speed(now)

@@ -11,7 +11,7 @@ SHIPPED = _FOLDER / "pipelines"
 
 
 def pipeline_path(path: Path) -> Path:
-    """`path`, or, where there is no such file and it is a bare name such as `demo`, that pipeline of the package."""
+    """`path`, or, where no such file exists and it is a bare name such as `demo`, that pipeline of the package."""
     shipped = SHIPPED / f"{path}.yaml"
     return shipped if path.name == str(path) and not path.exists() and shipped.is_file() else path
 

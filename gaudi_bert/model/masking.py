@@ -1,4 +1,4 @@
-"""Masks of words, drawn anew each epoch: which tokens are predicted, and what the model sees in their place. numpy.
+"""Masks of words, drawn again each epoch: which tokens are predicted, and what the model sees in their place. numpy.
 
 Of the n tokens of a sequence that are not special, `share` * n are chosen, at least one: 80 % of them become [MASK], 10 %
 another token, 10 % stay (Devlin et al., 2019; other masks each epoch: Liu et al., 2019).

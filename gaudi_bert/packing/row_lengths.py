@@ -31,7 +31,7 @@ LEAST_GAIN = 0.05
 """The share of the cost that several lengths must save; else one length stays, which is one graph to compile."""
 
 MOST_CANDIDATES = 32
-"""Lengths that are tried: all multiples if they are no more, else as many in equal ratios."""
+"""Lengths that are tried: all multiples if they are at most so many, else as many in equal ratios."""
 
 MOST_PLANNED = 40
 """Choices of lengths that are planned."""

@@ -192,7 +192,7 @@ class Prover(Protocol[Stored]):
         ...
 
     def prove(self, groups: Sequence[int], in_parts: bool = False) -> Iterator[ProvenGroup]:
-        """Read groups, hold each to its manifest, and yield it; `in_parts`: each with a bound of its own."""
+        """Read groups, hold each to its manifest, and yield it; `in_parts`: each with its own bound."""
         ...
 
     def add_up(self, groups: Iterable[ProvenGroup]) -> Proof[Stored]:

@@ -116,7 +116,7 @@ class PartlyVerified(Generic[Stored]):
         stored = self.folder.stored()
         if stored is not None:
             if self.folder.is_writable:
-                remove(*parts_of(out))  # a process that was killed here has left them
+                remove(*parts_of(out))  # a process that was killed here did not remove them
             return stored
         self._check_writable()
         _ = self.folder.identity  # before the proofs are held to the files

@@ -88,7 +88,7 @@ def tagged_words(
 
 
 def _entities(row: TaggedRow, words: _TaggedWords, scheme: TagScheme) -> Iterator[dict[str, Any]]:
-    """Words that belong together, or each word that is not outside, as the scheme says."""
+    """Words that belong together, or each word that is not outside, by the scheme."""
     starts = row.word_starts()
     begin, (position_before, kind_before) = 0, ("", OUTSIDE)
     for word, tag in enumerate([*words.tags, OUTSIDE]):

@@ -96,7 +96,7 @@ def _other_separator(cells: Sequence[str], separator: str, columns: int | None =
 
 
 def _other_encoding(part: RowPart) -> str:
-    """What else is to be said of a file of the wrong separator, so that both are mended at once."""
+    """What else is wrong with a file of the wrong separator, so that both are fixed at once."""
     if part.path is None:
         return ""
     with part.lines() as lines:

@@ -24,7 +24,7 @@ from gaudi_bert.corpus.documents import Compression, Source, is_json_line, opene
 from gaudi_bert.rows.types import STANDARD_INPUT, RowPosition, source_name
 
 Line: TypeAlias = str | UnicodeDecodeError
-"""A line with its end; an error where its bytes are no text of the encoding."""
+"""A line with its end; an error where its bytes are not text of the encoding."""
 
 ENDINGS: dict[str, RowFormat] = {
     ".jsonl": "jsonl",
@@ -101,7 +101,7 @@ class RowPart:
             yield enumerate(_byte_lines(self, handle) if _has_byte_lines(self.encoding) else _wide_lines(self, handle), 1)
 
     def not_text(self, where: str, error: UnicodeDecodeError) -> InputError:
-        """The error for a line, `where`, that is no text of the encoding."""
+        """The error for a line, `where`, that is not text of the encoding."""
         encoding, other = ("UTF-8", "cp1252") if self.encoding == "utf-8" else (self.encoding, "utf-8")
         if self.encoding == "utf-8" and error.object[:2] in _UTF_16_MARKS:
             other = "utf-16"

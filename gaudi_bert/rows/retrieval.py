@@ -1,4 +1,4 @@
-"""Texts that are searched for and found: the pairs that a reranker reads, and the distinct texts of rows to be embedded."""
+"""Texts of a search: the pairs that a reranker reads, and the distinct texts of rows to be embedded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ranked_pairs(part: RowPart, records: Iterable[PlacedRecord], settings: TaskS
 
 
 def negatives_of(part: RowPart, position: RowPosition, record: Record, settings: TaskSettings) -> list[str]:
-    """The texts that do not answer; none where there is no such column."""
+    """The texts that do not answer; none without such a column."""
     columns = _NEGATIVE_COLUMNS if settings.negative is None else (settings.negative,)
     return [
         text for column in columns if record.get(column) is not None for text in texts_of(part, position, record, column)

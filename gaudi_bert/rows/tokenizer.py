@@ -255,7 +255,7 @@ def _growth(normalizer: dict[str, Any]) -> float:
 
 
 def _build_tokenizer(vocabulary: Path) -> Tokenizer:
-    """What the settings beside a vocab.txt say: BERT's words, or the letters of proteins."""
+    """What the settings next to a vocab.txt mean: BERT's words, or the letters of proteins."""
     settings_file = vocabulary.parent / _CASING
     settings: Any = read_json(settings_file) if os.path.lexists(settings_file) else {}
     settings = settings if isinstance(settings, dict) else {}

@@ -1,6 +1,6 @@
 """The stage `pack` for a table: rows of Parquet, Arrow or JSON lines to packs in Parquet, group by group.
 
-The tokenizer that `tokenize` left with the table is copied to the packs: what is trained on them needs it.
+The tokenizer that `tokenize` stored with the table is copied to the packs: what is trained on them needs it.
 
 See `grouped_output` for groups, kills and several writers; `groups` for what a group is. From an object store the complete
 table is copied to scratch; to one, each shard is uploaded when it is written. After bad input everything is removed: packs

@@ -44,7 +44,7 @@ def is_table(source: str | Path) -> bool:
 
 
 def tokenized_length(source: str | Path) -> int | None:
-    """Most tokens of a row of a folder that `tokenize` made; None of any other table."""
+    """Most tokens of a row of a folder of `tokenize`; None of any other table."""
     texts = TokenisedTexts.read_if_present(Path(source))
     return None if texts is None else texts.max_sequence_length
 

@@ -125,7 +125,7 @@ class _Folder:
         return _open_rows(self.source, self.packed, self.metadata, self.reporter)
 
     def prove(self, groups: Sequence[int], in_parts: bool = False) -> Iterator[ProvenGroup]:
-        """Read groups, compare each with its rows, and hold it to its manifest; every group has a bound of its own."""
+        """Read groups, compare each with its rows, and hold it to its manifest; every group has its own bound."""
         if not groups:
             return
         rows, notes = self._rows, self.packed / NOTES_NAME

@@ -166,7 +166,7 @@ def why_bad(path: Path) -> str | None:
 def _report_bad_files(
     inputs: RecordInputs, bad: Sequence[_BadFile], files: int, on_bad_file: OnBadFile, reporter: Reporter
 ) -> None:
-    """Report all bad files; refuse them, unless they are to be left out."""
+    """Report all bad files; refuse them, unless they are to be skipped."""
     if not bad:
         return
     if files == 1:

@@ -59,7 +59,7 @@ def plan(
 ) -> StageOutput[PlanTotals]:
     """Plan the packing of the records that one or several histograms count; the quality of the plan, in total.
 
-    With `finish`, no part is made: it is checked that all are there (see `plan_part`), and plan.json is written.
+    With `finish`, no part is planned: it is checked that all are there (see `plan_part`), and plan.json is written.
     """
     started = time.monotonic()
     with _opened(histograms, out, settings, reporter, store) as (output, records):

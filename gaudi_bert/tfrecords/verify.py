@@ -443,7 +443,7 @@ class _Folder:
                 )
 
     def _check_bad_files(self, names: Sequence[str]) -> None:
-        """Files that were left out as bad are in no manifest, are there as they were, and cannot be read."""
+        """Files that were skipped as bad are in no manifest, are there as they were, and cannot be read."""
         for bad in self.metadata.bad_files:
             path, remedy = self._paths.get(bad.name), self.metadata.remedy
             if path is None or bad.name in names:

@@ -9,11 +9,35 @@ usage: python -m tests.builders.launched stops|hangs         starts one watched 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+# Two processes of PyTorch on this machine.
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command, whose processes must all end well."""
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=580, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def kill_at(path: Path, command: list[str]) -> None:
+    """Run a command, and kill all its processes when they have written `path`."""
+    nothing = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=nothing, stderr=nothing, env=ENVIRONMENT, start_new_session=True)
+    while not path.exists() and process.poll() is None:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def run_commands(commands: list[list[str]], out: Path) -> None:

@@ -5,11 +5,9 @@ served classifier gives each text, over HTTP, the answer that `transformers` giv
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +23,7 @@ pytest.importorskip("transformers")
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 from tests.builders.encoders import TEXTS, TOKENIZER, write_encoder  # noqa: E402
+from tests.builders.launched import TORCHRUN, finished  # noqa: E402
 from tests.builders.packing_case import make_case  # noqa: E402
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -49,12 +48,7 @@ def run_alone(monkeypatch, capsys):
 
 
 def run_in_two(script: str, *arguments: str) -> str:
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent), "GLOO_SOCKET_IFNAME": "lo"}
-    command = [*start, str(EXAMPLES / "pytorch" / script), *SMALL, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return finished([*TORCHRUN, str(EXAMPLES / "pytorch" / script), *SMALL, *arguments]).stdout
 
 
 def losses(output: str) -> dict[str, float]:

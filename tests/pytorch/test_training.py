@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,8 @@ from gaudi_bert.pytorch import PackedDataset, translate_arguments
 from gaudi_bert.training.run_plan import RunPlan
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
+from tests.builders.launched import ROOT, TORCHRUN, finished
 from tests.builders.packed_training import HEADS, PACKS, UPDATES, WAYS, PackedTrainer, make, write_packs
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -153,12 +150,9 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int
 
 
 def run(data: Path, out: Path, processes: int, stopped: bool) -> list[dict]:
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
+    start = TORCHRUN if processes == 2 else [sys.executable]
     script = str(ROOT / "tests" / "builders" / "packed_training.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, *start, script, str(data), str(out), *(["stopped"] if stopped else [])]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=580, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]  # of every process
+    finished([*start, script, str(data), str(out), *(["stopped"] if stopped else [])])
     return [json.loads((out / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)]
 
 

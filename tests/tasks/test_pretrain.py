@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,10 +31,10 @@ from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, run_command, succeed
 from tests.builders.effort import once, sampled
 from tests.builders.encoders import CONFIGS, SIZES, TOKENIZER
+from tests.builders.launched import MPIRUN, TORCHRUN, finished, kill_at
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.builders.tables import LENGTH, loss_of_rows, single_rows, write_table
 
-ROOT = Path(__file__).resolve().parents[2]
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 UPDATES = {
     "updates": 20, "warmup_updates": 5, "global_batch_sequences": 24, "micro_batch_packs": 3, "log_every_updates": 1,
@@ -239,11 +234,6 @@ def test_a_stopped_run_ends_with_the_same_bits(files: Path, tmp_path: Path) -> N
     identical(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "whole"))
 
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
-
-
 @pytest.mark.slow
 def test_two_processes_killed_and_resumed_by_torchrun_leave_what_mpirun_leaves(files: Path, tmp_path: Path) -> None:
     def command(out: str, *launcher: str) -> list[str]:
@@ -253,21 +243,10 @@ def test_two_processes_killed_and_resumed_by_torchrun_leave_what_mpirun_leaves(f
         values["task.masked_lm_probability"] = 0.2
         return [*launcher, *map(str, words), *(f"--set={key}={value}" for key, value in values.items())]
 
-    def ended(words: list[str]) -> None:
-        done = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-
-    killed = subprocess.Popen(
-        command("killed", *TORCHRUN), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT,
-        start_new_session=True,
-    )  # fmt: skip
-    while not (tmp_path / "killed" / "checkpoints" / "update-00000008.safetensors").exists() and killed.poll() is None:
-        time.sleep(0.005)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+    kill_at(tmp_path / "killed" / "checkpoints" / "update-00000008.safetensors", command("killed", *TORCHRUN))
     assert not (tmp_path / "killed" / "training.json").exists()
-    ended(command("killed", *TORCHRUN))
-    ended(command("undisturbed", *(TORCHRUN if shutil.which("mpirun") is None else MPIRUN)))
+    finished(command("killed", *TORCHRUN))
+    finished(command("undisturbed", *(TORCHRUN if shutil.which("mpirun") is None else MPIRUN)))
     identical(weights_of(tmp_path / "killed"), weights_of(tmp_path / "undisturbed"))
     killed_model, model = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("killed", "undisturbed"))
     assert killed_model == model

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -27,10 +25,10 @@ from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.train import train
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
+from tests.builders.launched import ENVIRONMENT, MPIRUN, TORCHRUN, finished, kill_at
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.training.conftest import settings
 
-ROOT = Path(__file__).resolve().parents[2]
 BY_PYTORCH = {"engine": "pytorch", "log_every_updates": 1}
 
 
@@ -187,16 +185,6 @@ def train_command(records: Path, out: Path, **changes: object) -> list[str]:
     return [*map(str, words), *(word for key, value in values.items() for word in ("--set", f"{key}={value}"))]
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-
-
-def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
-
-
 @pytest.fixture(scope="module")
 def by_two(records: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("two") / "train"
@@ -221,13 +209,7 @@ def test_two_processes_are_one_big_batch(records, by_two, tmp_path) -> None:
 
 def test_two_processes_that_were_killed_end_with_the_same_bits(records, by_two, tmp_path) -> None:
     command, out = [*TORCHRUN, *train_command(records, tmp_path / "train")], tmp_path / "train"
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT, start_new_session=True
-    )
-    while not (out / "checkpoints" / "update-00000004.safetensors").exists() and process.poll() is None:
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    kill_at(out / "checkpoints" / "update-00000004.safetensors", command)
     finished(command)
     assert checkpoint_bytes(out) == checkpoint_bytes(by_two)
 
@@ -235,11 +217,10 @@ def test_two_processes_that_were_killed_end_with_the_same_bits(records, by_two, 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="MPI MISSING: install Open MPI to test mpirun")
 def test_mpirun_leaves_what_torchrun_leaves_and_evaluates(records, by_two, tmp_path) -> None:
-    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
-    finished([*mpirun, *train_command(records, tmp_path / "train")])
+    finished([*MPIRUN, *train_command(records, tmp_path / "train")])
     assert checkpoint_bytes(tmp_path / "train") == checkpoint_bytes(by_two)
     words = ["-m", "gaudi_bert", "evaluate", "--engine", "pytorch", "--json"]
-    evaluated = finished([*mpirun, *words, "--data", str(records / "evaluation"), "--checkpoint", str(by_two)])
+    evaluated = finished([*MPIRUN, *words, "--data", str(records / "evaluation"), "--checkpoint", str(by_two)])
     alone = finished([sys.executable, *words, "--data", str(records / "evaluation"), "--checkpoint", str(by_two)])
     one, two = json.loads(alone.stdout), json.loads(evaluated.stdout)
     agree(two["loss"], one["loss"], 1e-6)

@@ -133,7 +133,7 @@ def _most_of_long_packs(prices: IntArray, depth: int, deepest: int) -> int:
 def _common_denominator(relaxation: Relaxation) -> IntArray | None:
     """The prices as multiples of one fraction 1 / n, if they are.
 
-    For billions of sequences, rounding them down would cost whole packs.
+    For billions of sequences, rounding them down would cost packs.
     """
     for denominator in range(1, MAX_DENOMINATOR + 1):
         multiples = relaxation.prices * denominator

@@ -124,7 +124,7 @@ def _unwind_rows(
 # --- with no more copies of a length than there are sequences
 #
 # Of many sequences the limit makes no difference. Of some hundred, most of different lengths, it brings the program's
-# fractions much closer to whole packs, for the price of a table with a row for each length.
+# fractions much closer to integers, for the price of a table with a row for each length.
 
 MOST_ENTRIES = 2**24
 """Of a table: lengths, times tokens of a pack, times sequences in one where depth is limited."""

@@ -65,7 +65,7 @@ class _Placed(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """The packs that were found, and whether there are none if there are none: no branch was left out."""
+    """The packs of the search; without any, whether there are none: no branch was skipped."""
 
     packs: Mixture | None
     is_certain: bool
