@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.models import MODELS, model_overrides, name_of_sizes
 from gaudi_bert.config.pipeline import (
     PipelineSettings,
     load_pipeline,
@@ -28,7 +29,6 @@ from gaudi_bert.config.sections import (
     TokenizeSettings,
     TrainingSettings,
 )
-from gaudi_bert.config.shipped import MODELS, model_overrides, name_of_sizes
 from gaudi_bert.config.values import allowed_values, free_settings, full_keys, parse_bytes
 from tests.builders.command_line import foreign_prose
 
@@ -236,7 +236,7 @@ def test_limits_and_choices_are_shown() -> None:
 def test_what_is_free_is_no_part_of_a_run() -> None:
     both = {"device", "threads", "keep_checkpoints", "log_every_updates", "save_every_updates"}
     both |= {"fusion_bytes", "meeting_seconds", "stall_seconds", "watch_port", "metrics_port", "engine", "compile"}
-    both |= {"deterministic", "gaudi_fused_attention", "recompute"}
+    both |= {"recompute", "deterministic", "gaudi_fused_attention"}
     assert free_settings(FineTuneSettings) == both
     assert free_settings(TrainingSettings) == both | {"evaluate_every_updates", "evaluate_packs", "measure_speedup"}
 
