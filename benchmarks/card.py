@@ -103,7 +103,7 @@ class Card:
         self.kind = kind
         engine = load_engine("pytorch")
         self.settings = TrainingSettings(device=kind, seed=1)
-        self.communicator: Communicator = engine.connect(self.settings)
+        self.communicator: Communicator = engine.connect(self.settings, {})
         self.device = engine.open_device(self.settings)
         self.engine = engine
 

@@ -60,7 +60,7 @@ def work(folder: Path, threads: int) -> None:
     from gaudi_bert.training.input.source import open_source
 
     settings = TrainingSettings(device="cpu", threads=threads)
-    communicator = connect(settings)
+    communicator = connect(settings, {})
     open_device(TrainingSettings(device="cpu"), threads=threads)
     source = open_source(folder / "packed")
     with communicator.watched(settings) as watched:

@@ -39,6 +39,11 @@ class Signature:
         stored: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
         return stored
 
+    def facts(self) -> dict[str, Any]:
+        """Each setting and each input by its name: what processes that share the work compare."""
+        settings = {f"{section}.{name}": value for section, own in self.settings.items() for name, value in own.items()}
+        return {**settings, **self.inputs}
+
     @property
     def sha256(self) -> str:
         """The identity of all this."""

@@ -135,6 +135,11 @@ def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
     return Node(rank, count, processes, variables[NODE_ADDRESS], port)
 
 
+def shares_folders() -> bool:
+    """Whether every process of the launch sees the files of all: it is alone, or in pods, which mount the same volume."""
+    return find_launch() is None or NODE_ADDRESS in os.environ
+
+
 def free_port() -> int:
     """A port of this machine that nothing listens on."""
     with socket.socket() as listener:

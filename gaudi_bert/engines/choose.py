@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 from typing import NamedTuple, cast
 
 from gaudi_bert.common.errors import InputError, has_tensorflow, install_command
@@ -59,7 +58,6 @@ def load_engine(name: EngineName) -> Engine:
     if name == "tensorflow":
         with without_keras():
             return cast(Engine, importlib.import_module("gaudi_bert.engines.tensorflow.engine"))
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings of processes that meet or part; our own lines say it
     return cast(Engine, importlib.import_module("gaudi_bert.engines.pytorch.engine"))
 
 

@@ -12,7 +12,7 @@ Letters: B packs, M micro-batches of an update on one process, K sums of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
@@ -227,8 +227,11 @@ class Engine(Protocol):
 
     NAME: EngineName
 
-    def connect(self, settings: LoopSettings) -> Communicator:
-        """The communicator of all processes of this launch; without a launcher, that of this process alone."""
+    def connect(self, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
+        """The communicator of all processes of this launch; without a launcher, that of this process alone.
+
+        `facts` are what else has to be the same in all: the model, the identity of the data. A rank that differs is refused.
+        """
 
     def open_device(self, settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
         """Open the device of `settings`; after `connect`, and before any model is built."""

@@ -32,14 +32,15 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
+from gaudi_bert import __version__
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError, shortened
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, T
 
@@ -296,6 +297,25 @@ class ConnectedProcess(Communicator):
         """This process with its watchdog, while the context lasts."""
         with watch(self, settings) as watchdog:
             yield replace(self, watchdog=watchdog)
+
+
+def shared_facts(settings: LoopSettings, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What has to be the same in all processes of a run, by its name."""
+    own = settings.model_dump(mode="json", exclude={"device", "threads"})
+    keys = {f"{settings.section_name}.{name}": value for name, value in own.items()}
+    return {"gaudi-bert": __version__, **keys, **facts}
+
+
+def difference_of(facts: Mapping[str, Any], first: Mapping[str, Any], who: str, first_name: str) -> str | None:
+    """What one process, `who`, runs that the first one does not; None if they run the same."""
+    for name, value in first.items():
+        if facts.get(name) != value:
+            own, right = (shortened(str(each)) for each in (facts.get(name), value))
+            return (
+                f"{who} has {name} = {own}, {first_name} has {right}; "
+                "start all ranks with the same version, settings, model and data"
+            )
+    return None
 
 
 # --- The server in rank 0: what it knows of every process, when that ends the run, and which of them know

@@ -350,10 +350,9 @@ def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
             "; ".join([f"{stage}: one of {len(ends)} processes ended with exit code {code}; see its error above", *killed])
         )
     if killed:
-        raise FailedError(
-            f"{stage}: {'; '.join(killed)}; unless you killed it, it ran out of memory (see dmesg); "
-            "run it again to resume from the last checkpoint"
-        )
+        memory = any(end.code == -signal.SIGKILL for end in ends)
+        why = "unless you killed it, it ran out of memory (see dmesg)" if memory else "see its error above"
+        raise FailedError(f"{stage}: {'; '.join(killed)}; {why}; run it again to resume from the last checkpoint")
     if any(end.code for end in ends):
         raise FailedError(f"{stage}: a process did not end after the others had, and was killed; run it again to resume")
 

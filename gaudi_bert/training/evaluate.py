@@ -73,7 +73,8 @@ def _evaluate_once(
     """Evaluate a checkpoint, unless `out` holds its figures on these data already."""
     chosen = choose_engine(requested, key="--engine")
     engine = load_engine(chosen.name)
-    communicator = engine.connect(TrainingSettings())
+    inputs = {"checkpoint": checkpoint_identity(file), "data": [source.identity for source in sources]}
+    communicator = engine.connect(TrainingSettings(), inputs)
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
     stored = read_checkpoint(file)
     if not {"model", "training"} <= stored.settings.keys():
@@ -85,7 +86,6 @@ def _evaluate_once(
         settings.model_copy(update={"device": "auto", "precision": "float32"}), None, settings.threads
     )
     with communicator.watched(settings) as watched:
-        inputs = {"checkpoint": checkpoint_identity(file), "data": [source.identity for source in sources]}
         # An evaluation of another checkpoint or of other data is useless now: it is replaced without --overwrite.
         signature = Signature("evaluate", {}, inputs)
         if out is not None and watched.from_first(lambda: begin_artefact(out, out, signature, overwrite=True)):

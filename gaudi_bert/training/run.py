@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic
 
-from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.completion import Signature, is_finished
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.launch import is_first_process
+from gaudi_bert.common.launch import is_first_process, shares_folders
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import LoopSettings
@@ -32,6 +32,7 @@ from gaudi_bert.training.run_folder import (
     R,
     RunContext,
     build_step,
+    nothing_to_do,
     processes_of,
     restore,
     run_engine,
@@ -61,7 +62,7 @@ class Job(ABC, Generic[R]):
     objective: Objective
 
     def prepare(self, reporter: Reporter) -> None:
-        """Read what was not read before the processes met; only the first one's reporter speaks."""
+        """Read what is still to be read before the processes meet; only the first one's reporter speaks."""
 
     @abstractmethod
     def plan(self, processes: int) -> RunPlan:
@@ -130,21 +131,25 @@ def run_job(
     with mirrored(Path(out), settings.store) as folder:
         chosen = run_engine(job.section, folder, is_bert=job.is_bert, overwrite=overwrite)
         prefix = "" if dry_run else f"{STAGE_OF_SECTION[job.section.section_name]}: "
-        if is_first_process():  # before what takes seconds to load
-            reporter.say(f"{prefix}{chosen.line()}")
-        engine = load_engine(chosen.name)
-        communicator = engine.connect(job.section)
-        reporter = reporter if communicator.is_first else Reporter(quiet=True)
+        say, reporter = reporter.say, reporter if is_first_process() else Reporter(quiet=True)
+        reporter.say(f"{prefix}{chosen.line()}")  # before what takes seconds to load
         job.prepare(reporter)
+        signature, result_path = job.signature(), folder / job.result_name
+        # Known before the processes meet: a pod that is lost when others are done is started once more, and meets nobody.
+        if not (overwrite or dry_run) and shares_folders() and is_finished(folder, result_path, signature):
+            say(nothing_to_do(folder, signature))
+            return StageOutput(job.result_type.read(result_path), skipped=True)
+        engine = load_engine(chosen.name)
+        communicator = engine.connect(job.section, signature.facts())
         plan = job.plan(processes_of(settings, communicator, dry_run))
         for line in job.describe(plan, dry_run):
             reporter.say(f"{prefix}{line}")
         if dry_run:
             return DryRun(plan)
         with run_folder(
-            folder / job.result_name,
+            result_path,
             job.result_type,
-            job.signature(),
+            signature,
             settings,
             job.section,
             engine,

@@ -107,8 +107,7 @@ def run_folder(
             is_done = watched.from_first(lambda: _begin(result_path, signature, kept, reporter, resume, overwrite))
         context = RunContext[R](folder, result_path, engine, watched, reporter, device, signature)
         if is_done:
-            done = "trained" if signature.stage == "train" else "fine-tuned"
-            reporter.say(f"{shown_path(folder)}: already {done} with these settings, nothing to do")
+            reporter.say(nothing_to_do(folder, signature))
             yield replace(context, stored=watched.from_first(lambda: content.read(result_path)))
             return
         others = f", {watched.size} processes" if watched.size > 1 else ""
@@ -119,6 +118,12 @@ def run_folder(
             log = "engine.log" if watched.is_first else f"engine-{watched.rank}.log"
             stack.enter_context(native_lines_to(folder / log))
         yield replace(context, compiled=_compiles_kernels(context.checkpoints, watched, device, reporter))
+
+
+def nothing_to_do(folder: Path, signature: Signature) -> str:
+    """What a run says that is finished already."""
+    done = "trained" if signature.stage == "train" else "fine-tuned"
+    return f"{shown_path(folder)}: already {done} with these settings, nothing to do"
 
 
 # --- The engine of a run: settings.yaml in its folder names the one that it began with

@@ -109,7 +109,7 @@ def fine_tune_and_evaluate(files: Path, out: Path) -> None:
     """Write OUT/<task>/ and OUT/evaluations-<rank>.json."""
     for task in RUNS:
         fine_tuned(files, task, out / task, threads=1)
-    communicator = connect(TrainingSettings())
+    communicator = connect(TrainingSettings(), {})
     found = {
         str(rows): as_json(evaluated(out / EVALUATED_TASK, files / f"evaluation-{rows}.jsonl", communicator))
         for rows in EVALUATED_ROWS
@@ -206,7 +206,7 @@ def main() -> None:
     # As the stage `train` would set them, before TensorFlow is used.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    connected = connect(TrainingSettings())
+    connected = connect(TrainingSettings(), {})
     facts = {"rank": connected.rank, "size": connected.size, "local_size": connected.local_size}
     with connected.watched(TrainingSettings(stall_seconds=60)) as communicator:
         facts["sum"] = communicator.sum_array(np.array([1.0, communicator.rank])).tolist()

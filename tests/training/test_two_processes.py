@@ -15,8 +15,11 @@ from safetensors.numpy import load_file
 
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.cli.results import to_json
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.engines.protocol import Communicator
+from gaudi_bert.runners.launch import run_training_processes
 from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint, write_checkpoint
 from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.train import train
@@ -237,3 +240,49 @@ def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(files, result
         shared = sum((share[1] != 0).any(axis=1).astype(int) for share in shares)
         assert shared.max() == 1, "a token that two processes answered"
         assert any(not share[1].any() for share in shares) == (size > 5)
+
+
+# --- connecting, by our own launcher
+
+CONNECTS = """
+import os, signal, sys
+from gaudi_bert.common.errors import GaudiBertError
+from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.engines.tensorflow.horovod import connect
+rank = os.environ["HOROVOD_RANK"]
+if sys.argv[1] == "killed" and rank == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    connect(TrainingSettings(), {"data": rank})
+except GaudiBertError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "reason", "printed"),
+    [
+        ("killed", FailedError, "rank 1 of 2 .* was killed by SIGKILL; .*run it again", ["Wait timeout"]),
+        (
+            "differs",
+            InputError,
+            "ended with exit code 2",
+            ["has data = 1, rank 0 has 0; start", "rank 1 runs something else"],
+        ),
+    ],
+)
+def test_a_process_that_is_lost_or_differs_when_they_connect_ends_both(
+    case: str,
+    kind: type[GaudiBertError],
+    reason: str,
+    printed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "5")
+    settings = load_pipeline(None, ["training.engine=tensorflow", "resources.workers=2"])
+    with pytest.raises(kind, match=reason):
+        run_training_processes(settings, "train", [sys.executable, "-c", CONNECTS, case])
+    output = capfd.readouterr().err
+    assert all(text in output for text in printed), output

@@ -10,7 +10,7 @@ import atexit
 import importlib
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,14 +23,13 @@ from torch import Tensor
 from torch import distributed as torch_distributed
 from torch.nn import Parameter
 
-from gaudi_bert import __version__
 from gaudi_bert.common.arrays import FloatArray, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.launch import Launch, find_launch, find_node
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, DeviceKind
 from gaudi_bert.engines.pytorch.meeting import meet
-from gaudi_bert.engines.watchdog import ConnectedProcess
+from gaudi_bert.engines.watchdog import ConnectedProcess, shared_facts
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hpu": "hccl"}
 # How long a sum waits for a process: the watchdog ends a run earlier, and names the process.
@@ -126,7 +125,7 @@ def _parts(tensors: Sequence[Parameter], most_bytes: int) -> Iterator[list[Param
     yield part
 
 
-def connect(device: DeviceKind, settings: LoopSettings) -> Communicator:
+def connect(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
     """The communicator of all processes of this launch, each on such a device; without a launcher, of this one alone."""
     node = find_node()
     if node is not None and node.processes == 1:
@@ -139,9 +138,10 @@ def connect(device: DeviceKind, settings: LoopSettings) -> Communicator:
     _set_address(launch, local_size, who)
     if device == "hpu":
         _register_hccl(launch)
-    store = None if torch_distributed.is_initialized() else meet(launch, settings.meeting_seconds, _facts(device, settings))
     try:
-        if store is not None:
+        if not torch_distributed.is_initialized():
+            shared = {"torch": torch.__version__, "device": device, **shared_facts(settings, facts)}
+            store = meet(launch, settings.meeting_seconds, shared)
             torch_distributed.init_process_group(
                 _BACKENDS[device], store=store, rank=launch.rank, world_size=launch.size, timeout=_TIMEOUT
             )
@@ -158,13 +158,6 @@ def _part() -> None:
     if torch_distributed.is_initialized():
         with suppress(RuntimeError):  # the others may be gone
             torch_distributed.destroy_process_group()
-
-
-def _facts(device: DeviceKind, settings: LoopSettings) -> dict[str, Any]:
-    """What has to be the same in all processes of a run."""
-    own = settings.model_dump(mode="json", exclude={"device", "threads"})
-    keys = {f"{settings.section_name}.{name}": value for name, value in own.items()}
-    return {"gaudi-bert": __version__, "torch": torch.__version__, "device": device, **keys}
 
 
 def _register_hccl(launch: Launch) -> None:

@@ -12,7 +12,9 @@ import ctypes
 import importlib
 import os
 import shutil
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -35,9 +37,9 @@ _COMPILERS: dict[DeviceKind, str] = {"cpu": "inductor", "cuda": "inductor", "hpu
 updates = TorchUpdates
 
 
-def connect(settings: LoopSettings) -> Communicator:
-    """The communicator of all processes of this launch; without a launcher, that of this process alone."""
-    return distributed.connect(_kind_of(settings), settings)
+def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
+    """The communicator of all processes of this launch, with the same `facts`; without a launcher, of this one alone."""
+    return distributed.connect(_kind_of(settings), settings, facts)
 
 
 def build(

@@ -17,22 +17,27 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
 
 from torch import distributed as torch_distributed
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
 from gaudi_bert.common.launch import MASTER_ADDRESS, MASTER_PORT, Launch
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.engines.watchdog import difference_of
 
 _POLL_SECONDS = 0.2
 # What passes sooner is not said.
 _QUIET_SECONDS = 5.0
-_CONNECT_SECONDS = 5.0
+# How long a process that listens may take to accept.
+_CONNECT_SECONDS = 10.0
 # How long a process may take to answer that was there a moment ago.
-_ANSWER_SECONDS = 30.0
+_ANSWER_SECONDS = 20.0
 # Long enough for all to have read the verdict of a process that ends.
 _FAREWELL_SECONDS = 5 * _POLL_SECONDS
+T = TypeVar("T")
 _ERRORS = {error.exit_code: error for error in (FailedError, InputError, StoppedError)}
 
 
@@ -107,16 +112,36 @@ def _open_store(point: _MeetingPoint) -> Any:
             f"see that rank 0 runs, and that {MASTER_ADDRESS} and {MASTER_PORT} are right; the same command tries again"
         )
         point.wait(lambda: _silence(point), hopeless)
-    store = torch_distributed.TCPStore(
-        point.host,
-        point.port,
-        point.launch.size,
-        listens,
-        timeout=timedelta(seconds=_ANSWER_SECONDS),
-        wait_for_workers=False,
+    # Rank 0 needs no name of its own that can be resolved.
+    host = "127.0.0.1" if listens else point.host
+    timeout = timedelta(seconds=_CONNECT_SECONDS)
+    size = point.launch.size
+    store = _answered(
+        lambda: torch_distributed.TCPStore(host, point.port, size, listens, timeout=timeout, wait_for_workers=False)
     )
+    store.set_timeout(timedelta(seconds=_ANSWER_SECONDS))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return torch_distributed.PrefixStore(f"gaudi-bert/{attempt}", store)
+
+
+def _answered(ask: Callable[[], T]) -> T:
+    """What rank 0 answers. In a thread: torch waits without end, and hears no signal, if rank 0 is silent but not gone."""
+    answers: SimpleQueue[T | Exception] = SimpleQueue()
+
+    def answer() -> None:
+        try:
+            answers.put(ask())
+        except (RuntimeError, ValueError, OSError) as error:
+            answers.put(error)
+
+    Thread(target=answer, name="meeting", daemon=True).start()
+    try:
+        value = answers.get(timeout=_ANSWER_SECONDS)
+    except Empty:
+        raise TimeoutError(f"nothing was heard for {_ANSWER_SECONDS:g} s") from None
+    if isinstance(value, Exception):
+        raise value
+    return value
 
 
 def _check_port(point: _MeetingPoint) -> None:
@@ -155,7 +180,7 @@ def _agree(store: Any, point: _MeetingPoint) -> None:
     """Wait for what is decided, and then until every process has heard it."""
     hopeless = "see the error of rank 0; the same command tries again"
     point.wait(lambda: None if _is_decided(store) else "not all ranks have come", hopeless)
-    store.set(f"ready/{point.launch.rank}", "")
+    _answered(lambda: store.set(f"ready/{point.launch.rank}", ""))
     point = _MeetingPoint(point.launch, point.host, point.port, _ANSWER_SECONDS)
     point.wait(lambda: _absent(store, point, "ready"), "it was lost; the same command tries again")
 
@@ -163,7 +188,7 @@ def _agree(store: Any, point: _MeetingPoint) -> None:
 def _absent(store: Any, point: _MeetingPoint, what: str) -> str | None:
     """Which processes have not come."""
     _is_decided(store)
-    absent = [str(rank) for rank in range(point.launch.size) if not store.check([f"{what}/{rank}"])]
+    absent = _answered(lambda: [str(each) for each in range(point.launch.size) if not store.check([f"{what}/{each}"])])
     shown = f"{', '.join(absent[:8])}{', ...' if len(absent) > 8 else ''}"
     return f"rank{'s' if len(absent) > 1 else ''} {shown} did not come" if absent else None
 
@@ -171,30 +196,25 @@ def _absent(store: Any, point: _MeetingPoint, what: str) -> str | None:
 def _difference(store: Any, rank: int) -> str | None:
     """What a process runs that rank 0 does not."""
     first, other = (json.loads(store.get(f"hello/{each}")) for each in (0, rank))
-    for name, value in first["facts"].items():
-        if other["facts"].get(name) != value:
-            others = f"rank {rank} ({other['host']}) has {name} = {other['facts'].get(name)}"
-            remedy = "start all ranks with the same version and the same settings"
-            return f"{others}, rank 0 ({first['host']}) has {value}; {remedy}"
-    return None
+    return difference_of(other["facts"], first["facts"], f"rank {rank} ({other['host']})", f"rank 0 ({first['host']})")
 
 
 def _tell(store: Any, error: GaudiBertError) -> None:
     """Tell all processes why the run ends, and give them time to read it before this one does."""
-    with suppress(RuntimeError):  # nobody listens any more
+    with suppress(RuntimeError, OSError):  # nobody listens any more
         _set(store, "verdict", {"text": str(error), "exit_code": error.exit_code})
         time.sleep(_FAREWELL_SECONDS)
 
 
 def _is_decided(store: Any) -> bool:
     """Whether all may begin; the error of a process that ends the run."""
-    if not store.check(["verdict"]):
+    if not _answered(lambda: store.check(["verdict"])):
         return False
-    verdict = json.loads(store.get("verdict"))
+    verdict = json.loads(_answered(lambda: store.get("verdict")))
     if verdict["exit_code"]:
         raise _ERRORS[verdict["exit_code"]](verdict["text"])
     return True
 
 
 def _set(store: Any, key: str, value: Mapping[str, Any]) -> None:
-    store.set(key, json.dumps(value))
+    _answered(lambda: store.set(key, json.dumps(value)))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,11 +19,11 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import FloatArray, WeightArrays
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.launch import find_launch
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator
-from gaudi_bert.engines.watchdog import ConnectedProcess
+from gaudi_bert.engines.watchdog import ConnectedProcess, difference_of, shared_facts
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class HorovodCommunicator(ConnectedProcess):
             }
 
 
-def connect(settings: LoopSettings) -> Communicator:
-    """The communicator of all processes of this launch; without a launcher, that of this process alone."""
+def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
+    """The communicator of all processes of this launch, with the same `facts`; without a launcher, of this one alone."""
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()
@@ -72,10 +73,23 @@ def connect(settings: LoopSettings) -> Communicator:
         hvd.init()
         rank, size, local_size = hvd.rank(), hvd.size(), hvd.local_size()
     except (RuntimeError, ValueError, OSError) as error:
-        raise InputError(f"{who}: Horovod cannot connect ({' '.join(str(error).split())}); start all ranks again") from error
+        raise FailedError(
+            f"{who}: Horovod cannot connect ({' '.join(str(error).split())}); start all ranks again"
+        ) from error
     if (rank, size) != (launch.rank, launch.size):
         raise InputError(
             f"{who}: Horovod reports rank {rank} of {size}; it was probably built without MPI: "
             "start the processes by `horovodrun --gloo`, or build Horovod with MPI"
         )
-    return HorovodCommunicator(rank, size, local_size, horovod=hvd)
+    communicator = HorovodCommunicator(rank, size, local_size, horovod=hvd)
+    _check_same(communicator, shared_facts(settings, facts))
+    return communicator
+
+
+def _check_same(communicator: HorovodCommunicator, facts: Mapping[str, Any]) -> None:
+    """Refuse, in all processes, that one of them runs something else than the first."""
+    first = communicator.from_first(lambda: dict(facts))
+    difference = difference_of(facts, first, f"rank {communicator.rank} ({socket.gethostname()})", "rank 0")
+    differs = communicator.sum_array(np.eye(communicator.size)[communicator.rank] * (difference is not None))
+    if differs.any():
+        raise InputError(difference or f"rank {int(differs.argmax())} runs something else than rank 0; see its error")

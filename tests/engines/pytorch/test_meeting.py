@@ -102,6 +102,18 @@ def test_a_port_in_use_is_a_wrong_setting(port: int) -> None:
     assert str(error).startswith(f"rank 0 of 2: cannot listen at MASTER_PORT = {port} (Address already in use); set another")
 
 
+def test_what_listens_and_never_answers_is_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of somebody else, or a rank 0 that is stopped or lost its network: torch would wait without end."""
+    monkeypatch.setattr(meeting, "_ANSWER_SECONDS", 1.0)
+    with socket.socket() as silent:
+        silent.bind(("", port))
+        silent.listen()
+        error = end_of(1, 2, FACTS)
+    assert isinstance(error, FailedError)
+    assert "was lost while they met at 127.0.0.1" in str(error)
+    assert "nothing was heard for 1 s" in str(error)
+
+
 # A rank in a process of its own, as a command has it: SIGTERM interrupts.
 RANK = """
 import signal, sys

@@ -1,11 +1,14 @@
-"""Two pods that train together, as processes with the variables of their Job: to the end, killed, stopped, resumed."""
+"""Two pods that train together, with the variables, names and network of their Job: lost, stopped, cut off, resumed."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ from gaudi_bert.common.launch import free_port
 from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint
 from tests.builders import training_data as data
 from tests.builders.agree import identical
+from tests.builders.effort import LONG
+from tests.builders.machines import pod_network
 
 UPDATES = 8
 SETTINGS = {
@@ -26,83 +31,157 @@ SETTINGS = {
     "log_every_updates": 1,
     "save_every_updates": 2,
     "measure_speedup": "false",
-    "stall_seconds": 60,
-    "meeting_seconds": 60,
+    "stall_seconds": 10,
+    "meeting_seconds": 10,
     "threads": 1,
 }
-# A command whose pod is killed, or stopped, when it has done so many updates; 0: never.
+# A command whose pod gets a signal, or loses its network, when it meets the others or has done so many updates.
 POD = """
-import os, signal, sys
+import os, signal, subprocess, sys
 from gaudi_bert.cli import main
+from gaudi_bert.engines.pytorch import meeting
 from gaudi_bert.training.objective import TrainingStep
-at, number = int(sys.argv[1]), int(sys.argv[2])
-right = TrainingStep.run
+end, at = sys.argv[1:3]
+introduce, step = meeting._introduce, TrainingStep.run
+
+def end_now():
+    if end == "no network":
+        subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+    else:
+        os.kill(os.getpid(), signal.Signals[end])
+
+def meet(*arguments):
+    if at == "meeting":
+        end_now()
+    introduce(*arguments)
 
 def run(self, micro_batches, update, learning_rate):
-    sums = right(self, micro_batches, update, learning_rate)
-    if update == at:
-        os.kill(os.getpid(), number)
+    sums = step(self, micro_batches, update, learning_rate)
+    if at == str(update):
+        end_now()
     return sums
 
-TrainingStep.run = run
+meeting._introduce, TrainingStep.run = meet, run
 main(sys.argv[3:])
 """
+Ends = list[tuple[int, str]]
+# A pod that loses its network is silent, as one is whose node is lost.
+ON_ONE_MACHINE = [("SIGKILL", 1, "3"), ("SIGTERM", 1, "5")]
+IN_NAMESPACES = [("SIGKILL", 0, "meeting"), ("no network", 1, "meeting"), ("no network", 1, "4"), *ON_ONE_MACHINE]
 
 
-def pods(packed: Path, out: Path, ends: tuple[int, int] = (0, 0), at: int = 0, **settings: object) -> list[tuple[int, str]]:
-    """How both pods end, and what they print; pod `rank` gets the signal `ends[rank]` after update `at`."""
-    model = [word for name, value in data.MODEL.items() for word in ("--set", f"model.{name}={value}")]
-    values = {**SETTINGS, **settings}
-    loop = [word for name, value in values.items() for word in ("--set", f"training.{name}={value}")]
-    command = ["train", "--data", str(packed), "--out", str(out), "--engine", "pytorch", *model, *loop]
-    shared = {
-        "PET_NNODES": "2",
-        "PET_NPROC_PER_NODE": "1",
-        "PET_MASTER_ADDR": "localhost",
-        "PET_MASTER_PORT": str(free_port()),
-    }
-    running = []
-    for rank in range(2):
-        environment = {**os.environ, **shared, "PET_NODE_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        arguments = [str(at if ends[rank] else 0), str(ends[rank]), *command]
-        running.append(
-            subprocess.Popen(
-                [sys.executable, "-c", POD, *arguments],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    printed = [process.communicate(timeout=240)[0] for process in running]
-    return [(process.returncode, text) for process, text in zip(running, printed, strict=True)]
+@dataclass
+class Pods:
+    """What runs a command in each pod, and the name of the first one."""
+
+    commands: list[list[str]]
+    first: str
+
+    def run(
+        self,
+        packed: Path,
+        out: Path,
+        end: str = "",
+        pod: int = 1,
+        at: str = "",
+        started: tuple[int, ...] = (0, 1),
+        second: Sequence[str] = (),
+    ) -> Ends:
+        """The exit code and the output of each pod that is started; `pod` meets its `end`, the `second` has more options."""
+        values = [f"training.{name}={value}" for name, value in SETTINGS.items()]
+        values += [f"model.{name}={value}" for name, value in data.MODEL.items()]
+        command = ["train", "--data", str(packed), "--out", str(out), "--engine", "pytorch"]
+        command += [word for value in values for word in ("--set", value)]
+        shared = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": self.first}
+        shared |= {"PET_MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+        running = []
+        for rank in started:
+            words = [*self.commands[rank], sys.executable, "-c", POD, end, at if rank == pod else "never", *command]
+            words += second if rank == 1 else ()
+            variables = {**os.environ, **shared, "PET_NODE_RANK": str(rank)}
+            pipe = subprocess.PIPE
+            running.append(subprocess.Popen(words, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True))
+        printed = [process.communicate(timeout=240)[0] for process in running]
+        return [(process.returncode, text) for process, text in zip(running, printed, strict=True)]
 
 
 @pytest.mark.slow
-def test_pods_that_are_killed_and_stopped_end_with_the_bits_of_those_that_are_not(tmp_path: Path) -> None:
-    packed, whole, broken = tmp_path / "packed", tmp_path / "whole", tmp_path / "broken"
+@pytest.mark.parametrize("network", ["one machine", "namespaces"])
+def test_pods_that_are_lost_stopped_and_cut_off_end_with_the_bits_of_those_that_are_not(
+    network: str, tmp_path: Path
+) -> None:
+    if network == "one machine":
+        check_ends(Pods([[], []], "localhost"), tmp_path, ON_ONE_MACHINE)
+        return
+    if not LONG:
+        pytest.skip("NOT TESTED HERE: network namespaces are for make test-long")
+    with pod_network("train", 2) as commands:
+        check_ends(Pods(commands, "train-0.train"), tmp_path, IN_NAMESPACES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--set", "model.hidden_size=24"], "model.hidden_size = 24, rank 0 ({host}) has 12; start all ranks with the same"),
+        (["--data", "{other}"], "data = "),
+    ],
+    ids=["model", "data"],
+)
+def test_a_pod_with_another_model_or_other_data_is_refused_and_named(
+    options: list[str], reason: str, tmp_path: Path
+) -> None:
+    packed, other = (data.write_packed(tmp_path / name, data.make_packs(29)) for name in ("packed", "other"))
+    metadata = other / "metadata.json"
+    metadata.write_text(metadata.read_text().replace('"manifest_crc32c": 1', '"manifest_crc32c": 2'))
+    options = [word.format(other=other) for word in options]
+    host = socket.gethostname()
+    for code, text in Pods([[], []], "localhost").run(packed, tmp_path / "out", second=options):
+        assert code == 2, text
+        assert text.splitlines()[-1].startswith(f"error: rank 1 ({host}) has {reason.format(host=host)}"), text
+
+
+def check_ends(pods: Pods, folder: Path, ends: list[tuple[str, int, str]]) -> None:
+    packed, complete, broken = folder / "packed", folder / "complete", folder / "broken"
     data.write_packed(packed, data.make_packs(29))
-    done = pods(packed, whole)
+    done = pods.run(packed, complete)
     assert [code for code, _ in done] == [0, 0], done
     assert done[1][1] == "", "the first pod reports for both"
-
-    (lost, text), (killed, _) = pods(packed, broken, ends=(0, 9), at=3)
-    assert (lost, killed) == (1, -9), text
-    assert "rank 0 aborts: rank 1 (" in text
-    assert "is lost" in text
-    stopped = pods(packed, broken, ends=(0, 15), at=5)
-    assert [code for code, _ in stopped] == [75, 75], stopped
-    assert "resuming after update 2" in stopped[0][1]
-    assert "stopped on request after update 5 of 8; run it again to resume" in stopped[0][1]
-    resumed = pods(packed, broken)
+    for end, pod, at in ends:
+        printed = pods.run(packed, broken, end, pod, at)
+        check_end(printed, end, pod, at)
+    resumed = pods.run(packed, broken)
     assert [code for code, _ in resumed] == [0, 0], resumed
     assert "resuming after update 5" in resumed[0][1]
+    check_same_bits(complete, broken)
+    # Lost after the first one has finished: nobody is there to be met.
+    ((code, text),) = pods.run(packed, broken, started=(1,))
+    assert (code, text) == (0, f"{broken}: already trained with these settings, nothing to do\n")
 
-    ends = [read_checkpoint(checkpoint_files(out / "checkpoints")[-1]) for out in (whole, broken)]
+
+def check_end(printed: Ends, end: str, pod: int, at: str) -> None:
+    (own, _), (others, text) = printed[pod], printed[1 - pod]
+    codes = {"SIGKILL": (-9, 1), "SIGTERM": (75, 75), "no network": (1, 1)}
+    assert (own, others) == codes[end], printed
+    for _, each in printed:
+        assert "Traceback" not in each
+        assert "[c10d]" not in each, "one line of ours, not torch's own"
+    reason = {
+        ("SIGKILL", "meeting"): f"error: rank {1 - pod} of 2: ",
+        ("no network", "meeting"): f"error: rank {1 - pod} of 2: rank {pod} did not come, after 10 s",
+        ("SIGKILL", "3"): f"error: rank 0 aborts: rank {pod} (",
+        ("no network", "4"): f"error: rank 0 aborts: rank {pod} (",
+        ("SIGTERM", "5"): "stopped on request after update 5 of 8; run it again to resume",
+    }
+    assert reason[end, at] in text, text
+
+
+def check_same_bits(complete: Path, broken: Path) -> None:
+    ends = [read_checkpoint(checkpoint_files(out / "checkpoints")[-1]) for out in (complete, broken)]
     assert [end.update for end in ends] == [UPDATES] * 2
     for part in ("variables", "first_moments", "second_moments"):
         identical(*(getattr(end, part) for end in ends))
     losses = [
-        [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()] for out in (whole, broken)
+        [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()] for out in (complete, broken)
     ]
     identical(*losses)

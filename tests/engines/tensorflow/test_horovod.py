@@ -48,7 +48,7 @@ def launch(monkeypatch, launcher: str, rank: int, size: int) -> None:
 
 
 def test_alone_nothing_travels() -> None:
-    communicator = connect(SETTINGS)
+    communicator = connect(SETTINGS, {})
     assert (communicator.rank, communicator.size, communicator.local_size, communicator.is_first) == (0, 1, 1, True)
     assert communicator.any_true(True)
     assert not communicator.any_true(False)
@@ -63,13 +63,13 @@ def test_alone_nothing_travels() -> None:
 def test_every_launcher_is_known_and_without_horovod_every_rank_of_several_says_so(monkeypatch, launcher: str) -> None:
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     launch(monkeypatch, launcher, 0, 1)
-    assert connect(SETTINGS) == Communicator()
+    assert connect(SETTINGS, {}) == Communicator()
     for rank in range(2):
         launch(monkeypatch, launcher, rank, 2)
         assert find_launch() == Launch(launcher, rank, 2)
         message = f"rank {rank} of 2, started by {launcher}: several processes need Horovod.*make setup-horovod"
         with pytest.raises(InputError, match=message) as raised:
-            connect(SETTINGS)
+            connect(SETTINGS, {})
         assert "\n" not in str(raised.value)
 
 
@@ -93,7 +93,7 @@ def test_horovod_without_mpi_under_mpirun_is_told(monkeypatch) -> None:
     launch(monkeypatch, "mpirun", 1, 4)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", stand_in())
     with pytest.raises(InputError, match=r"rank 1 of 4, started by mpirun: Horovod reports rank 0 of 1; .*without MPI"):
-        connect(SETTINGS)
+        connect(SETTINGS, {})
 
 
 def test_horovod_that_cannot_connect_is_one_line(monkeypatch) -> None:
@@ -102,8 +102,8 @@ def test_horovod_that_cannot_connect_is_one_line(monkeypatch) -> None:
 
     launch(monkeypatch, "horovodrun", 0, 2)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", stand_in(init=init))
-    with pytest.raises(InputError, match=r"cannot connect \(Gloo connectFullMesh failed with timeout\); start all ranks"):
-        connect(SETTINGS)
+    with pytest.raises(FailedError, match=r"cannot connect \(Gloo connectFullMesh failed with timeout\); start all ranks"):
+        connect(SETTINGS, {})
 
 
 def test_the_fusion_threshold_is_set_before_horovod_starts(monkeypatch) -> None:
@@ -114,8 +114,9 @@ def test_the_fusion_threshold_is_set_before_horovod_starts(monkeypatch) -> None:
         seen["threshold"] = os.environ["HOROVOD_FUSION_THRESHOLD"]
 
     launch(monkeypatch, "horovodrun", 0, 2)
-    monkeypatch.setitem(sys.modules, "horovod.tensorflow", stand_in(init=init, size=lambda: 2))
-    connect(TrainingSettings(fusion_bytes="16MiB"))
+    module = stand_in(init=init, size=lambda: 2, Sum=1, allreduce=lambda tensor, **_: tensor)
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", module)
+    connect(TrainingSettings(fusion_bytes="16MiB"), {})
     assert seen["threshold"] == str(16 * 2**20)
     monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD")
 
