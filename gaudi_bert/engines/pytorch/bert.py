@@ -66,6 +66,11 @@ class _OneDnnProduct(torch.autograd.Function):
         )
 
 
+def _has_onednn() -> bool:
+    """Whether this build of PyTorch has oneDNN, and the operation, which is not part of its public interface."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
 def _by_onednn(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     if left.dim() == 2:
         # A gradient that is one number in every position has no axis to go along, which oneDNN is very slow at.
@@ -81,7 +86,7 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     work = left.shape[-2] * left.shape[-1] * right.shape[-1]
     eager = type(left) in _EAGER and type(right) in _EAGER and not torch.compiler.is_compiling()
     wide = left.dtype == right.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    if eager and wide and left.device.type == "cpu" and work >= _LEAST_WORK and torch.backends.mkldnn.is_available():
+    if eager and wide and left.device.type == "cpu" and work >= _LEAST_WORK and _has_onednn():
         return _OneDnnProduct.apply(left, right, bias)
     return torch.matmul(left, right) if bias is None else torch.addmm(bias, left, right)
 
