@@ -264,12 +264,6 @@ except GaudiBertError as error:
     ("case", "kind", "reason", "printed"),
     [
         ("killed", FailedError, "rank 1 of 2 .* was killed by SIGKILL; .*run it again", ["Wait timeout"]),
-        (
-            "differs",
-            InputError,
-            "ended with exit code 2",
-            ["has data = 1, rank 0 has 0; start", "rank 1 runs something else"],
-        ),
     ],
 )
 def test_a_process_that_is_lost_when_they_connect_ends_both(
