@@ -124,7 +124,7 @@ ROOMS = {
 # The storeys of a room, from the lowest: folders, and files that stand above one. Each may import what comes before it.
 # Files that are not named are the room's floor, and import no storey.
 STOREYS = {
-    "config": ("values", "sections", "places", "models", "pipeline"),
+    "config": ("values", "sections", "places", "shipped", "pipeline"),
     "packing": (
         "heuristics",
         "nnls_solver",

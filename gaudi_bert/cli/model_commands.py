@@ -50,7 +50,7 @@ def train(
     json: arguments.Json = False,
 ) -> None:
     """Train BERT on packed (or unpacked) records, or any language model on a packed table, by TensorFlow or PyTorch."""
-    from gaudi_bert.config.models import model_overrides, names_bert
+    from gaudi_bert.config.shipped import model_overrides, names_bert
     from gaudi_bert.tasks import pretrain
     from gaudi_bert.training import train
 

@@ -30,10 +30,10 @@ from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import Float32Array, FloatArray
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.progress import Reporter, count_of
-from gaudi_bert.config.models import MODELS, name_of_sizes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.config.shipped import MODELS, name_of_sizes
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, EncoderConfig

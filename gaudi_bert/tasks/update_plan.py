@@ -27,7 +27,7 @@ from gaudi_bert.rows.packs import BatchShape, Packs
 _LENGTH_STEP = 8
 _USUAL_LONGEST = 512
 # Of the lengths that cost at most so much more than the cheapest, the one with the fewest slots is taken.
-_WORTH = 1.02
+_WORTH = 1.03
 _SHAKE = 0.5
 # All lengths are tried on the updates of so many rows, and so many of the cheapest on all.
 _SAMPLED_ROWS, _TRIED = 2**17, 8
@@ -95,8 +95,8 @@ class RowStream:
         rows = self.rows_of(first, last)
         sizes = self.rows.starts[rows + 1] - self.rows.starts[rows]
         update = np.repeat(np.arange(len(rows)) // self.batch_rows, sizes)
-        found, sequences = np.divmod(np.unique(update * len(self.lengths) + self.rows.of(rows)), len(self.lengths))
-        return sequences, np.searchsorted(found, np.arange(last - first + 1))
+        of_update, sequences = np.divmod(np.unique(update * len(self.lengths) + self.rows.of(rows)), len(self.lengths))
+        return sequences, np.searchsorted(of_update, np.arange(last - first + 1))
 
     def packs_of(self, update: int, shape: BatchShape) -> tuple[Packs, IntArray]:
         """The packs of an update, and its sequences; `members` of the packs are numbers of these sequences."""
@@ -166,8 +166,8 @@ def choose_shape(
     sampled = _SAMPLED_ROWS // stream.batch_rows + 1
     if sampled < stream.updates:
         lengths = [shape.batch.length for shape in shapes(sampled)[:_TRIED]]
-    found = shapes(stream.updates)
-    worth = [shape for shape in found if cost(shape) <= _WORTH * cost(found[0])]
+    tried = shapes(stream.updates)
+    worth = [shape for shape in tried if cost(shape) <= _WORTH * cost(tried[0])]
     return min(worth, key=lambda shape: (shape.packs * shape.batch.length, shape.batch.length))
 
 
@@ -186,13 +186,15 @@ def _balanced(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     sequences = np.unique(np.repeat(update, np.diff(rows.starts)[order]) * len(lengths) + rows.of(order))
     needed = np.bincount(sequences // len(lengths), lengths[sequences % len(lengths)], len(sizes))
-    # This epoch may have only some of the rows of an update; expected are the tokens that so many random rows need.
+    # This epoch may have only some of the rows of an update; expected are the tokens that so many random rows need, rounded:
+    # ranks on other processors must swap the same rows.
     uses = np.bincount(rows.members, minlength=len(lengths))
     known_sizes, of_update = np.unique(sizes, return_inverse=True)
-    excess = needed - np.array([lengths @ (1 - (1 - size / len(order)) ** uses) for size in known_sizes])[of_update]
+    expected = np.rint([lengths @ (1 - (1 - size / len(order)) ** uses) for size in known_sizes])
+    excess = needed - expected[of_update]
     for _ in range(_MOST_SWEEPS):
         order = order[np.lexsort((tokens[order], update))]
-        by_excess = np.argsort(excess)
+        by_excess = np.argsort(excess, kind="stable")
         pair = np.empty(len(sizes), np.int64)
         pair[by_excess] = np.minimum(np.arange(len(sizes)), np.arange(len(sizes))[::-1])
         if not _swap_rows(order, tokens, _unshared(rows, order, pair[update]), starts, by_excess, excess):

@@ -23,9 +23,9 @@ from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, count_of
-from gaudi_bert.config.models import name_of_sizes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import ModelSettings, TrainingSettings
+from gaudi_bert.config.shipped import name_of_sizes
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, parameter_count

@@ -12,7 +12,6 @@ import yaml
 from pydantic import ValidationError
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.models import MODELS, model_overrides, name_of_sizes
 from gaudi_bert.config.pipeline import (
     PipelineSettings,
     load_pipeline,
@@ -29,6 +28,7 @@ from gaudi_bert.config.sections import (
     TokenizeSettings,
     TrainingSettings,
 )
+from gaudi_bert.config.shipped import MODELS, model_overrides, name_of_sizes
 from gaudi_bert.config.values import allowed_values, free_settings, full_keys, parse_bytes
 from tests.builders.command_line import foreign_prose
 

@@ -20,8 +20,8 @@ from gaudi_bert.artefacts.training import TrainingResult
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.models import model_overrides
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
+from gaudi_bert.config.shipped import model_overrides
 from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.rows.tokenizer import open_tokenizer
