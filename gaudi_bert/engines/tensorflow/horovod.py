@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,7 +22,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.launch import find_launch
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator
-from gaudi_bert.engines.watchdog import ConnectedProcess, difference_of, shared_facts
+from gaudi_bert.engines.watchdog import ConnectedProcess
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class HorovodCommunicator(ConnectedProcess):
 
 
 def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """The communicator of all processes of this launch, with the same `facts`; without a launcher, of this one alone."""
+    """The communicator of all processes of this launch; without a launcher, of this one alone. `facts` are not compared."""
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()
@@ -81,15 +80,4 @@ def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
             f"{who}: Horovod reports rank {rank} of {size}; it was probably built without MPI: "
             "start the processes by `horovodrun --gloo`, or build Horovod with MPI"
         )
-    communicator = HorovodCommunicator(rank, size, local_size, horovod=hvd)
-    _check_same(communicator, shared_facts(settings, facts))
-    return communicator
-
-
-def _check_same(communicator: HorovodCommunicator, facts: Mapping[str, Any]) -> None:
-    """Refuse, in all processes, that one of them runs something else than the first."""
-    first = communicator.from_first(lambda: dict(facts))
-    difference = difference_of(facts, first, f"rank {communicator.rank} ({socket.gethostname()})", "rank 0")
-    differs = communicator.sum_array(np.eye(communicator.size)[communicator.rank] * (difference is not None))
-    if differs.any():
-        raise InputError(difference or f"rank {int(differs.argmax())} runs something else than rank 0; see its error")
+    return HorovodCommunicator(rank, size, local_size, horovod=hvd)
