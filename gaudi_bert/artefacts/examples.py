@@ -1,4 +1,4 @@
-"""What a folder made from text holds: examples.json of `prepare`, tokens.json of `tokenize`.
+"""What a folder of `prepare` or `tokenize` holds: examples.json of `prepare`, tokens.json of `tokenize`.
 
 It is written last, so a folder that has it is complete. Until then, each finished part of the work has a small file:
 `sections/<split>-NNNNN.json` of `prepare`, `tokens-KKKKK-of-NNNNN.json` of `tokenize`.

@@ -131,7 +131,7 @@ class Command(TyperCommand):
         plain = re.sub(r"default:(\s+)\(([^()]*)\)", r"default:\1\2", super().get_help(ctx))
         plain = re.sub(r"\{([A-Z_]+)\}", r"\1", plain)
         plain = re.sub(
-            r"^(  [A-Z][A-Z_]+(?:\.\.\.)? )(<[^>]+>)", lambda found: found[1] + " " * len(found[2]), plain, flags=re.M
+            r"^(  [A-Z][A-Z_]+(?:\.\.\.)? )(<[^>]+>)", lambda match: match[1] + " " * len(match[2]), plain, flags=re.M
         )
         return _coloured(plain)
 

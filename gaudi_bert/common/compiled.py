@@ -159,11 +159,11 @@ def _is_trusted(folder: Path) -> bool:
     if folder.parent not in _shared_folders():
         return True
     try:
-        found = os.lstat(folder.parent)
+        status = os.lstat(folder.parent)
     except OSError:
         return False
-    others_may_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not others_may_write
+    others_may_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not others_may_write
 
 
 def _make_trusted(folder: Path) -> None:

@@ -73,7 +73,7 @@ class Task:
         self.started = self._counts_since = time.monotonic()
         self._done_before = 0.0
         self._seen: deque[tuple[float, float]] = deque([(self.started, 0.0)])
-        self._told: float | None = None
+        self._shown: float | None = None
         self._lock = threading.Lock()
 
     def advance(self, amount: float = 1) -> None:
@@ -89,7 +89,7 @@ class Task:
         with self._lock:
             self.total = self.total if total is None else total
             self.done = self._done_before = done
-            self._counts_since, self._told = time.monotonic(), None
+            self._counts_since, self._shown = time.monotonic(), None
             self._seen = deque([(self._counts_since, done)])
 
     def line(self, now: float) -> str:
@@ -102,9 +102,9 @@ class Task:
                 return f"{so_far}, ending"
             if speed is None:
                 return so_far
-            left = (self.total - self.done) / speed
-            self._told = left if self._told is None else min(left, _MOST_GROWTH * self._told)
-            return f"{self.name}: {share:.0f} %, {human_rate(speed, self.unit)}, {human_seconds(self._told)} left"
+            remaining = (self.total - self.done) / speed
+            self._shown = remaining if self._shown is None else min(remaining, _MOST_GROWTH * self._shown)
+            return f"{self.name}: {share:.0f} %, {human_rate(speed, self.unit)}, {human_seconds(self._shown)} left"
 
     def observe(self, now: float) -> None:
         """Remember how much is done now, for `line`: call it often."""
@@ -124,8 +124,8 @@ class Task:
         before = (done - self._done_before) / max(middle - self._counts_since, 1e-9)
         lately = (self.done - done) / max(now - middle, 1e-9)
         is_steady = now - self._counts_since >= _LEAST_SECONDS and 0 < before <= _MOST_SLOWER * lately
-        is_told = is_steady or self._told is not None
-        return lately if is_told and self.total - self.done < _MOST_SECONDS * lately else None
+        is_shown = is_steady or self._shown is not None
+        return lately if is_shown and self.total - self.done < _MOST_SECONDS * lately else None
 
 
 _PASSING_LINE_TAKEN = threading.Event()

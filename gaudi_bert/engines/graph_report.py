@@ -121,7 +121,7 @@ class GraphReport:
 # device makes the true figure smaller, fragmentation makes it larger: it is an estimate.
 #
 # With B packs every tensor has c + d * B bytes, so two traces, at two values of B, give the memory at every moment for every
-# B, and the largest B that fits a card is found without tracing again.
+# B, and the largest B that fits a card is computed without tracing again.
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class PassMemory:
 
 
 class TensorLives(Generic[T]):
-    """When each tensor that has memory of its own is created and last read, in numbers of operations, and its bytes."""
+    """When each tensor that has its own memory is created and last read, in numbers of operations, and its bytes."""
 
     def __init__(self) -> None:
         self._births: dict[T, int] = {}

@@ -230,7 +230,8 @@ class Engine(Protocol):
     def connect(self, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
         """The communicator of all processes of this launch; without a launcher, that of this process alone.
 
-        `facts` are what else has to be the same in all: the model, the identity of the data. A rank that differs is refused.
+        `facts` are what else has to be the same in all: the model, the identity of the data. PyTorch refuses a rank that
+        differs; Horovod compares nothing.
         """
 
     def open_device(self, settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:

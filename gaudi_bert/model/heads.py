@@ -1,6 +1,6 @@
 """What stands on top of an encoder: the heads of pretraining, the head of a task, or vectors of texts. No framework.
 
-A head says which hidden states it reads, which variables it has, and what its outputs and sums are; each engine
+A head names which hidden states it reads, which variables it has, and what its outputs and sums are; each engine
 (`engines/`) computes them. Sums of losses are divided by their weights outside, so that micro-batches and processes add up.
 
 Letters: B packs, L positions, Q masked slots, S depth, C values of a head, H hidden size, V vocabulary.

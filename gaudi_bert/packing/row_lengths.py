@@ -72,7 +72,7 @@ class RowLengths:
         return tuple(packing.histogram.max_sequence_length for packing in self.packings)
 
     def cost_line(self) -> str:
-        """The cost beside that of other ways, for people."""
+        """The cost compared with that of other ways, for people."""
         one, padded = self.cost / self.one_length_cost, self.cost / self.padded_cost
         beside = f"{one:.2f} of that of rows of one length, " if len(self.packings) > 1 else ""
         lengths = " and ".join(f"{length:,}" for length in self.lengths)

@@ -102,8 +102,8 @@ class PackedEncoder:
             raise InputError(f"pooling = {pooling!r}: one of {', '.join(get_args(Pooling))} is allowed")
         width, vectors = self.hidden_size, partial(self._packed.vectors, head=VectorHead(pooling, normalize))
         windows = self._windows(texts, None)
-        found = [self._run(sequences, plan, vectors, "sequence", width) for _, sequences, plan in windows]
-        return np.concatenate([np.zeros((0, width), np.float32), *found])
+        parts = [self._run(sequences, plan, vectors, "sequence", width) for _, sequences, plan in windows]
+        return np.concatenate([np.zeros((0, width), np.float32), *parts])
 
     def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
         """The answer of the model's head for each text, in the order of the texts: what `gaudi-bert predict` writes."""

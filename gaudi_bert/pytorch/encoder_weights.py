@@ -43,26 +43,26 @@ def config_of(config: EncoderConfig, head: Head) -> Any:
     if kind not in transformers.CONFIG_MAPPING:
         raise InputError(f"model_type {shown(kind)}: transformers does not know it; give a type that it has")
     try:
-        made = transformers.CONFIG_MAPPING[kind].from_dict(values)
+        loaded = transformers.CONFIG_MAPPING[kind].from_dict(values)
         if isinstance(head, TaskHead):
             if head.keeps_outputs:
-                made.num_labels = head.width
+                loaded.num_labels = head.width
             if head.is_causal:
-                made.is_decoder = True
-        made.use_cache = False
+                loaded.is_decoder = True
+        loaded.use_cache = False
     except MODEL_ERRORS as error:
         raise InputError(f"model type {kind!r}: its config cannot be used: {reason_of(error)}; correct it") from error
-    return made
+    return loaded
 
 
 def word_task_of(config: EncoderConfig) -> TaskKind:
     """What a model is trained for on texts alone: masked words where it sees both sides, else the next one."""
-    made = config_of(config, VectorHead("cls", normalize=False))
+    loaded = config_of(config, VectorHead("cls", normalize=False))
     tasks: tuple[TaskKind, ...] = ("masked-language-modelling", "causal-language-modelling")
-    for task in tasks[::-1] if getattr(made, "is_decoder", False) else tasks:
-        if type(made) in _AUTO[task]._model_mapping:  # noqa: SLF001 - which class it takes is said nowhere else
+    for task in tasks[::-1] if getattr(loaded, "is_decoder", False) else tasks:
+        if type(loaded) in _AUTO[task]._model_mapping:  # noqa: SLF001 - the only place that names its class
             return task
-    raise InputError(f"model type {made.model_type!r}: transformers has no head of words for it; choose another model")
+    raise InputError(f"model type {loaded.model_type!r}: transformers has no head of words for it; choose another model")
 
 
 def known_types() -> tuple[str, ...]:
@@ -75,11 +75,11 @@ def class_of(config: Any, head: Head) -> Any:
     if isinstance(head, PretrainingHead):
         raise InputError(f"model type {config.model_type!r}: next-sentence prediction is BERT's; pack a table of texts")
     auto = transformers.AutoModel if isinstance(head, VectorHead) else _AUTO[head.kind]
-    found = auto._model_mapping.get(type(config), None)  # noqa: SLF001 - which class it takes is said nowhere else
-    if found is None:
+    classes = auto._model_mapping.get(type(config), None)  # noqa: SLF001 - the only place that names its class
+    if classes is None:
         what = "no vectors of tokens" if isinstance(head, VectorHead) else f"no class for {head.kind}"
         raise InputError(f"model type {config.model_type!r}: transformers has {what}; choose another model or task")
-    return found[0] if isinstance(found, tuple) else found
+    return classes[0] if isinstance(classes, tuple) else classes
 
 
 # --- configs and weights of folders
@@ -101,7 +101,7 @@ class _EncoderWeights(NamedTuple):
 
 
 def read_encoder_config(file: Path) -> EncoderConfig:
-    """What a config.json says of the encoder; what it says of a head and of the file is left out."""
+    """What a config.json holds on the encoder, without what it holds on a head and on the file."""
     content = read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise InputError(f"{file}: names no model_type; give the config.json of a model of transformers")
@@ -163,7 +163,7 @@ def read_encoder_weights(folder: Path, head: Head, *, lacks_head: bool) -> _Enco
 
 
 def stored_buffers(module: Any) -> dict[str, torch.Tensor]:
-    """What `save_pretrained` writes beside the parameters, by name: buffers that are no mere help of the computation."""
+    """What `save_pretrained` writes in addition to the parameters, by name: buffers that are part of the model."""
     stored = module.state_dict().keys() - set(getattr(module, "_keys_to_ignore_on_save", None) or ())
     return {name: buffer for name, buffer in module.named_buffers() if name in stored}
 

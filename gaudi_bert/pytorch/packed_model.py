@@ -194,7 +194,7 @@ def _batch_of_trial(row: Row) -> dict[str, Tensor]:
 
 
 class _StandIn(torch.nn.Module):
-    """In the place of an encoder: the hidden states that it gives are what it is given, in an output of its own kind."""
+    """Stands for an encoder: the hidden states that it gives are those that it is given, in an output of that kind."""
 
     def __init__(self, encoder: Any, output: Any) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class _StandIn(torch.nn.Module):
         self._parts = {name for name, _ in encoder.named_children()} - {"pooler"}
 
     def __getattr__(self, name: str) -> Any:
-        """A part of the encoder that a head calls in its place (OPT's its decoder) is this too."""
+        """So is a part of the encoder that a head calls instead (OPT's its decoder)."""
         return self if name in self.__dict__.get("_parts", ()) else super().__getattr__(name)
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:

@@ -57,9 +57,9 @@ _MEANT = (ValueError, OSError)  # and errors of a library's own kinds
 
 def reason_of(error: BaseException, most: int = 200) -> str:
     """Why another library refused a file or a setting: its words where it meant to say something, else ours."""
-    said = _KIND_OF_ERROR.sub("", " ".join(str(error).split()))[:most]
+    message = _KIND_OF_ERROR.sub("", " ".join(str(error).split()))[:most]
     meant = isinstance(error, _MEANT) or type(error).__module__ != "builtins"
-    return said if meant and said else "its settings do not fit together"
+    return message if meant and message else "its settings do not fit together"
 
 
 @contextmanager
@@ -426,8 +426,8 @@ def _built(config: Any, kind: Any) -> Any:
             if type(config) in transformers.MODEL_MAPPING
             else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         )
-        found = mapping[type(config)]
-        kind = found[0] if isinstance(found, tuple) else found
+        classes = mapping[type(config)]
+        kind = classes[0] if isinstance(classes, tuple) else classes
     return kind._from_config(config).base_model  # noqa: SLF001 - how transformers makes one of a config
 
 

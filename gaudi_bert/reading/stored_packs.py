@@ -1,4 +1,4 @@
-"""Packs that are stored in shards, in the one order: what every reader of a packed folder is made of."""
+"""Packs that are stored in shards, in the one order: which every reader of a packed folder uses."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from gaudi_bert.packing.histogram import Histogram, histogram_of, rescaled
 from gaudi_bert.packing.mixture import estimate_limit
 from gaudi_bert.packing.row_lengths import choose_row_lengths, row_cost
 from gaudi_bert.reporting import packing_pictures
-from gaudi_bert.rows.reading import LeftOut, read_rows, windows
+from gaudi_bert.rows.reading import SkippedRows, read_rows, windows
 from gaudi_bert.rows.retrieval import text_table
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
@@ -357,19 +357,19 @@ def _chosen_rows(lengths: IntArray, config: Path, depth: int | str) -> _ChosenRo
     sizes = read_json(config) if config.is_file() else {}
     longest = min(int(lengths.max()), sizes.get("max_position_embeddings", 2**20))
     counts = np.bincount(np.minimum(lengths, longest))[1:]
-    made = choose_row_lengths(
+    chosen = choose_row_lengths(
         counts, partial(row_cost, hidden_size=sizes.get("hidden_size", _USUAL_HIDDEN_SIZE)), depth=depth
     )
-    packs = tuple(packing.packs for packing in made.packings)
-    return _ChosenRows(made.lengths, packs, made.cost / made.one_length_cost, made.cost / made.padded_cost)
+    packs = tuple(packing.packs for packing in chosen.packings)
+    return _ChosenRows(chosen.lengths, packs, chosen.cost / chosen.one_length_cost, chosen.cost / chosen.padded_cost)
 
 
 def _lengths(data: str, model: Path, settings: TaskSettings, reporter: Reporter) -> IntArray:
     """Tokens of each sequence, one per row, uncut."""
     tokenizer = open_tokenizer(model)
     parts: list[IntArray] = []
-    left_out = LeftOut()
-    for rows in windows(read_rows(data, settings.name, settings, say=reporter.say, left_out=left_out), WINDOW_ROWS):
+    skipped = SkippedRows()
+    for rows in windows(read_rows(data, settings.name, settings, say=reporter.say, skipped=skipped), WINDOW_ROWS):
         whole = settings.model_copy(update={"too_long": "error"})
         task: TaskName | None = settings.name
         if task == "embedding":  # each distinct text is a sequence
@@ -378,8 +378,8 @@ def _lengths(data: str, model: Path, settings: TaskSettings, reporter: Reporter)
         parts.append(sequences.lengths)
         if reporter.live:
             reporter.show(f"{sum(map(len, parts)):,} rows")
-    if left_out.rows:
-        reporter.say(str(left_out))
+    if skipped.rows:
+        reporter.say(str(skipped))
     if not parts:
         raise InputError(f"{data}: holds no rows; give a file with at least one")
     return np.concatenate(parts)

@@ -237,7 +237,7 @@ class _JsonText:
         """The entries of the list `data`."""
         if not self._accept("{"):
             raise _not_squad(self._part, "it is not an object")
-        found = False
+        has_data = False
         while not self._accept("}"):
             key = self._value()
             self._expect(":")
@@ -246,12 +246,12 @@ class _JsonText:
             elif not self._accept("["):
                 raise _not_squad(self._part, "`data` is not a list")
             else:
-                found = True
+                has_data = True
                 while not self._accept("]"):
                     yield self._value()
                     self._accept(",")
             self._accept(",")
-        if not found:
+        if not has_data:
             raise _not_squad(self._part, "it has no list `data`")
 
     def _accept(self, character: str) -> bool:

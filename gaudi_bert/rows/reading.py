@@ -43,20 +43,20 @@ def read_rows(
     *,
     labelled: bool = False,
     say: Callable[[str], None] | None = None,
-    left_out: LeftOut | None = None,
+    skipped: SkippedRows | None = None,
 ) -> Iterator[Row]:
     """The rows of a file, in its order, in bounded memory.
 
     `path` may be `-` for standard input; `task` is None for plain texts. With `labelled`, a row without labels, tags or
     answers is refused; else they are ignored. `say` gets a line on the columns and the first row, once that is read. Rows
-    that cannot be read are refused, or left out, as the settings say, and counted in `left_out`.
+    that cannot be read are refused, or skipped, as the settings have it, and counted in `skipped`.
     """
     part = complete_file(path, settings)
-    return good_rows(rows_of_part(part, task, settings, labelled=labelled, say=say), settings.on_bad_row, left_out)
+    return good_rows(rows_of_part(part, task, settings, labelled=labelled, say=say), settings.on_bad_row, skipped)
 
 
-class LeftOut:
-    """How many rows are left out because they cannot be read, and what is wrong with the first one."""
+class SkippedRows:
+    """How many rows are skipped because they cannot be read, and what is wrong with the first one."""
 
     def __init__(self) -> None:
         self.rows, self.first = 0, ""
@@ -69,15 +69,17 @@ class LeftOut:
         self.rows, self.first = self.rows + 1, self.first or problem
 
 
-def good_rows(rows: Iterator[Row | BadRow], on_bad_row: OnBadRow = "stop", left_out: LeftOut | None = None) -> Iterator[Row]:
-    """The rows; one that cannot be read is refused, or with `skip` left out."""
+def good_rows(
+    rows: Iterator[Row | BadRow], on_bad_row: OnBadRow = "stop", skipped: SkippedRows | None = None
+) -> Iterator[Row]:
+    """The rows; one that cannot be read is refused, or with `skip` skipped."""
     for row in rows:
         if not isinstance(row, BadRow):
             yield row
         elif on_bad_row == "stop":
             raise InputError(row.problem)
-        elif left_out is not None:
-            left_out.add(row.problem)
+        elif skipped is not None:
+            skipped.add(row.problem)
 
 
 def rows_of_part(

@@ -38,7 +38,7 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TokenizeSettings
 from gaudi_bert.corpus.documents import Source, find_sources, source_identity
 from gaudi_bert.rows.parts import RowPart, row_parts
-from gaudi_bert.rows.reading import LeftOut, good_rows, rows_of_part, sized_batches
+from gaudi_bert.rows.reading import SkippedRows, good_rows, rows_of_part, sized_batches
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer, read_tokenizer
 from gaudi_bert.rows.types import STANDARD_INPUT, TextRow, source_name
 from gaudi_bert.tables.sources import TOKENS_COLUMN
@@ -202,8 +202,8 @@ def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], 
         return _token_table(encoder.columns, values), counted, sum(map(_characters, batch))
 
     characters = 0
-    reading, left_out = encoder.settings.reading, LeftOut()
-    rows = good_rows(rows_of_part(part, None, reading), reading.on_bad_row, left_out)
+    reading, skipped = encoder.settings.reading, SkippedRows()
+    rows = good_rows(rows_of_part(part, None, reading), reading.on_bad_row, skipped)
     texts = (row for row in rows if isinstance(row, TextRow))
     for table, counted, size in _ahead(encode, sized_batches(texts, _characters, _BATCH_CHARACTERS, _BATCH_TEXTS)):
         counts.update(counted)
@@ -212,8 +212,8 @@ def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], 
         task.advance(min(characters, part.size_bytes) - min(before, part.size_bytes))
         yield table
     task.advance(max(part.size_bytes - characters, 0))
-    if left_out.rows:
-        say(str(left_out))
+    if skipped.rows:
+        say(str(skipped))
 
 
 def _characters(row: TextRow) -> int:

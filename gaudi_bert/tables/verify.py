@@ -1,6 +1,6 @@
 """The stage `verify` for a packed table: proof that every row is there once, value for value.
 
-Group by group, the rows of the table are read again and compared with its shards (`group_proof`). The rest is told in
+Group by group, the rows of the table are read again and compared with its shards (`group_proof`). The rest is described in
 `proof.folder`, and for parts in `proof.parts`.
 """
 

@@ -200,7 +200,7 @@ def open_answers(
 ) -> Iterator[AnswerStream]:
     """Where the answers to `rows` go: a file, or `-` for standard output, which cannot be resumed.
 
-    `overwrite` replaces the answers of other settings; else they are refused. `task` is told how many rows are done.
+    `overwrite` replaces the answers of other settings; else they are refused. `task` counts the rows that are done.
     """
     if out == STANDARD_OUTPUT:
         yield AnswerStream(rows, reporter, task)
@@ -213,7 +213,7 @@ def open_answers(
 def shown_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> Iterator[Task | None]:
     """Show how far `name` is, from the moment on that the model is opened; None for a pipe, whose rows nobody can count.
 
-    A command that is stopped before its first window says that nothing is kept.
+    A command that is stopped before its first window reports that nothing is stored.
     """
     try:
         if rows_file == STANDARD_INPUT:

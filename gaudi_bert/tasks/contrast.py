@@ -65,15 +65,21 @@ class Contrast(NamedTuple):
 
 
 def contrast_of(anchors_M: IntArray, positives_M: IntArray, negatives: IntArray, content_N: IntArray) -> Contrast:
-    """Anchors and candidates by the numbers of their texts; texts of one content say the same.
+    """Anchors and candidates by the numbers of their texts; texts of one content have the same number.
 
-    A candidate is forbidden if it says what the anchor says, or what answers an anchor that says the same.
+    A candidate is forbidden if its content is that of the anchor, or of a positive of an anchor with the same content.
     """
     candidates_C = np.concatenate([positives_M, negatives])
-    asked_M, answered_M, said_C = content_N[anchors_M], content_N[positives_M], content_N[candidates_C]
-    same_MM = asked_M[:, np.newaxis] == asked_M
-    answers_MC = (same_MM.astype(np.float32) @ (answered_M[:, np.newaxis] == said_C).astype(np.float32)) > 0
-    forbidden_MC = answers_MC | (asked_M[:, np.newaxis] == said_C)
+    anchor_content_M, positive_content_M, candidate_content_C = (
+        content_N[anchors_M],
+        content_N[positives_M],
+        content_N[candidates_C],
+    )
+    same_MM = anchor_content_M[:, np.newaxis] == anchor_content_M
+    answers_MC = (
+        same_MM.astype(np.float32) @ (positive_content_M[:, np.newaxis] == candidate_content_C).astype(np.float32)
+    ) > 0
+    forbidden_MC = answers_MC | (anchor_content_M[:, np.newaxis] == candidate_content_C)
     own = np.arange(len(anchors_M))
     forbidden_MC[own, own] = False
     return Contrast(anchors_M, candidates_C, forbidden_MC)
@@ -89,11 +95,11 @@ def in_batch_negatives(vectors_NH: FloatArray, contrast: Contrast, scale: float,
     right = int((scores_MC.argmax(axis=1) == own).sum())
     loss, by_scores_MC = _cross_entropy(scores_MC)
     if symmetric:
-        # Where a positive is no negative of an anchor, neither is the anchor of the positive.
-        asked_MM = scores_MC[:, :rows].T
-        backward, by_asked_MM = _cross_entropy(asked_MM)
+        # A positive that may not be a negative of an anchor may not have that anchor as a negative either.
+        backward_scores_MM = scores_MC[:, :rows].T
+        backward, by_backward_MM = _cross_entropy(backward_scores_MM)
         loss, by_scores_MC = 0.5 * (loss + backward), 0.5 * by_scores_MC
-        by_scores_MC[:, :rows] += 0.5 * by_asked_MM.T
+        by_scores_MC[:, :rows] += 0.5 * by_backward_MM.T
     by_units_NH = np.zeros_like(units_NH)
     np.add.at(by_units_NH, contrast.anchors_M, scale * by_scores_MC @ candidates_CH)
     np.add.at(by_units_NH, contrast.candidates_C, scale * by_scores_MC.T @ anchors_MH)
@@ -134,11 +140,11 @@ def listwise(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> C
     for first, last in itertools.pairwise(starts):
         logits, labels = logits_D1[first:last, 0], labels_D[first:last]
         if labels.sum() > 0:
-            wanted = labels / labels.sum()
+            shares = labels / labels.sum()
             likelihoods = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
-            losses.append(-float(wanted @ likelihoods))
+            losses.append(-float(shares @ likelihoods))
             right += bool(labels[logits.argmax()] == labels.max())
-            gradient_D1[first:last, 0] = np.exp(likelihoods) - wanted
+            gradient_D1[first:last, 0] = np.exp(likelihoods) - shares
     return CoupledLoss(float(np.sum(losses)) / max(1, len(losses)), gradient_D1 / max(1, len(losses)), right)
 
 

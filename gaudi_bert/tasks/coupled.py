@@ -68,7 +68,7 @@ class VectorEvaluation(TaskEvaluation):
 
     @property
     def sums(self) -> int:
-        """There is no loss of a text."""
+        """A text alone has no loss."""
         return 1
 
     def counted(self, batch: Batch) -> FloatArray:
@@ -115,9 +115,9 @@ class CoupledObjective:
             for numbers_BS, output_BSC in zip(numbers, outputs, strict=True):
                 together_NC[numbers_BS[numbers_BS >= 0]] = output_BSC[numbers_BS >= 0]
             together_NC = communicator.sum_array(together_NC)[: len(sequences)]
-            found = self.data.rows.loss(together_NC, sequences, rows)
-            gradients = [np.where(each[..., np.newaxis] >= 0, found.gradient_NH[each], 0.0) for each in numbers]
-            sums = np.array([found.loss * len(rows), len(rows), found.right], np.float64)
+            result = self.data.rows.loss(together_NC, sequences, rows)
+            gradients = [np.where(each[..., np.newaxis] >= 0, result.gradient_NH[each], 0.0) for each in numbers]
+            sums = np.array([result.loss * len(rows), len(rows), result.right], np.float64)
             return sums * communicator.is_first, gradients
 
         return coupled

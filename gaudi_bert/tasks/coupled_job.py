@@ -14,7 +14,7 @@ from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.engines.protocol import Model
-from gaudi_bert.rows.reading import LeftOut
+from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import Row, Sequences, TupleRow
 from gaudi_bert.tasks.coupled import CoupledData, CoupledObjective, VectorEvaluation
@@ -110,12 +110,12 @@ class CoupledJob(FineTuneJob):
         tokenizer: RowTokenizer,
         labels: tuple[str, ...],
         say: Callable[[str], None] | None,
-        left_out: LeftOut,
+        skipped: SkippedRows,
     ) -> tuple[Sequences, tuple[Row, ...]]:
         if settings.name != "embedding":
-            return super()._tokenized(path, settings, tokenizer, labels, say, left_out)
+            return super()._tokenized(path, settings, tokenizer, labels, say, skipped)
         lower_case = self._sentences.lower_case
-        return tokenized_texts(path, settings, tokenizer, self._length(), say, left_out, lower_case=lower_case)
+        return tokenized_texts(path, settings, tokenizer, self._length(), say, skipped, lower_case=lower_case)
 
     def plan(self, processes: int) -> RunPlan:
         """Choose the shape of an update."""

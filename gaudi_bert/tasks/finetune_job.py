@@ -28,7 +28,7 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.packing.row_lengths import choose_row_lengths, row_cost
-from gaudi_bert.rows.reading import LeftOut
+from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
 from gaudi_bert.rows.types import QuestionRow, Row, Sequences
@@ -118,11 +118,11 @@ class FineTuneJob(Job[FineTuning]):
         is_first: bool = False,
     ) -> TaskData:
         """The packs of a file; of the first one a line states how it is read, as all are."""
-        length, left_out = self._length(), LeftOut()
+        length, skipped = self._length(), SkippedRows()
         say = reporter.say if is_first else None
-        sequences, rows = self._tokenized(path, settings, tokenizer, labels, say, left_out)
-        if left_out.rows:
-            reporter.say(str(left_out))
+        sequences, rows = self._tokenized(path, settings, tokenizer, labels, say, skipped)
+        if skipped.rows:
+            reporter.say(str(skipped))
         if sequences.cut_rows:
             cut = policy_of(cast(TaskName, settings.name), settings) == "truncate"
             what = f"cut to {length} tokens" if cut else "taken in windows"
@@ -158,11 +158,9 @@ class FineTuneJob(Job[FineTuning]):
         tokenizer: RowTokenizer,
         labels: tuple[str, ...],
         say: Callable[[str], None] | None,
-        left_out: LeftOut,
+        skipped: SkippedRows,
     ) -> tuple[Sequences, tuple[Row, ...]]:
-        return tokenized_file(
-            path, cast(TaskName, settings.name), settings, tokenizer, labels, self._length(), say, left_out
-        )
+        return tokenized_file(path, cast(TaskName, settings.name), settings, tokenizer, labels, self._length(), say, skipped)
 
     def plan(self, processes: int) -> RunPlan:
         """Updates and batches, from epochs and sequences."""
@@ -224,7 +222,7 @@ class FineTuneJob(Job[FineTuning]):
         return task_batches(self._data, self._task, plan, self._section.epochs, order)
 
     def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Keep the weights where no evaluation before was better. The weights come first, so best.json never lies."""
+        """Keep the weights where no evaluation before was better. The weights come first, so best.json is never wrong."""
         if not run.communicator.is_first:
             return
         path, figures = self._out / BEST_NAME, evaluation.as_json()

@@ -116,8 +116,8 @@ class TaskEvaluation:
                 chosen = np.arange(first, min(first + shape.packs, len(packs)))
                 placed = lay_out_packs(sequences, packs, chosen, shape)
                 targets = self.task.target_features(sequences, placed, draw)
-                place = placed.scatter_tokens if self.task.head.per_token else placed.scatter_sequences
-                yield EvaluationBatch({**placed.features(sequences), **cast(Batch, targets)}, place)
+                scatter = placed.scatter_tokens if self.task.head.per_token else placed.scatter_sequences
+                yield EvaluationBatch({**placed.features(sequences), **cast(Batch, targets)}, scatter)
 
     def counted(self, batch: Batch) -> FloatArray:
         """Nothing else."""

@@ -159,15 +159,15 @@ def _scored_pair(row: TextRow, answer: Mapping[str, Any]) -> bytes:
 
 def _write_ranked(stored: Path, handle: BinaryIO) -> None:
     """Write one line for each query, in the order of the queries: its documents, the best first."""
-    places: dict[str, list[tuple[float, int]]] = {}
+    offsets: dict[str, list[tuple[float, int]]] = {}
     with open_file(stored) as scored:
         while line := scored.readline():
             pair = json.loads(line)
-            places.setdefault(pair["query"], []).append((-pair["score"], scored.tell() - len(line)))
-        for query, found in places.items():
+            offsets.setdefault(pair["query"], []).append((-pair["score"], scored.tell() - len(line)))
+        for query, scores in offsets.items():
             documents = []
-            for _, place in sorted(found):
-                scored.seek(place)
+            for _, offset in sorted(scores):
+                scored.seek(offset)
                 pair = json.loads(scored.readline())
                 documents.append({"document": pair["document"], "score": pair["score"]})
             handle.write(_json_line({"query": query, "documents": documents}))

@@ -252,7 +252,7 @@ class _TableEvaluation:
         return np.concatenate([[batch["sequence_weights"].sum()], words])
 
     def outputs(self) -> None:
-        """None are kept."""
+        """None are stored."""
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> WordEvaluation:
         """Loss and accuracy, and the baseline of the most frequent word."""

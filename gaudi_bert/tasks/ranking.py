@@ -31,13 +31,13 @@ def ranking_figures(gains_QK: FloatArray, answers_Q: IntArray, ideal_Q: FloatArr
     hits_QK = gains_QK >= _ANSWERS
     top_QK = hits_QK[:, :_TOP]
     first_Q = np.where(top_QK.any(axis=1), top_QK.argmax(axis=1), np.inf)
-    found = np.maximum(answers_Q, 1)
+    divisors = np.maximum(answers_Q, 1)
     gained_Q = gains_QK[:, :_TOP] @ _DISCOUNTS[: gains_QK.shape[1]]
     precisions_QK = np.cumsum(hits_QK, axis=1) / np.arange(1, gains_QK.shape[1] + 1)
-    average_Q = (precisions_QK * hits_QK)[:, :deepest].sum(axis=1) / np.minimum(found, deepest)
+    average_Q = (precisions_QK * hits_QK)[:, :deepest].sum(axis=1) / np.minimum(divisors, deepest)
     figures = {
         "accuracy@1": hits_QK[:, 0],
-        "recall@10": top_QK.sum(axis=1) / found,
+        "recall@10": top_QK.sum(axis=1) / divisors,
         "mrr@10": 1.0 / (first_Q + 1.0),
         "ndcg@10": gained_Q / np.where(ideal_Q > 0, ideal_Q, 1.0),
         "map": average_Q,
@@ -59,9 +59,9 @@ def figures_of_groups(scores: Float32Array, gains: FloatArray, queries: Sequence
     _, of_document = np.unique(np.asarray(queries, object).astype(str), return_inverse=True)
     order = np.lexsort((-scores, of_document))
     sizes = np.bincount(of_document)
-    place = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    position = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     gains_QK = np.zeros((len(sizes), int(sizes.max())))
-    gains_QK[of_document[order], place] = gains[order]
+    gains_QK[of_document[order], position] = gains[order]
     ideal_Q = np.array([best_gain(row) for row in gains_QK])
     answers_Q = (gains_QK >= _ANSWERS).sum(axis=1)
     figures = ranking_figures(gains_QK, answers_Q, ideal_Q, gains_QK.shape[1])
@@ -83,8 +83,8 @@ def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers
     answers_Q = np.array([len(numbers) for numbers in answers])
     of_query = np.repeat(np.arange(len(answers)), answers_Q) * len(documents_NH)
     right = of_query + np.concatenate(answers)
-    found_QK = nearest(_units(queries_QH), _units(documents_NH), _DEEPEST)
-    gains_QK = np.isin(found_QK + np.arange(len(answers))[:, np.newaxis] * len(documents_NH), right).astype(np.float64)
+    nearest_QK = nearest(_units(queries_QH), _units(documents_NH), _DEEPEST)
+    gains_QK = np.isin(nearest_QK + np.arange(len(answers))[:, np.newaxis] * len(documents_NH), right).astype(np.float64)
     ideal_Q = np.cumsum(_DISCOUNTS)[np.minimum(answers_Q, _TOP) - 1]
     figures = ranking_figures(gains_QK, answers_Q, ideal_Q, _DEEPEST)
     return {"map@100" if name == "map" else name: value for name, value in figures.items()}
@@ -119,7 +119,7 @@ def _units(vectors: Float32Array) -> Float32Array:
 
 
 def cosines(firsts: Float32Array, seconds: Float32Array) -> FloatArray:
-    """Of each vector with the one in the same place, float64."""
+    """Of each vector with the one in the same position, float64."""
     products: FloatArray = (_units(firsts).astype(np.float64) * _units(seconds)).sum(axis=1)
     return products
 

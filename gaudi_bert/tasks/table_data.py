@@ -105,7 +105,7 @@ class WordTargets:
     vocabulary: Vocabulary = NO_VOCABULARY
 
     def of_packs(self, packs: Sequence[Mapping[str, AnyArray]], epoch: int, length: int, depth: int) -> Batch:
-        """The features of packs [B, ...], with targets and their weights, as `model.heads.TaskHead` says."""
+        """The features of packs [B, ...], with targets and their weights, in the form of `model.heads.TaskHead`."""
         ids_BL, numbers_BL = (np.stack([pack[name] for pack in packs]) for name in ("input_ids", "sequence_ids"))
         ids_BL, numbers_BL = ids_BL.astype(np.int32), numbers_BL.astype(np.int32)
         positions_BL = np.stack([pack["position_ids"] for pack in packs]).astype(np.int32) * (numbers_BL > 0)

@@ -41,7 +41,7 @@ from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.rows.answers import TagScheme
 from gaudi_bert.rows.fields import find_labels
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
-from gaudi_bert.rows.reading import LeftOut, read_rows, windows
+from gaudi_bert.rows.reading import SkippedRows, read_rows, windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import tokenize_readable, tokenize_rows
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, Sequences, join_sequences
@@ -91,11 +91,11 @@ def tokenized_file(
     labels: tuple[str, ...],
     max_sequence_length: int,
     say: Callable[[str], None] | None = None,
-    left_out: LeftOut | None = None,
+    skipped: SkippedRows | None = None,
 ) -> tuple[Sequences, tuple[Row, ...]]:
     """All sequences of a file of labelled rows, and the rows themselves; `say` gets a line on what is read.
 
-    Rows that cannot be read, or are too long for `task.too_long: error`, are counted in `left_out` where they do not stop.
+    Rows that cannot be read, or are too long for `task.too_long: error`, are counted in `skipped` where they do not stop.
     """
 
     def tokenize(rows: list[Row]) -> Sequences | None:
@@ -113,14 +113,14 @@ def tokenized_file(
         )
 
     if task == "embedding":
-        return tokenized_texts(path, settings, tokenizer, max_sequence_length, say, left_out)
+        return tokenized_texts(path, settings, tokenizer, max_sequence_length, say, skipped)
     labelled = is_labelled(task)
-    left_out = left_out or LeftOut()
+    skipped = skipped or SkippedRows()
     parts, counts, all_rows = [], [], []
-    for window in windows(read_rows(path, task, settings, labelled=labelled, say=say, left_out=left_out), _WINDOW_ROWS):
+    for window in windows(read_rows(path, task, settings, labelled=labelled, say=say, skipped=skipped), _WINDOW_ROWS):
         rows, sequences, problems = tokenize_readable(window, settings.on_bad_row, tokenize)
         for problem in problems.values():
-            left_out.add(problem)
+            skipped.add(problem)
         if sequences is not None:
             parts.append(sequences)
             counts.append(len(rows))
@@ -136,12 +136,12 @@ def tokenized_texts(
     tokenizer: RowTokenizer,
     max_sequence_length: int,
     say: Callable[[str], None] | None = None,
-    left_out: LeftOut | None = None,
+    skipped: SkippedRows | None = None,
     *,
     lower_case: bool = False,
 ) -> tuple[Sequences, tuple[Row, ...]]:
     """The distinct texts of a file of rows to be embedded, each a sequence (`rows.retrieval.text_table`), and the rows."""
-    rows = tuple(read_rows(path, "embedding", settings, labelled=True, say=say, left_out=left_out))
+    rows = tuple(read_rows(path, "embedding", settings, labelled=True, say=say, skipped=skipped))
     if not rows:
         raise InputError(f"{path}: holds no rows; give a file with at least one")
     texts, parts = texts_of_rows(settings, rows, lower_case=lower_case).texts, []

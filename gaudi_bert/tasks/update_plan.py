@@ -230,15 +230,15 @@ def _swap_rows(
     for pair in range(updates // 2):
         small, large = by_excess[pair], by_excess[updates - 1 - pair]
         while True:
-            wanted = 0.5 * (excess[large] - excess[small])
-            closest, first, second, other = wanted, -1, -1, starts[small]
+            target = 0.5 * (excess[large] - excess[small])
+            closest, first, second, other = target, -1, -1, starts[small]
             for place in range(starts[large], starts[large + 1]):
                 while free[place] and other < starts[small + 1]:
                     if free[other]:
                         moved = tokens[order[place]] - tokens[order[other]]
-                        if abs(moved - wanted) < closest:
-                            closest, first, second = abs(moved - wanted), other, place
-                        if moved < wanted:
+                        if abs(moved - target) < closest:
+                            closest, first, second = abs(moved - target), other, place
+                        if moved < target:
                             break
                     other += 1
             if first < 0:
@@ -276,18 +276,18 @@ def fill_packs(lengths: IntArray, starts: IntArray, length: int, depth: int, pac
                 while room <= length and pack_with[room] < 0:
                     room += 1
                 if room > length:
-                    pack, left = packs, length - size
+                    pack, room_after = packs, length - size
                     packs += 1
                 else:
-                    pack, left = pack_with[room], room - size
+                    pack, room_after = pack_with[room], room - size
                     pack_with[room] = next_pack[pack]
                 pack_of[begin + index] = pack
                 held[pack] += 1
                 deepest = max(deepest, held[pack])
                 if held[pack] < depth:
-                    next_pack[pack] = pack_with[left]
-                    pack_with[left] = pack
-                    room = min(room, max(left, size))
+                    next_pack[pack] = pack_with[room_after]
+                    pack_with[room_after] = pack
+                    room = min(room, max(room_after, size))
                 index = next_sequence[index]
         needed[update] = packs
     return deepest

@@ -76,10 +76,10 @@ def histogram(
                 raise InputError(f"{records}: shard {part[0]}/{part[1]} has no files, there are fewer than {part[1]}")
         vocabulary = vocabulary if vocabulary is not None else inputs.vocabulary
         info = None if vocabulary is None else VocabularyInfo.of(vocabulary)
-        left_out = {} if on_bad_file == "stop" else {"on_bad_file": on_bad_file}
+        policy = {} if on_bad_file == "stop" else {"on_bad_file": on_bad_file}
         signature = Signature(
             "histogram",
-            {"shard": None if part is None else list(part), **left_out},
+            {"shard": None if part is None else list(part), **policy},
             {
                 "files": {path.name: size for path, size in sizes.items()},
                 "vocabulary": None if info is None else info.as_json(),

@@ -104,8 +104,8 @@ def plan_part(
         ):
             return StageOutput(_finish(output, planning).totals)
         sums: Counter[str] = Counter()
-        for _, made in output.iter_completed(numbers):
-            for group in made.groups:
+        for _, stored in output.iter_completed(numbers):
+            for group in stored.groups:
                 sums.update(groups=1, sequences=group.sequences, packs=group.packs, tokens=group.tokens)
     return GroupsResult(sums["groups"], written, sums["sequences"], sums["packs"], sums["tokens"])
 

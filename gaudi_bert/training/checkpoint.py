@@ -224,8 +224,8 @@ def _read_state(path: Path) -> _State:
 def _first_lie(error: ValidationError) -> str:
     """What is wrong in JSON, in a line."""
     first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(part) for part in first["loc"] if not str(part).startswith("_"))
-    return f"in its header, {place}: {first['msg']}" if place else f"its header: {first['msg']}"
+    path = ".".join(str(part) for part in first["loc"] if not str(part).startswith("_"))
+    return f"in its header, {path}: {first['msg']}" if path else f"its header: {first['msg']}"
 
 
 def _group(tensors: Tensors, group: str) -> dict[str, NDArray[Any]]:

@@ -152,7 +152,7 @@ class EvaluationBatch(NamedTuple):
     """A batch, and what puts the outputs of a head into those of the complete set (`EvaluationSet.outputs`)."""
 
     features: Batch
-    place: Callable[[Float32Array, Float32Array], None] | None = None
+    scatter: Callable[[Float32Array, Float32Array], None] | None = None
 
 
 _OUTPUTS_AT_ONCE = 8192
@@ -173,7 +173,7 @@ class EvaluationSet(Protocol[E]):
         """What else is added up, float64."""
 
     def outputs(self) -> Float32Array | None:
-        """Zeros for the outputs of all sequences or tokens; None where none are kept."""
+        """Zeros for the outputs of all sequences or tokens; None where none are stored."""
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> E:
         """The result, from the sums and outputs of all processes."""
@@ -191,12 +191,12 @@ class Evaluator(Generic[E]):
         """Evaluate; every process calls it at the same time."""
         data, communicator = self.data, self.communicator
         totals, outputs = np.zeros(data.sums, np.float64), data.outputs()
-        for number, (batch, place) in enumerate(data.batches(communicator.rank, communicator.size)):
+        for number, (batch, scatter) in enumerate(data.batches(communicator.rank, communicator.size)):
             communicator.note("an evaluation", slow=number == 0)
             values, sums = self.model.evaluate(batch)
             totals += np.concatenate([sums.astype(np.float64), data.counted(batch)])
-            if outputs is not None and values is not None and place is not None:
-                place(values, outputs)
+            if outputs is not None and values is not None and scatter is not None:
+                scatter(values, outputs)
         totals = communicator.sum_array(totals)
         if outputs is not None and communicator.size > 1:
             for first in range(0, len(outputs), _OUTPUTS_AT_ONCE):  # sums travel in float64
@@ -243,7 +243,7 @@ class RecordsEvaluation:
         )
 
     def outputs(self) -> None:
-        """None are kept."""
+        """None are stored."""
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> EvaluationFigures:
         """Both losses and accuracies, and their baselines."""

@@ -230,7 +230,7 @@ class MetricsServer:
         self._values = {**self._values, "update": update, **named}
 
     def collect(self) -> Iterator[Any]:
-        """The figures as `prometheus_client` asks for them, from a thread of its own."""
+        """The figures as `prometheus_client` asks for them, from its own thread."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for name, value in sorted(self._values.items()):
@@ -255,7 +255,7 @@ _VERSION = b"brain.Event:2"
 
 
 class _EventWriter:
-    """Appends scalars to an event file of its own in `folder`, which is created; each report is flushed at once."""
+    """Appends scalars to its own event file in `folder`, which is created; each report is flushed at once."""
 
     def __init__(self, folder: Path) -> None:
         now = time.time()

@@ -38,7 +38,7 @@ from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, newest_se
 from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective, TrainingStep
 from gaudi_bert.training.run_plan import RunPlan
 
-# Settings that a checkpoint does not hold: any engine on any machine goes on from it.
+# Settings that a checkpoint does not hold: any engine on any machine resumes from it.
 _OF_THE_MACHINE = ("engine", "device", "compile")
 
 R = TypeVar("R", bound=Artefact)
@@ -103,8 +103,8 @@ def run_folder(
             if watched.is_first:
                 stack.enter_context(exclusive_lock(folder, str(folder)))
             named = section.model_copy(update={"engine": engine.NAME})
-            kept = settings.model_copy(update={section.section_name: named})
-            is_done = watched.from_first(lambda: _begin(result_path, signature, kept, reporter, resume, overwrite))
+            stored = settings.model_copy(update={section.section_name: named})
+            is_done = watched.from_first(lambda: _begin(result_path, signature, stored, reporter, resume, overwrite))
         context = RunContext[R](folder, result_path, engine, watched, reporter, device, signature)
         if is_done:
             reporter.say(nothing_to_do(folder, signature))
@@ -121,7 +121,7 @@ def run_folder(
 
 
 def nothing_to_do(folder: Path, signature: Signature) -> str:
-    """What a run says that is finished already."""
+    """What a run prints that is finished already."""
     done = "trained" if signature.stage == "train" else "fine-tuned"
     return f"{shown_path(folder)}: already {done} with these settings, nothing to do"
 
@@ -211,7 +211,7 @@ def _fewer_updates(settings_file: Path, signature: Signature) -> int | None:
 def build_step(
     context: RunContext[R], plan: RunPlan, model: Model, objective: Objective, denominators: LossDenominators = GLOBAL
 ) -> TrainingStep:
-    """The step that trains a model as a plan says."""
+    """The step that trains a model of a plan."""
     settings, communicator = plan.settings, context.communicator
     updates = context.engine.updates(model, settings, communicator, plan.accumulation_steps)
     return TrainingStep(updates, communicator, settings, objective, denominators)

@@ -26,7 +26,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings, TokenizeSettings
 from gaudi_bert.corpus.documents import find_sources
 from gaudi_bert.rows.parts import row_parts
-from gaudi_bert.rows.reading import LeftOut, good_rows, read_rows, rows_of_part
+from gaudi_bert.rows.reading import SkippedRows, good_rows, read_rows, rows_of_part
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, RowPosition, TextRow
 
 COLUMNS = ("id", "comment", "other", "stars")
@@ -413,13 +413,13 @@ def test_rows_that_cannot_be_read_are_left_out_and_counted(
     tmp_path: Path, name: str, content: bytes, kept: list[str]
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    left_out = LeftOut()
-    rows = list(read_rows(tmp_path / name, None, TaskSettings(on_bad_row="skip"), left_out=left_out))
+    skipped = SkippedRows()
+    rows = list(read_rows(tmp_path / name, None, TaskSettings(on_bad_row="skip"), skipped=skipped))
     assert [row[1] for row in rows] == kept
-    assert left_out.rows == (3 if name == "x.jsonl" else 1)
+    assert skipped.rows == (3 if name == "x.jsonl" else 1)
     with pytest.raises(InputError) as caught:
         rows_of(tmp_path / name)
-    assert left_out.first == str(caught.value)
+    assert skipped.first == str(caught.value)
 
 
 BOUND, BOMB = 1 << 18, 1 << 23

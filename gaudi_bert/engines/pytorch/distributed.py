@@ -112,7 +112,7 @@ class GradientSums:
 
 
 def _parts(tensors: Sequence[Parameter], most_bytes: int) -> Iterator[list[Parameter]]:
-    """The tensors in their order, in parts of at most so many bytes; a larger one is a part of its own."""
+    """The tensors in their order, in parts of at most so many bytes; a larger one is a part by itself."""
     part: list[Parameter] = []
     size = 0
     for tensor in tensors:
@@ -187,7 +187,7 @@ def _first_number(names: Sequence[str], default: int) -> int:
 
 
 def _set_address(launch: Launch, local_size: int, who: str) -> None:
-    """Where rank 0 listens, unless the launcher says so; on one host it is this one."""
+    """Where rank 0 listens, unless the launcher names it; on one host it is this one."""
     if "MASTER_ADDR" not in os.environ:
         if local_size != launch.size:
             raise InputError(

@@ -97,7 +97,7 @@ class _TorchEncoder(TorchModel):
             raise InputError(f"recompute = true: {kind} cannot compute its layers twice; set it to false") from error
 
     def buffers(self) -> dict[str, Tensor]:
-        """What the module stores beside its parameters: statistics of its layers, for one."""
+        """What the module stores in addition to its parameters: statistics of its layers, for one."""
         return stored_buffers(self.module)
 
     def is_decayed(self, name: str) -> bool:

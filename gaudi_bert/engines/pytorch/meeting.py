@@ -29,7 +29,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.engines.watchdog import difference_of
 
 _POLL_SECONDS = 0.2
-# What passes sooner is not said.
+# What passes sooner is not reported.
 _QUIET_SECONDS = 5.0
 # How long a process that listens may take to accept.
 _CONNECT_SECONDS = 10.0
@@ -54,7 +54,7 @@ class _MeetingPoint:
         return f"rank {self.launch.rank} of {self.launch.size}"
 
     def wait(self, reason: Callable[[], str | None], hopeless: str) -> None:
-        """Return when there is no `reason` to wait any more: it is said once, and ends the run after `seconds`."""
+        """Return when there is no `reason` to wait any more: it is reported once, and ends the run after `seconds`."""
         began, is_said = time.monotonic(), False
         while (because := reason()) is not None:
             waited = time.monotonic() - began
@@ -67,7 +67,7 @@ class _MeetingPoint:
 
 
 def meet(launch: Launch, seconds: float, facts: Mapping[str, Any]) -> Any:
-    """The store by which all processes of the launch go on, once all are there and have the same `facts`.
+    """The store by which all processes of the launch continue, once all are there and have the same `facts`.
 
     Raises:
         FailedError: a process does not come within `seconds`, or is lost.
@@ -102,7 +102,7 @@ def _lost_as_failure(point: _MeetingPoint) -> Iterator[None]:
 
 
 def _open_store(point: _MeetingPoint) -> Any:
-    """The store of rank 0, or of torchrun, which has one of its own."""
+    """The store of rank 0, or of torchrun, which has its own."""
     of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     listens = point.launch.rank == 0 and not of_torchrun
     if listens:
@@ -112,7 +112,7 @@ def _open_store(point: _MeetingPoint) -> Any:
             f"see that rank 0 runs, and that {MASTER_ADDRESS} and {MASTER_PORT} are right; the same command tries again"
         )
         point.wait(lambda: _silence(point), hopeless)
-    # Rank 0 needs no name of its own that can be resolved.
+    # Rank 0 need not resolve its own name.
     host = "127.0.0.1" if listens else point.host
     timeout = timedelta(seconds=_CONNECT_SECONDS)
     size = point.launch.size

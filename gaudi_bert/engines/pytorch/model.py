@@ -63,7 +63,7 @@ class TorchModel(ABC):
     # --- the protocol
 
     def buffers(self) -> dict[str, Tensor]:
-        """What is stored beside the parameters, and has no gradient."""
+        """What is stored in addition to the parameters, and has no gradient."""
         return {}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -239,7 +239,7 @@ class Optimizer:
         variable.sub_(direction.mul_(ratio * scalars.learning_rate))
 
     def _direction(self, name: str, gradient: Tensor, scalars: UpdateScalars) -> Tensor:
-        """Advances the moments, and gives the direction, in memory of its own."""
+        """Advances the moments, and gives the direction, in its own memory."""
         settings, (first, second) = self._settings, (moments[name] for moments in self.moments)
         first.mul_(settings.beta_1).add_(gradient, alpha=1.0 - settings.beta_1)
         second.mul_(settings.beta_2).addcmul_(gradient, gradient, value=1.0 - settings.beta_2)

@@ -117,8 +117,8 @@ class TensorFlowUpdates:
     def _gradients_by(self, output: tf.Tensor, tape: tf.GradientTape, gradient: FloatArray) -> list[tf.Tensor]:
         """The gradients of the variables, from that of an output."""
         given, none = tf.constant(gradient, output.dtype), tf.UnconnectedGradients.ZERO
-        found = tape.gradient(output, self._variables, output_gradients=given, unconnected_gradients=none)
-        return [tf.convert_to_tensor(each) for each in found]
+        gradients = tape.gradient(output, self._variables, output_gradients=given, unconnected_gradients=none)
+        return [tf.convert_to_tensor(each) for each in gradients]
 
     def _note(self, number: int, update: int, batch: Mapping[str, tf.Tensor]) -> None:
         length = batch["input_ids"].shape[1]

@@ -127,7 +127,7 @@ def solve_optimally(counts: IntArray, depth: int, work: Work | None = None) -> S
 
 
 def _limit_within(whole: Work) -> Work:
-    """What one plan may do, or what is left."""
+    """What one plan may do, or the rest."""
     return Work(min(OPTIMAL_WORK, whole.remaining), whole)
 
 
@@ -186,7 +186,7 @@ def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, wor
 def _try_dives(
     linear_program: LinearProgram, optimum: _Optimum, attempts: tuple[DiveSettings, ...]
 ) -> tuple[_Optimum, bool]:
-    """Dive until there is no gap, or no hope. Half of the dives aim at a pack less than there are, not at the bound."""
+    """Dive until the gap is closed, or cannot be. Half of the dives aim at a pack less than there are, not at the bound."""
     least = linear_program.least_packs
     for number, settings in enumerate(attempts):
         least, packs = max(least, optimum.certificate.bound), packs_of(optimum.mixture)

@@ -241,7 +241,7 @@ _NO_BRIDGES: Mapping[EngineName, str] = {"tensorflow": "", "pytorch": ""}
 
 @dataclass(frozen=True)
 class _EngineState:
-    """Whether an engine can run: `reason` says why it cannot, and is empty where it can."""
+    """Whether an engine can run: `reason` is why it cannot, and empty where it can."""
 
     name: EngineName
     title: str

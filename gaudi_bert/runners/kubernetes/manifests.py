@@ -27,7 +27,7 @@ PIPELINE_LABEL = "app.kubernetes.io/instance"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # The first version of Kubernetes in which podFailurePolicy and backoffLimitPerIndex are on by default.
 FAILURE_POLICY_SINCE = (1, 29)
-# What a step may be, and the label by which the pods of each are found.
+# What a step may be, and the label by which the pods of each are selected.
 POD_LABELS = {
     "Job": "job-name",
     "MPIJob": "training.kubeflow.org/job-name",
@@ -47,7 +47,7 @@ _CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
 class Manifests:
     """All objects of a pipeline.
 
-    The Namespace is the cluster's, not the pipeline's; `shared` is what is there beside the steps: ServiceAccount,
+    The Namespace is the cluster's, not the pipeline's; `shared` is what is there in addition to the steps: ServiceAccount,
     PersistentVolumeClaim, ConfigMap, and the Service, NetworkPolicy and TrainingRuntime of pods that train together;
     `steps` are Jobs, MPIJobs and TrainJobs in the pipeline's order.
     """
@@ -227,7 +227,7 @@ def _set_pods(item: Manifest, pods: int) -> None:
 
 
 def _fill_nodes(settings: PipelineSettings, item: Manifest) -> None:
-    """The pods of an Indexed Job that train together, each with processes of its own."""
+    """The pods of an Indexed Job that train together, each with its own processes."""
     _set_pods(item, settings.resources.workers)
     spec = next(pod_specs(item))
     spec["subdomain"] = f"{settings.name}-{spec['subdomain']}"

@@ -423,7 +423,7 @@ def lacks_pods(item: Json, pods: Sequence[Json]) -> bool:
 
 
 def needs_all_pods(item: Json) -> bool:
-    """Whether the pods of a step train together, so that none goes on without the others."""
+    """Whether the pods of a step train together, so that none continues without the others."""
     labels = item["metadata"].get("labels") or {}
     return item.get("kind", "Job") != "Job" or labels.get("app.kubernetes.io/component") == "train"
 

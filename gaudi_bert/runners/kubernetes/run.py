@@ -74,7 +74,7 @@ def _run_step(cluster: Cluster, item: Manifest, reporter: Reporter, start_second
             follow(cluster, item, reporter, start_seconds)
             return "done"
         except PodsDisruptedError as error:
-            # Pods that saved have made progress, and did not fail.
+            # Pods that saved have progressed, and did not fail.
             attempts += not error.saved
             if attempts > _RESUBMISSIONS:
                 raise

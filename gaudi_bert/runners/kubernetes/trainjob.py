@@ -1,4 +1,4 @@
-"""The pods of an Indexed Job as Kubeflow Trainer takes them: a TrainJob says how many, a TrainingRuntime how one is made.
+"""The pods of an Indexed Job as Kubeflow Trainer takes them: a TrainJob has their number, a TrainingRuntime their template.
 
 Trainer makes a JobSet of them, and sets the variables by which they meet in the container `node`.
 """

@@ -46,7 +46,7 @@ class MaskedLanguageModelling(_LanguageModelling):
         return {**masked_features(is_masked_BL, ids_BL, slots), "input_ids": placed.tokens(masks.input_ids)}
 
     def _masks(self, sequences: Sequences, draw: Draw) -> Masks:
-        """Those of all sequences in an epoch, drawn at once and kept until the next one."""
+        """Those of all sequences in an epoch, drawn at once and stored until the next one."""
         if self._drawn is None or self._drawn[0] != draw or self._drawn[1] is not sequences:
             epoch, ids = draw.epoch + 1, sequences.input_ids
             masks = draw_masks(

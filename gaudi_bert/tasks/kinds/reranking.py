@@ -76,9 +76,9 @@ class _Lists:
     def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> CoupledLoss:
         """Of these queries."""
         documents = self.groups.of(rows)
-        places = np.searchsorted(sequences_N, documents)
+        indices = np.searchsorted(sequences_N, documents)
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.groups.starts[rows + 1] - self.groups.starts[rows])])
-        found = listwise(outputs_NC[places], starts, self.labels[documents])
+        result = listwise(outputs_NC[indices], starts, self.labels[documents])
         gradient = np.zeros_like(outputs_NC)
-        gradient[places] = found.gradient_NH
-        return found._replace(gradient_NH=gradient)
+        gradient[indices] = result.gradient_NH
+        return result._replace(gradient_NH=gradient)

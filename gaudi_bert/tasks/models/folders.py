@@ -59,7 +59,7 @@ def _runner(
 
 @contextmanager
 def _with_a_way_on(path: Path) -> Iterator[None]:
-    """What packs are not right for can still be run elsewhere, which the refusal says."""
+    """What packs are not right for can still be run elsewhere, as the refusal states."""
     try:
         yield
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers (5 and 6), beside what `transformers` reads: what becomes of the vectors of tokens."""
+"""Folders of sentence-transformers (5 and 6): how the vectors of tokens become that of a text, for `SentenceTransformer`."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _ARCHITECTURES: dict[str, TaskName] = {
 
 
 def is_bert(path: Path) -> bool:
-    """Whether weights are of a BERT; another model is refused where there is no `transformers` to run it."""
+    """Whether weights are of a BERT; another model is refused without `transformers` to run it."""
     check_model(path)
     check_finished(path)
     config = (path if path.is_dir() else path.parent) / "config.json"
