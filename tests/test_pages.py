@@ -78,7 +78,8 @@ def _write_rows(folder: Path) -> None:
     (folder / "names.txt").write_text("joy\nlove\nfear\n")
     numbers = [",".join(map(str, sorted({int(number) for number in random.integers(0, 3, 2)}))) for _ in texts]
     lines = zip(texts, numbers, strict=True)
-    (folder / "train.tsv").write_text("".join(f"{text}\t{labels}\tid\n" for text, labels in lines))
+    long = "".join(f"{' '.join(sentence(random) * times)}\t0\tid\n" for times in (11, 11, 33))
+    (folder / "train.tsv").write_text("".join(f"{text}\t{labels}\tid\n" for text, labels in lines) + long)
 
 
 def _write_searches(folder: Path) -> None:
@@ -98,9 +99,9 @@ def _write_searches(folder: Path) -> None:
 
 def _write_models(folder: Path) -> None:
     for model in ("MODEL", "my-bert", "all-MiniLM-L6-v2", "bert-base-cased"):
-        write_bert(folder / model, layers=1, positions=POSITIONS)
+        write_bert(folder / model, layers=1, positions=512 if "MiniLM" in model else POSITIONS)
     _write_classifier(folder / "finetuned")
-    _write_tokenizer_json(folder / "my-model")
+    _write_encoders(folder)
 
 
 def _write_classifier(folder: Path) -> None:
@@ -111,10 +112,11 @@ def _write_classifier(folder: Path) -> None:
     write_tokenizer(folder)
 
 
-def _write_tokenizer_json(folder: Path) -> None:
+def _write_encoders(folder: Path) -> None:
     from tests.builders.encoders import write_encoder
 
-    write_encoder(folder, "roberta")
+    write_encoder(folder / "my-model", "roberta")
+    write_encoder(folder / "ModernBERT-base", "modernbert", max_position_embeddings=8192)
 
 
 def _write_tables(folder: Path) -> None:
@@ -127,7 +129,7 @@ PRESUPPOSED = {
     "README.md": "my-tfrecords train.jsonl dev.jsonl new.jsonl MODEL",
     "docs/docker.md": "pipelines",
     "docs/engines.md": "my.yaml work",
-    "docs/finetuning.md": "train.jsonl dev.jsonl train.tsv names.txt MODEL bert-base-cased pipelines work",
+    "docs/finetuning.md": "train.jsonl dev.jsonl train.tsv names.txt MODEL bert-base-cased ModernBERT-base pipelines work",
     "docs/leaks.md": "my-bert",
     "docs/object-stores.md": "",
     "docs/pack.md": "my-tfrecords wiki vocab.txt dataset",

@@ -25,7 +25,9 @@ CONFIGS: dict[str, Any] = {
         **{**SIZES, **SPECIAL, **SPREAD, "max_position_embeddings": 66, **more}
     ),
     "modernbert": lambda **more: transformers.ModernBertConfig(
-        **SIZES, **SPECIAL, **SPREAD, max_position_embeddings=128, local_attention=16, global_attn_every_n_layers=2, **more
+        **{**SIZES, **SPECIAL, **SPREAD, "max_position_embeddings": 128, **more},
+        local_attention=16,
+        global_attn_every_n_layers=2,
     ),
     "minilm": lambda **more: transformers.BertConfig(**SIZES, pad_token_id=1, **SPREAD, max_position_embeddings=64, **more),
     "ibert": lambda **more: transformers.IBertConfig(
