@@ -1,1 +1,1 @@
-"""Rows of Parquet, Arrow and JSON lines: groups, packs, proof, tokenizing, import."""
+"""Rows of Parquet, Arrow and JSON lines: groups, packs, proof, tokenizing."""
