@@ -112,8 +112,9 @@ def _open_store(point: _MeetingPoint) -> Any:
             f"see that rank 0 runs, and that {MASTER_ADDRESS} and {MASTER_PORT} are right; the same command tries again"
         )
         point.wait(lambda: _silence(point), hopeless)
-    # Rank 0 need not resolve its own name.
-    host = "127.0.0.1" if listens else point.host
+    # Rank 0 need not resolve its own name. Where it does, its address is better: torch asks for the name of the address that
+    # it connects to, and in a network without a name server nobody answers for that of the loopback.
+    host = "127.0.0.1" if listens and not _resolves(point.host) else point.host
     timeout = timedelta(seconds=_CONNECT_SECONDS)
     size = point.launch.size
     store = _answered(
@@ -122,6 +123,14 @@ def _open_store(point: _MeetingPoint) -> Any:
     store.set_timeout(timedelta(seconds=_ANSWER_SECONDS))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return torch_distributed.PrefixStore(f"gaudi-bert/{attempt}", store)
+
+
+def _resolves(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True
 
 
 def _answered(ask: Callable[[], T]) -> T:
