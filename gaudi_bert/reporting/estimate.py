@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -354,14 +354,20 @@ def estimate_task(
 
 def _chosen_rows(lengths: IntArray, config: Path, depth: int | str) -> _ChosenRows:
     """Rows of up to three lengths; sequences are cut to the positions of the model, where its folder names them."""
-    sizes = read_json(config) if config.is_file() else {}
-    longest = min(int(lengths.max()), sizes.get("max_position_embeddings", 2**20))
-    counts = np.bincount(np.minimum(lengths, longest))[1:]
-    chosen = choose_row_lengths(
-        counts, partial(row_cost, hidden_size=sizes.get("hidden_size", _USUAL_HIDDEN_SIZE)), depth=depth
-    )
+    content = read_json(config) if config.is_file() else {}
+    sizes = content if isinstance(content, dict) else {}
+    positions = _size_of(sizes, "max_position_embeddings")
+    counts = np.bincount(lengths if positions is None else np.minimum(lengths, positions))[1:]
+    cost = partial(row_cost, hidden_size=_size_of(sizes, "hidden_size") or _USUAL_HIDDEN_SIZE)
+    chosen = choose_row_lengths(counts, cost, longest=positions, depth=depth)
     packs = tuple(packing.packs for packing in chosen.packings)
     return _ChosenRows(chosen.lengths, packs, chosen.cost / chosen.one_length_cost, chosen.cost / chosen.padded_cost)
+
+
+def _size_of(sizes: dict[str, Any], name: str) -> int | None:
+    """A size that a config.json names; models without a limit of positions have none there, or null."""
+    value = sizes.get(name)
+    return value if type(value) is int and value > 0 else None
 
 
 def _lengths(data: str, model: Path, settings: TaskSettings, reporter: Reporter) -> IntArray:

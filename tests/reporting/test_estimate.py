@@ -77,10 +77,12 @@ def test_bad_requests(changes: dict, message: str) -> None:
 # What packing gives on rows: counted by hand on a few, and the published counts of real data where they are at hand.
 
 
-def estimated(tmp_path: Path, texts: list[str], **settings: object) -> Any:
+def estimated(tmp_path: Path, texts: list[str], config: str | None = None, **settings: object) -> Any:
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     folder = write_tokenizer(tmp_path / "model")
+    if config is not None:
+        (folder / "config.json").write_text(config)
     given = TaskSettings(name="classification", **settings)  # type: ignore[arg-type]
     return estimate_task(str(path), folder, given, row_lengths=[8, 16], depths=[1, 2, "max"], reporter=QUIET)
 
@@ -98,6 +100,19 @@ def test_six_rows(tmp_path: Path) -> None:
     assert lines[-3] == "No packing needs fewer: each is proven optimal."
     assert lines[-2] == "finetune --row-lengths auto: rows 1 of 64, of an estimated cost of"
     assert lines[-5].split() == ["16", "0", "6", "(1.000)", "3", "(2.000)", "2", "(3.000)"]
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ('{"max_position_embeddings": 4, "hidden_size": 6}', 4),
+        ('{"max_position_embeddings": null, "hidden_size": "6"}', 64),
+        ('{"max_position_embeddings": 0}', 64),
+        ("[]", 64),
+    ],
+)
+def test_rows_are_no_longer_than_the_positions_of_a_model_that_has_a_limit(tmp_path: Path, config: str, length: int) -> None:
+    assert estimated(tmp_path, ["the cat sat on mat and dog runs"], config).chosen.lengths == (length,)
 
 
 def test_no_rows_and_no_task(tmp_path: Path) -> None:
