@@ -5,6 +5,7 @@ A field with a default is one that is not always known: `--json` omits it where 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -57,6 +58,13 @@ class PackResult(Generic[Content, Proof]):
     written: StageOutput[Content]
     planned: StageOutput[PlanTotals] | None = None
     verified: StageOutput[Proof] | None = None
+
+
+@dataclass(frozen=True)
+class ByRowLength(Generic[Content]):
+    """What was done with the packed table of each length of rows, ascending."""
+
+    tables: Mapping[int, Content]
 
 
 @dataclass(frozen=True)

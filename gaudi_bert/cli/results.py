@@ -13,7 +13,7 @@ from typing import Any
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.examples import PreparedExamples
-from gaudi_bert.artefacts.results import PackResult, PreparedShard, ReportResult, StageOutput
+from gaudi_bert.artefacts.results import ByRowLength, PackResult, PreparedShard, ReportResult, StageOutput
 from gaudi_bert.training.results import DryRun, GraphResult
 
 
@@ -58,6 +58,11 @@ def _(result: PackResult[Any, Any]) -> dict[str, Any]:
     planned = {} if result.planned is None else to_json(result.planned)
     verified = {} if result.verified is None else {"verify": to_json(result.verified)}
     return {**planned, **to_json(result.written), **verified}
+
+
+@to_json.register(ByRowLength)
+def _(result: ByRowLength[Any]) -> dict[str, Any]:
+    return {"row_lengths": {str(length): to_json(each) for length, each in result.tables.items()}}
 
 
 @to_json.register
