@@ -212,7 +212,7 @@ def test_two_processes_in_rows_of_several_lengths_killed_and_resumed(files: Any,
     identical(*([line["loss"] for line in lines] for lines in ends))
     alone = lines_of(tmp_path / "alone" / "metrics.jsonl")
     seen = [[(line["update"], line["sequences"], line["tokens"]) for line in lines] for lines in (alone, ends[1])]
-    assert seen[0] == seen[1]
+    identical(seen[0], seen[1])
     assert seen[0][-1][1] == 8 * 53
 
 
