@@ -69,7 +69,10 @@ class ExportResult:
 
 @dataclass(frozen=True)
 class GraphResult:
-    """Whether a pipeline's training step is fit for Gaudi, and what it costs; `sizes_from` is the origin of its sizes."""
+    """Whether a pipeline's training step is fit for Gaudi, and what it costs.
+
+    `sizes_from` is the origin of its sizes; `task` is empty for pretraining.
+    """
 
     pipeline: str
     engine: str
@@ -79,3 +82,4 @@ class GraphResult:
     precision: str
     accumulation_steps: int
     report: GraphReport
+    task: str = ""
