@@ -276,11 +276,25 @@ class ConnectedProcess(Communicator):
 
     def from_first(self, make: Callable[[], T]) -> T:
         """What `make` returns in the first process, which alone calls it; every process gets it."""
-        content = np.frombuffer(pickle.dumps(make()) if self.is_first else b"", np.uint8)
+        return self._from_rank(0, make)
+
+    def _from_rank(self, rank: int, make: Callable[[], T]) -> T:
+        content = np.frombuffer(pickle.dumps(make()) if self.rank == rank else b"", np.uint8)
         size = int(self.sum_array(np.array([len(content)]))[0])
-        shared = self.sum_array(content if self.is_first else np.zeros(size))
+        shared = self.sum_array(content if self.rank == rank else np.zeros(size))
         value: T = pickle.loads(shared.astype(np.uint8).tobytes())
         return value
+
+    def require_same(self, facts: Mapping[str, Any]) -> None:
+        """Refuse `facts` that are not those of rank 0; all processes raise the same error, about the first that differs."""
+        host = socket.gethostname()
+        first_host, first = self.from_first(lambda: (host, dict(facts)))
+        difference = difference_of(facts, first, f"rank {self.rank} ({host})", f"rank 0 ({first_host})")
+        differing = np.zeros(self.size)
+        differing[self.rank] = difference is not None
+        differing = self.sum_array(differing)
+        if differing.any():
+            raise InputError(self._from_rank(int(differing.argmax()), lambda: str(difference)))
 
     def note(self, activity: str, *, slow: bool = False) -> None:
         """Tell the watchdog what this process is doing."""
