@@ -254,7 +254,8 @@ if sys.argv[1] == "killed" and rank == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 try:
     settings = TrainingSettings(updates=7 if sys.argv[1] == "settings" and rank == "1" else 8)
-    connect(settings, {"data": rank if sys.argv[1] == "data" else "0"})
+    with connect(settings, {"data": rank if sys.argv[1] == "data" else "0"}).watched(settings):
+        pass
 except GaudiBertError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)

@@ -55,12 +55,7 @@ class HorovodCommunicator(ConnectedProcess):
 
 
 def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """The communicator of all processes of this launch; without a launcher, of this one alone.
-
-    Raises:
-        InputError: Horovod is not here, or `facts`, settings or versions are not the same in all processes.
-        FailedError: another process is lost while they meet.
-    """
+    """The communicator of all processes of this launch; without a launcher, of this one alone."""
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()
@@ -85,10 +80,6 @@ def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
             f"{who}: Horovod reports rank {rank} of {size}; it was probably built without MPI: "
             "start the processes by `horovodrun --gloo`, or build Horovod with MPI"
         )
-    communicator = HorovodCommunicator(rank, size, local_size, horovod=hvd)
-    try:
-        communicator.require_same({"tensorflow": tf.__version__, **shared_facts(settings, facts)})
-    except communicator.errors as error:
-        reason = " ".join(str(error).split())
-        raise FailedError(f"{who}: another process was lost while they met ({reason}); start all ranks again") from error
-    return communicator
+    # Compared later: sums need the device, which is opened after this.
+    facts = {"tensorflow": tf.__version__, **shared_facts(settings, facts)}
+    return HorovodCommunicator(rank, size, local_size, facts=facts, horovod=hvd)
