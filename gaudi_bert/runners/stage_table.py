@@ -277,7 +277,7 @@ def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_fo
 # --- images, and what a stage requests
 
 
-def image_reference(images: ImageSettings, name: str) -> str:
+def _image_reference(images: ImageSettings, name: str) -> str:
     """`registry/name:tag` as container engines take it; unless the pipeline names a tag, it is this program's version."""
     prefix = f"{images.registry}/" if images.registry else ""
     return f"{prefix}{name}:{images.tag or __version__}"
@@ -286,7 +286,7 @@ def image_reference(images: ImageSettings, name: str) -> str:
 def stage_image(settings: PipelineSettings, stage: Stage) -> str:
     """The full name of the image that `stage` runs in."""
     images = settings.images
-    return image_reference(images, (images.train or _training_image(settings, stage)) if stage.trains else images.data)
+    return _image_reference(images, (images.train or _training_image(settings, stage)) if stage.trains else images.data)
 
 
 def _training_image(settings: PipelineSettings, stage: Stage) -> str:

@@ -17,7 +17,7 @@ import yaml
 from gaudi_bert import __version__
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
 from gaudi_bert.runners.kubernetes import kustomizations
-from gaudi_bert.runners.kubernetes.kustomizations import MANIFESTS, build
+from gaudi_bert.runners.kubernetes.kustomizations import _MANIFESTS, build
 from gaudi_bert.runners.kubernetes.manifests import pod_specs, render
 from tests.k8s.manifest_checks import VERSIONS, amount, check_manifests, check_pod, check_schema, containers
 
@@ -239,7 +239,7 @@ def write(folder: Path, name: str, content: object) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(kustomizations, "MANIFESTS", tmp_path)
+    monkeypatch.setattr(kustomizations, "_MANIFESTS", tmp_path)
     for name in ("one", "two"):
         write(tmp_path, f"base/{name}.yaml", {"kind": "Job", "metadata": {"name": name}, "spec": {"list": ["a", "b"]}})
     write(tmp_path, "base/kustomization.yaml", {"resources": ["one.yaml", "two.yaml"]})
@@ -253,7 +253,7 @@ def patched(folder: Path, target: dict[str, str], *operations: dict[str, object]
 
 
 def test_the_manifests_of_the_package_are_those_of_the_repository(repository: Path) -> None:
-    assert MANIFESTS.resolve() == (repository / "k8s").resolve()
+    assert _MANIFESTS.resolve() == (repository / "k8s").resolve()
 
 
 def test_resources_come_in_the_order_in_which_they_are_listed(folder: Path) -> None:

@@ -31,10 +31,10 @@ _OLDEST = (1, 24)
 def examine_cluster(settings: PipelineSettings, reporter: Reporter) -> list[CheckResult]:
     """What is right and wrong with the cluster that the kubeconfig file names."""
     cluster = Cluster(settings.kubernetes.namespace, Connection(say=reporter.say))
-    return check_cluster(ask_cluster(cluster, settings), settings)
+    return _check_cluster(ask_cluster(cluster, settings), settings)
 
 
-def check_cluster(answers: ClusterAnswers, settings: PipelineSettings) -> list[CheckResult]:
+def _check_cluster(answers: ClusterAnswers, settings: PipelineSettings) -> list[CheckResult]:
     """One result per check, in an order in which fixing makes sense."""
     checks = [_version, _namespace, _rights, _check_storage, _images_on_nodes]
     if settings.resources.cards:

@@ -63,7 +63,7 @@ def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, report
     reporter.say(f"{item['metadata']['name']}: a pod writes the page and sends it")
     try:
         follow(cluster, item, reporter, settings.kubernetes.start_seconds, shows_logs=False)
-        files = received_files(_log_of(cluster, item), out)
+        files = _received_files(_log_of(cluster, item), out)
     finally:
         cluster.delete(item["kind"], item["metadata"]["name"])
     for path, data in files.items():
@@ -111,22 +111,22 @@ def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
 # cut short is never treated as complete. A node keeps 10 MiB of a log, as a rule: TensorBoard's files are omitted where they
 # would not fit.
 
-MOST_BYTES = 6 << 20
+_MOST_BYTES = 6 << 20
 _LINE_BYTES = 6144
 _FIRST = re.compile(r"-----BEGIN RESULTS (\d+) ([0-9a-f]{64})-----")
 _LAST = "-----END RESULTS-----"
 _RUNS = ("train", "finetune")
 
 
-def sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
+def _sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
     """The lines that carry the results of a work folder."""
     files = [folder / "report.html", *(folder / run / "metrics.jsonl" for run in _RUNS)]
     boards = [path for run in _RUNS for path in sorted((folder / run / "tensorboard").rglob("*"))]
     data = _archive(folder, [*files, *boards])
-    if len(data) > MOST_BYTES:
+    if len(data) > _MOST_BYTES:
         reporter.say(f"{folder}: TensorBoard's files are too large for a log and not included; copy them with `kubectl cp`")
         data = _archive(folder, files)
-    if len(data) > MOST_BYTES:
+    if len(data) > _MOST_BYTES:
         raise FailedError(f"{folder}: the page has {human_bytes(len(data))}, too much for a log; copy it with `kubectl cp`")
     yield f"-----BEGIN RESULTS {len(data)} {hashlib.sha256(data).hexdigest()}-----"
     for start in range(0, len(data), _LINE_BYTES):
@@ -134,7 +134,7 @@ def sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
     yield _LAST
 
 
-def received_files(lines: Iterable[str], folder: Path) -> dict[Path, bytes]:
+def _received_files(lines: Iterable[str], folder: Path) -> dict[Path, bytes]:
     """The files that the lines of a log carry, by their paths below `folder`.
 
     Raises:
@@ -187,7 +187,7 @@ def _send(folder: Path) -> int:
 
     try:
         report(folder)
-        for line in sent_lines(folder, Reporter()):
+        for line in _sent_lines(folder, Reporter()):
             sys.stdout.write(line + "\n")
     except GaudiBertError as error:
         sys.stderr.write(f"error: {error}\n")

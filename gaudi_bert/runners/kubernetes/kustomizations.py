@@ -16,16 +16,16 @@ import yaml
 
 Manifest = dict[str, Any]
 
-MANIFESTS = Path(__file__).parent / "manifests"
+_MANIFESTS = Path(__file__).parent / "manifests"
 # Where PyYAML has libyaml, a hundred files are read in a tenth of a second.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def build(resources: Sequence[str], components: Sequence[str] = ()) -> list[Manifest]:
     """The objects of the kustomizations `resources`, patched by `components`; all are folders below `k8s/`."""
-    objects = [item for folder in resources for item in _build_folder(MANIFESTS / folder)]
+    objects = [item for folder in resources for item in _build_folder(_MANIFESTS / folder)]
     for component in components:
-        _apply_patches(MANIFESTS / component, objects)
+        _apply_patches(_MANIFESTS / component, objects)
     return objects
 
 

@@ -33,9 +33,9 @@ POD_LABELS = {
     "MPIJob": "training.kubeflow.org/job-name",
     "TrainJob": "jobset.sigs.k8s.io/jobset-name",
 }
-DATA_FOLDER = "/data"
+_DATA_FOLDER = "/data"
 # Paths that mean the same inside every container.
-_MOUNTED = (DATA_FOLDER, "/work")
+_MOUNTED = (_DATA_FOLDER, "/work")
 # Next to the pipeline in its ConfigMap, mounted as /etc/passwd.
 _USER_NAME_FILE = "passwd"
 _IMAGE_USER = 1000
@@ -116,10 +116,10 @@ def _check_paths(settings: PipelineSettings) -> None:
         if not any(PurePosixPath(path).is_relative_to(folder) for folder in _MOUNTED):
             raise InputError(
                 f"{key} = {path}: no such path in a container; put it on a volume, name that volume's claim in "
-                f"kubernetes.data_claim, and write the path as {DATA_FOLDER}/..."
+                f"kubernetes.data_claim, and write the path as {_DATA_FOLDER}/..."
             )
-        if PurePosixPath(path).is_relative_to(DATA_FOLDER) and not settings.kubernetes.data_claim:
-            raise InputError(f"{key} = {path}: needs a volume at {DATA_FOLDER}; name its claim in kubernetes.data_claim")
+        if PurePosixPath(path).is_relative_to(_DATA_FOLDER) and not settings.kubernetes.data_claim:
+            raise InputError(f"{key} = {path}: needs a volume at {_DATA_FOLDER}; name its claim in kubernetes.data_claim")
 
 
 def _components(settings: PipelineSettings, server_version: tuple[int, int] | None) -> list[str]:
@@ -208,7 +208,7 @@ def _fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
     port = {"train": settings.training.metrics_port, "finetune": settings.finetune.metrics_port}.get(step)
     if port is not None:
         # Rank 0 is on the only worker, or on the first one, and all workers share one template.
-        *_, worker = pod_templates(item)
+        *_, worker = _pod_templates(item)
         _announce_metrics(port, worker)
     _use_store(settings, item)
 
@@ -317,7 +317,7 @@ def _fill_pod(settings: PipelineSettings, step: str, spec: Manifest) -> None:
         container["image"] = stage_image(settings, STEPS[step])
         container["imagePullPolicy"] = images.pull_policy
         if kubernetes.data_claim and "volumeMounts" in container:
-            container["volumeMounts"].append({"name": "data", "mountPath": DATA_FOLDER, "readOnly": True})
+            container["volumeMounts"].append({"name": "data", "mountPath": _DATA_FOLDER, "readOnly": True})
         if container["name"] == "wait":
             _set_option(container, "--timeout", str(kubernetes.wait_seconds))
 
@@ -375,7 +375,7 @@ def training_placement(settings: PipelineSettings) -> PodPlacement:
 
 
 def _set_placement(settings: PipelineSettings, step: str, item: Manifest) -> None:
-    kubernetes, (first, *workers) = settings.kubernetes, pod_templates(item)
+    kubernetes, (first, *workers) = settings.kubernetes, _pod_templates(item)
     if not STEPS[step].trains:
         _fill_placement(kubernetes.data_pods, first)
         return
@@ -410,7 +410,7 @@ def _use_store(settings: PipelineSettings, item: Manifest) -> None:
 # --- reading what was rendered
 
 
-def pod_templates(item: Manifest) -> Iterator[Manifest]:
+def _pod_templates(item: Manifest) -> Iterator[Manifest]:
     """The pod templates of a Job, a TrainingRuntime or an MPIJob (launcher, then workers); a TrainJob has none itself."""
     if item["kind"] == "TrainingRuntime":
         yield from (job["template"]["spec"]["template"] for job in item["spec"]["template"]["spec"]["replicatedJobs"])
@@ -423,7 +423,7 @@ def pod_templates(item: Manifest) -> Iterator[Manifest]:
 
 def pod_specs(item: Manifest) -> Iterator[Manifest]:
     """The pod specs of what has pod templates."""
-    for template in pod_templates(item):
+    for template in _pod_templates(item):
         yield template["spec"]
 
 

@@ -31,7 +31,7 @@ from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, 
 from gaudi_bert.runners.kubernetes.problems import job_outcome
 from gaudi_bert.runners.stage_table import KUSTOMIZATIONS, STAGES, steps_of
 
-DIGEST = "gaudi-bert/manifest-sha256"
+_DIGEST = "gaudi-bert/manifest-sha256"
 _REMOVAL_SECONDS = 120
 # How often a step is submitted again whose pods the cluster took away before they could save.
 _RESUBMISSIONS = 3
@@ -136,12 +136,12 @@ def _signed(item: Manifest, shared: Sequence[Manifest], work: str) -> Manifest:
     read += [one["spec"] for one in shared if one["kind"] == "TrainingRuntime" and item["kind"] == "TrainJob"]
     text = json.dumps([item, read, work], sort_keys=True)
     digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
-    metadata = {**item["metadata"], "annotations": {**item["metadata"].get("annotations", {}), DIGEST: digest}}
+    metadata = {**item["metadata"], "annotations": {**item["metadata"].get("annotations", {}), _DIGEST: digest}}
     return {**item, "metadata": metadata}
 
 
 def _digest(item: Manifest) -> str | None:
-    return (item["metadata"].get("annotations") or {}).get(DIGEST)
+    return (item["metadata"].get("annotations") or {}).get(_DIGEST)
 
 
 def _refuse_other_runs(cluster: Cluster, settings: PipelineSettings, steps: dict[str, Manifest]) -> None:

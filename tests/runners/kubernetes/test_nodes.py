@@ -83,7 +83,7 @@ SAVED = [ended(0, 75, STOPPED), ended(1, 75, STOPPED)]
 def test_pods_that_are_taken_away_save_and_their_successors_go_on(
     taken: list[Json], kind: str, server: FakeApiServer, said: io.StringIO, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "RESTART_SECONDS", 60.0)
+    monkeypatch.setattr(follow, "_RESTART_SECONDS", 60.0)
     server.script("demo-train", State(ACTIVE, both()), State(ACTIVE, taken), AGAIN, TRAINED)
     assert run(["train"], *options(kind)) == {"train": "done"}
     assert server.created(kind) == ["demo-train"], "the Job itself makes them anew"

@@ -13,7 +13,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Connection
-from gaudi_bert.runners.kubernetes.run import DIGEST, run_on_kubernetes
+from gaudi_bert.runners.kubernetes.run import _DIGEST, run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer, Fault, Run, State
 from tests.builders.recorded_answers import (
     ACTIVE,
@@ -99,7 +99,9 @@ def test_a_job_of_the_same_run_that_is_still_active_is_followed(server: FakeApiS
 
 def test_another_run_in_the_same_work_folder_is_left_alone(server: FakeApiServer, run: Run) -> None:
     labels = {"app.kubernetes.io/instance": "demo"}
-    server.put("Job", {"metadata": {"name": "demo-write", "labels": labels, "annotations": {DIGEST: "x"}}, "status": ACTIVE})
+    server.put(
+        "Job", {"metadata": {"name": "demo-write", "labels": labels, "annotations": {_DIGEST: "x"}}, "status": ACTIVE}
+    )
     with pytest.raises(InputError, match=r"Job demo-write of another run works in the same work folder; .*k8s delete"):
         run(PLAN)
     assert server.created("Job") == []
