@@ -335,7 +335,7 @@ def open_(
     json: arguments.Json = False,
 ) -> None:
     """Fetch the report and TensorBoard's files of a run, and open the report in a browser."""
-    from gaudi_bert.runners.kubernetes.fetch import open_results
+    from gaudi_bert.runners.kubernetes.manage import open_results
 
     settings, cluster = _settings_and_cluster(pipeline, set_)
     opened = open_results(settings, cluster, out or Path("opened") / settings.name, Reporter())

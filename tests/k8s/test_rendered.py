@@ -15,7 +15,8 @@ import yaml
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.manifests import Manifests, _pod_templates, pod_specs, render
+from gaudi_bert.runners.kubernetes.manifests import Manifests, render
+from gaudi_bert.runners.kubernetes.pods import _pod_templates, pod_specs
 from gaudi_bert.runners.kubernetes.run import write_rendered
 from gaudi_bert.runners.stage_table import stages_of
 from tests.builders.effort import LONG

@@ -15,18 +15,20 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import render
 from gaudi_bert.runners.local import _missing_inputs, run_stages, wait_for_inputs
-from gaudi_bert.runners.resources import evaluation_resources, quantity_value, training_resources
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import (
     STAGES,
     STEPS,
     _image_reference,
+    evaluation_resources,
     named_paths,
     preview_stage,
+    quantity_value,
     select_stages,
     stage_image,
     stages_of,
     steps_of,
+    training_resources,
 )
 from tests.builders.agree import agree
 from tests.builders.plans import write_plan

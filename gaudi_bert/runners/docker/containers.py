@@ -22,8 +22,7 @@ from gaudi_bert.common.launch import TORCH_PORT, torch_environment
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodResources, StoreSettings
 from gaudi_bert.runners.launch import horovod_environment, training_command
-from gaudi_bert.runners.resources import quantity_value
-from gaudi_bert.runners.stage_table import STAGES, named_paths, stage_engine, stage_image
+from gaudi_bert.runners.stage_table import STAGES, named_paths, quantity_value, stage_engine, stage_image
 
 # --- what a container sees of the host's disk: the work folder, the pipeline file, and read-only what that names
 #

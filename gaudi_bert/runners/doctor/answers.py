@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster, ForbiddenError, Json, NotFoundError, needed_rights
-from gaudi_bert.runners.kubernetes.manifests import work_claim_name
+from gaudi_bert.runners.kubernetes.pods import work_claim_name
 
 
 @dataclass(frozen=True)

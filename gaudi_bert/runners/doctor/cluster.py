@@ -13,17 +13,10 @@ from gaudi_bert.runners.doctor.answers import ClusterAnswers, ask_cluster, named
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.doctor.room import check_limits, check_nodes
 from gaudi_bert.runners.kubernetes.client import Cluster, Connection, Json
-from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE, work_claim_name
-from gaudi_bert.runners.kubernetes.run import (
-    ALONE,
-    SHARED,
-    find_class,
-    has_several_workers,
-    shares_volumes,
-    sharing_remedy,
-)
-from gaudi_bert.runners.resources import quantity_value
-from gaudi_bert.runners.stage_table import STAGES, stage_image, stages_of
+from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE
+from gaudi_bert.runners.kubernetes.pods import work_claim_name
+from gaudi_bert.runners.kubernetes.run import ALONE, SHARED, find_class, has_several_workers, shares_volumes, sharing_remedy
+from gaudi_bert.runners.stage_table import STAGES, quantity_value, stage_image, stages_of
 
 _OLDEST = (1, 24)
 

@@ -23,7 +23,7 @@ from gaudi_bert.config.values import EngineName
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.doctor.gaudi import BRIDGES, GaudiFacts, check_cards, check_driver, check_software, read_facts
 from gaudi_bert.runners.launch import EFA_SSH_PORT
-from gaudi_bert.runners.resources import quantity_value
+from gaudi_bert.runners.stage_table import quantity_value
 
 _COMMAND_SECONDS = 20
 

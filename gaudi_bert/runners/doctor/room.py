@@ -16,19 +16,19 @@ from gaudi_bert.config.places import PodPlacement
 from gaudi_bert.runners.doctor.answers import ClusterAnswers
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.kubernetes.client import Json
-from gaudi_bert.runners.kubernetes.kustomizations import Manifest
-from gaudi_bert.runners.kubernetes.manifests import Manifests, render, training_placement
+from gaudi_bert.runners.kubernetes.manifests import Manifests, render
+from gaudi_bert.runners.kubernetes.pods import Manifest, training_placement
 from gaudi_bert.runners.kubernetes.problems import expected_pods, needs_all_pods
-from gaudi_bert.runners.resources import (
+from gaudi_bert.runners.stage_table import (
     CARD_RESOURCE,
     EFA_RESOURCE,
     HUGE_PAGES,
+    STEPS,
     pod_resources,
     quantity_text,
     quantity_value,
     training_resources,
 )
-from gaudi_bert.runners.stage_table import STEPS
 
 _SCRATCH = "ephemeral-storage"
 # What a check of one resource is called, and the remedy where there is too little of it.

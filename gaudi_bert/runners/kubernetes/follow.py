@@ -17,7 +17,8 @@ from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, Json, StreamDroppedError
 from gaudi_bert.runners.kubernetes.logs import LogFollower, StepProgress
-from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL, pod_specs
+from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL
+from gaudi_bert.runners.kubernetes.pods import pod_specs
 from gaudi_bert.runners.kubernetes.problems import (
     RUN_AGAIN,
     Problem,

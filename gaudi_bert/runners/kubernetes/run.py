@@ -26,8 +26,8 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster, ConflictError, Connection, Json
 from gaudi_bert.runners.kubernetes.follow import PodsDisruptedError, follow
-from gaudi_bert.runners.kubernetes.kustomizations import Manifest
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, Manifests, render, work_claim_name
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, Manifests, render
+from gaudi_bert.runners.kubernetes.pods import Manifest, work_claim_name
 from gaudi_bert.runners.kubernetes.problems import job_outcome
 from gaudi_bert.runners.stage_table import KUSTOMIZATIONS, STAGES, steps_of
 

@@ -20,10 +20,10 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes import fetch, manage
+from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster, needed_rights
-from gaudi_bert.runners.kubernetes.fetch import _received_files, _sent_lines, open_results
 from gaudi_bert.runners.kubernetes.logs import StepProgress
+from gaudi_bert.runners.kubernetes.manage import _received_files, _sent_lines, open_results
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer, Run, State
@@ -283,7 +283,7 @@ def test_the_job_is_a_short_one_that_no_run_takes_for_its_own(
     assert "app.kubernetes.io/instance" not in job["metadata"]["labels"]
     assert (job["spec"]["backoffLimit"], job["spec"]["ttlSecondsAfterFinished"]) == (0, 600)
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["command"] == ["python3", "-m", "gaudi_bert.runners.kubernetes.fetch", "/work/demo"]
+    assert container["command"] == ["python3", "-m", "gaudi_bert.runners.kubernetes.manage", "/work/demo"]
     # `kubectl apply -k` names the ConfigMap by its content, so the Job must do without one.
     names = {"PersistentVolumeClaim": {"demo-work"}, "ServiceAccount": {"demo-stages"}}
     assert list(check_pod("open", job["spec"]["template"]["spec"], names)) == []
@@ -392,12 +392,12 @@ def test_what_is_sent_is_received_among_other_lines(folder: Path) -> None:
 
 
 def test_curves_that_are_too_large_are_left_out_and_that_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_MOST_BYTES", 10_000)
+    monkeypatch.setattr(manage, "_MOST_BYTES", 10_000)
     said = io.StringIO()
     lines = list(_sent_lines(folder, Reporter(said)))
     assert received(lines).keys() == {"report.html", "train/metrics.jsonl", "finetune/metrics.jsonl"}
     assert "TensorBoard's files are too large for a log and not included" in said.getvalue()
-    monkeypatch.setattr(fetch, "_MOST_BYTES", 10)
+    monkeypatch.setattr(manage, "_MOST_BYTES", 10)
     with pytest.raises(FailedError, match=r"the page has .* too much for a log"):
         list(_sent_lines(folder, Reporter(quiet=True)))
 
@@ -421,7 +421,7 @@ def test_the_pods_command_writes_the_page_and_sends_it(tmp_path: Path, repositor
         pytest.importorskip(module, reason=f"THE PAGE NEEDS {module}: install gaudi-bert")
 
     def run(folder: Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gaudi_bert.runners.kubernetes.fetch", str(folder)]
+        command = [sys.executable, "-m", "gaudi_bert.runners.kubernetes.manage", str(folder)]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=repository)
 
     folder = write_workdir(tmp_path / "demo")
