@@ -15,7 +15,15 @@ from gaudi_bert.runners.doctor.room import check_limits, check_nodes
 from gaudi_bert.runners.kubernetes.client import Cluster, Connection, Json
 from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE
 from gaudi_bert.runners.kubernetes.pods import work_claim_name
-from gaudi_bert.runners.kubernetes.run import ALONE, SHARED, find_class, has_several_workers, shares_volumes, sharing_remedy
+from gaudi_bert.runners.kubernetes.run import (
+    ALONE,
+    OPERATOR_REMEDIES,
+    SHARED,
+    find_class,
+    has_several_workers,
+    shares_volumes,
+    sharing_remedy,
+)
 from gaudi_bert.runners.stage_table import STAGES, quantity_value, stage_image, stages_of
 
 _OLDEST = (1, 24)
@@ -113,8 +121,7 @@ def _device_plugin(answers: ClusterAnswers, settings: PipelineSettings) -> Check
 
 def _mpi(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
     if answers.serves_mpijobs is False:
-        remedy = "install the MPI operator (docs/kubernetes.md), or set kubernetes.training to job with one worker"
-        return failed("MPI operator", "kubeflow.org/v2beta1 is not served", remedy)
+        return failed("MPI operator", "kubeflow.org/v2beta1 is not served", OPERATOR_REMEDIES["MPIJob"])
     if not answers.mpi_operator and answers.pods_are_hidden:
         known = "MPIJobs are known, but the operator's pod" if answers.serves_mpijobs else "the operator"
         return warning("MPI operator", f"{known} is not seen by this account", "ask whether it runs")
@@ -134,8 +141,7 @@ def _trainer(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult
     if answers.serves_trainjobs is None:
         return warning(name, "this account may not list trainjobs", "ask whether Kubeflow Trainer is installed")
     if not answers.serves_trainjobs:
-        remedy = "install Kubeflow Trainer 2 (docs/kubernetes.md), or set kubernetes.training to job, which needs nothing"
-        return failed(name, "trainer.kubeflow.org/v1alpha1 is not served", remedy)
+        return failed(name, "trainer.kubeflow.org/v1alpha1 is not served", OPERATOR_REMEDIES["TrainJob"])
     return passed(name, "trainer.kubeflow.org/v1alpha1 is served")
 
 

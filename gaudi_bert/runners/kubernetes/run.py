@@ -35,6 +35,11 @@ _DIGEST = "gaudi-bert/manifest-sha256"
 _REMOVAL_SECONDS = 120
 # How often a step is submitted again whose pods the cluster took away before they could save.
 _RESUBMISSIONS = 3
+# What to do where a cluster does not serve a kind of object.
+OPERATOR_REMEDIES = {
+    "MPIJob": "install the MPI operator (docs/kubernetes.md), or set training.engine to pytorch, or resources.workers to 1",
+    "TrainJob": "install Kubeflow Trainer 2 (docs/kubernetes.md), or set kubernetes.training to job, which needs nothing",
+}
 
 
 def run_on_kubernetes(
@@ -49,6 +54,7 @@ def run_on_kubernetes(
         cluster = Cluster(settings.kubernetes.namespace, Connection(settings.kubernetes.outage_seconds, reporter.say))
     cluster.check_namespace()
     manifests = render(settings, cluster.version())
+    _check_operators(cluster, {manifests.steps[step]["kind"] for step in steps_of(stages)})
     work = _prepare_shared(cluster, settings, manifests)
     steps = {step: _signed(manifests.steps[step], manifests.shared, work) for step in steps_of(stages)}
     _refuse_other_runs(cluster, settings, steps)
@@ -142,6 +148,13 @@ def _signed(item: Manifest, shared: Sequence[Manifest], work: str) -> Manifest:
 
 def _digest(item: Manifest) -> str | None:
     return (item["metadata"].get("annotations") or {}).get(_DIGEST)
+
+
+def _check_operators(cluster: Cluster, kinds: set[str]) -> None:
+    """Refuse what nobody on the cluster would run, before anything is made there."""
+    for kind in kinds & OPERATOR_REMEDIES.keys():
+        if cluster.serves(kind) is False:
+            raise InputError(f"this cluster serves no {kind}s; {OPERATOR_REMEDIES[kind]}")
 
 
 def _refuse_other_runs(cluster: Cluster, settings: PipelineSettings, steps: dict[str, Manifest]) -> None:

@@ -373,7 +373,7 @@ def test_the_error_of_the_rank_that_failed_is_the_reason(
 @pytest.mark.parametrize(
     ("stage", "override", "error", "said_why"),
     [
-        ("train", "resources.workers=2", ClusterError, "404: .*or a TrainJob that its operator is installed"),
+        ("train", "resources.workers=2", InputError, "this cluster serves no MPIJobs; install the MPI operator"),
         ("plan", "kubernetes.namespace=nowhere", InputError, "namespace nowhere does not exist .*`kubectl create"),
         ("plan", "kubernetes.data_claim=corpus", InputError, "kubernetes.data_claim: no claim corpus in namespace gaudi"),
     ],
@@ -384,6 +384,7 @@ def test_what_the_cluster_does_not_have_is_refused(
     server.kinds_unknown = {"MPIJob"}
     with pytest.raises(error, match=said_why):
         run([stage], override)
+    assert server.objects == {}, "something was made before"
 
 
 def test_without_kubeconfig_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
