@@ -335,7 +335,7 @@ def open_(
     json: arguments.Json = False,
 ) -> None:
     """Fetch the report and TensorBoard's files of a run, and open the report in a browser."""
-    from gaudi_bert.runners.kubernetes.fetch import open_results
+    from gaudi_bert.runners.kubernetes.manage import open_results
 
     settings, cluster = _settings_and_cluster(pipeline, set_)
     opened = open_results(settings, cluster, out or Path("opened") / settings.name, Reporter())
@@ -384,8 +384,10 @@ def doctor(
 
 def _check_graph(pipeline: Path, task: str | None, work: Path, overrides: list[str] | None, json: bool) -> None:
     from gaudi_bert.artefacts.work_folder import WorkFolder
+    from gaudi_bert.config.shipped import pipeline_path
     from gaudi_bert.tasks.check_graph import check_graph, describe_graph
 
+    pipeline = pipeline_path(pipeline)
     settings = arguments.pipeline_settings(pipeline, overrides, {"task.name": ("--task", task)})
     packed = WorkFolder.of(settings, work, pipeline.parent).split("train").packed
     result = check_graph(settings, packed, pipeline.parent, task=task)

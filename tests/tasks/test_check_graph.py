@@ -54,11 +54,8 @@ def test_the_step_of_a_task_is_that_of_its_run(kind: str, files: Any, model: Pat
     assert replace(other, flops_per_update=0) == replace(one, flops_per_update=0)
     assert one.is_fit
     # All micro-batches but one are computed forward once more; a backward pass has twice the products, a mean has one.
-    is_coupled, steps, mean = (
-        kind in ("embedding", "listwise"),
-        by_settings.accumulation_steps,
-        flops_of_mean(kind, by_rows.sizes),
-    )
+    is_coupled, steps = kind in ("embedding", "listwise"), by_settings.accumulation_steps
+    mean = flops_of_mean(kind, by_rows.sizes)
     assert steps == (12 if is_coupled else 6)
     again = (other.flops_per_micro_batch + mean) // 3 * (steps - 1) if is_coupled else 0
     assert other.flops_per_update == steps * other.flops_per_micro_batch + again
