@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gaudi_bert.artefacts.references import METADATA_NAME
+from gaudi_bert.artefacts.base import METADATA_NAME
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.progress import human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
