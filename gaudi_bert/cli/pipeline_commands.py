@@ -335,7 +335,7 @@ def open_(
     json: arguments.Json = False,
 ) -> None:
     """Fetch the report and TensorBoard's files of a run, and open the report in a browser."""
-    from gaudi_bert.runners.kubernetes.fetch import open_results
+    from gaudi_bert.runners.kubernetes.manage import open_results
 
     settings, cluster = _settings_and_cluster(pipeline, set_)
     opened = open_results(settings, cluster, out or Path("opened") / settings.name, Reporter())
@@ -381,8 +381,10 @@ def doctor(
 
 def _check_graph(pipeline: Path, work: Path, overrides: list[str] | None, json: bool) -> None:
     from gaudi_bert.artefacts.work_folder import WorkFolder
+    from gaudi_bert.config.shipped import pipeline_path
     from gaudi_bert.training.check_graph import check_graph, describe_graph
 
+    pipeline = pipeline_path(pipeline)
     settings = arguments.pipeline_settings(pipeline, overrides)
     result = check_graph(settings, WorkFolder.of(settings, work, pipeline.parent))
     output.print_result(result, json, lambda _: describe_graph(result))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster, ForbiddenError, Json, NotFoundError, needed_rights
-from gaudi_bert.runners.kubernetes.manifests import work_claim_name
+from gaudi_bert.runners.kubernetes.pods import work_claim_name
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class ClusterAnswers:
     `namespace` is None where it does not exist, too, and `pods_are_hidden` tells of the pods of other namespaces. Missing
     rights read as `create jobs`; `claims` are those that the pipeline uses and that exist, `mpi_operator` is that pod's
     image, `local_queues` are Kueue's in the namespace, `secret_keys` the names of what is in `kubernetes.store_secret`,
-    never its values, and `pod_classes` the names of all objects of each kind in `POD_CLASSES`.
+    never its values, and `pod_classes` the names of all objects of each kind in `_POD_CLASSES`.
     """
 
     version: tuple[int, int]
@@ -106,7 +106,7 @@ def _names(items: Sequence[Json] | None) -> list[str] | None:
 
 
 # What a pod may name of a cluster, by the key of `kubernetes.data_pods` and `training_pods`.
-POD_CLASSES = {"PriorityClass": "priority_class", "RuntimeClass": "runtime_class"}
+_POD_CLASSES = {"PriorityClass": "priority_class", "RuntimeClass": "runtime_class"}
 
 
 def named_classes(settings: PipelineSettings) -> list[tuple[str, str, str]]:
@@ -114,7 +114,7 @@ def named_classes(settings: PipelineSettings) -> list[tuple[str, str, str]]:
     pods = {"data_pods": settings.kubernetes.data_pods, "training_pods": settings.kubernetes.training_pods}
     named = [
         (kind, f"kubernetes.{section}.{key}", getattr(placement, key))
-        for kind, key in POD_CLASSES.items()
+        for kind, key in _POD_CLASSES.items()
         for section, placement in pods.items()
     ]
     return [row for row in named if row[2]]

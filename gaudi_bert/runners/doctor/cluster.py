@@ -13,17 +13,18 @@ from gaudi_bert.runners.doctor.answers import ClusterAnswers, ask_cluster, named
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.doctor.room import check_limits, check_nodes
 from gaudi_bert.runners.kubernetes.client import Cluster, Connection, Json
-from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE, work_claim_name
+from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE
+from gaudi_bert.runners.kubernetes.pods import work_claim_name
 from gaudi_bert.runners.kubernetes.run import (
     ALONE,
+    OPERATOR_REMEDIES,
     SHARED,
     find_class,
     has_several_workers,
     shares_volumes,
     sharing_remedy,
 )
-from gaudi_bert.runners.resources import quantity_value
-from gaudi_bert.runners.stage_table import STAGES, stage_image, stages_of
+from gaudi_bert.runners.stage_table import STAGES, quantity_value, stage_image, stages_of
 
 _OLDEST = (1, 24)
 
@@ -31,10 +32,10 @@ _OLDEST = (1, 24)
 def examine_cluster(settings: PipelineSettings, reporter: Reporter) -> list[CheckResult]:
     """What is right and wrong with the cluster that the kubeconfig file names."""
     cluster = Cluster(settings.kubernetes.namespace, Connection(say=reporter.say))
-    return check_cluster(ask_cluster(cluster, settings), settings)
+    return _check_cluster(ask_cluster(cluster, settings), settings)
 
 
-def check_cluster(answers: ClusterAnswers, settings: PipelineSettings) -> list[CheckResult]:
+def _check_cluster(answers: ClusterAnswers, settings: PipelineSettings) -> list[CheckResult]:
     """One result per check, in an order in which fixing makes sense."""
     checks = [_version, _namespace, _rights, _check_storage, _images_on_nodes]
     if settings.resources.cards:
@@ -120,8 +121,7 @@ def _device_plugin(answers: ClusterAnswers, settings: PipelineSettings) -> Check
 
 def _mpi(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
     if answers.serves_mpijobs is False:
-        remedy = "install the MPI operator (docs/kubernetes.md), or set kubernetes.training to job with one worker"
-        return failed("MPI operator", "kubeflow.org/v2beta1 is not served", remedy)
+        return failed("MPI operator", "kubeflow.org/v2beta1 is not served", OPERATOR_REMEDIES["MPIJob"])
     if not answers.mpi_operator and answers.pods_are_hidden:
         known = "MPIJobs are known, but the operator's pod" if answers.serves_mpijobs else "the operator"
         return warning("MPI operator", f"{known} is not seen by this account", "ask whether it runs")
@@ -141,8 +141,7 @@ def _trainer(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult
     if answers.serves_trainjobs is None:
         return warning(name, "this account may not list trainjobs", "ask whether Kubeflow Trainer is installed")
     if not answers.serves_trainjobs:
-        remedy = "install Kubeflow Trainer 2 (docs/kubernetes.md), or set kubernetes.training to job, which needs nothing"
-        return failed(name, "trainer.kubeflow.org/v1alpha1 is not served", remedy)
+        return failed(name, "trainer.kubeflow.org/v1alpha1 is not served", OPERATOR_REMEDIES["TrainJob"])
     return passed(name, "trainer.kubeflow.org/v1alpha1 is served")
 
 

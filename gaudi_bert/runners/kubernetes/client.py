@@ -83,7 +83,7 @@ _ROWS = (
     _Kind("RuntimeClass", "runtimeclasses", "node.k8s.io", namespaced=False),
     _Kind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False),
 )
-KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
+_KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
 
 
 def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[Right]:
@@ -94,7 +94,7 @@ def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[R
     """
     rights = {Right(kind.group, kind.plural, verb) for kind in _ROWS for verb in kind.verbs} | {Right("", "pods/log", "get")}
     if training != "mpijob":
-        rights = {right for right in rights if right.resource != KINDS["MPIJob"].plural or right.verb == "list"}
+        rights = {right for right in rights if right.resource != _KINDS["MPIJob"].plural or right.verb == "list"}
     optional = {
         "Workload": queue,
         "NetworkPolicy": network_policy,
@@ -102,7 +102,7 @@ def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[R
         "TrainJob": training == "trainjob",
         "TrainingRuntime": training == "trainjob",
     }
-    unneeded = {KINDS[kind].plural for kind, needed in optional.items() if not needed}
+    unneeded = {_KINDS[kind].plural for kind, needed in optional.items() if not needed}
     return sorted(right for right in rights if right.resource not in unneeded)
 
 
@@ -261,7 +261,7 @@ def _new_client() -> Any:
 def _resource(kind: str) -> Any:
     from kubernetes.dynamic import Resource
 
-    row = KINDS[kind]
+    row = _KINDS[kind]
     return Resource(
         prefix="apis" if row.group else "api",
         group=row.group,

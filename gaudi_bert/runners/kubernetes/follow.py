@@ -17,7 +17,8 @@ from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, Json, StreamDroppedError
 from gaudi_bert.runners.kubernetes.logs import LogFollower, StepProgress
-from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL, pod_specs
+from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL
+from gaudi_bert.runners.kubernetes.pods import pod_specs
 from gaudi_bert.runners.kubernetes.problems import (
     RUN_AGAIN,
     Problem,
@@ -36,13 +37,13 @@ from gaudi_bert.runners.kubernetes.problems import (
     worst_problem,
 )
 
-WATCH_SECONDS = 5
-SHORTEST_ROUND_SECONDS = 0.2
+_WATCH_SECONDS = 5
+_SHORTEST_ROUND_SECONDS = 0.2
 _LOG_END_SECONDS = 10
 # What passes sooner is not reported: most volumes are bound, and most pods placed, a moment after a Job is created.
-PASSING_SECONDS = 15.0
+_PASSING_SECONDS = 15.0
 # How long a Job may take to replace pods that were stopped on request; its backoff begins with 10 s, and doubles.
-RESTART_SECONDS = 15.0
+_RESTART_SECONDS = 15.0
 # Enough for what the ranks and mpirun write after one has failed.
 _LOG_END_LINES = 1000
 # Of Kueue: the label that names the owner of a Workload, and the kinds, the newest version of the API first.
@@ -104,7 +105,7 @@ def follow(
     progress = StepProgress(item, reporter)
     logs = LogFollower(cluster, reporter, progress)
     read_log = log_reader(cluster)
-    limit, stops = StartLimit(start_seconds, reporter), _Stops()
+    limit, stops = _StartLimit(start_seconds, reporter), _Stops()
     try:
         while True:
             round_started = time.monotonic()
@@ -134,14 +135,14 @@ def follow(
                     cluster.delete(current["kind"], current["metadata"]["name"])
                     raise PodsDisruptedError(f"{current['metadata']['name']} was stopped on request", saved=True)
                 progress.show(current, pods)
-            cluster.wait_for_change(current, WATCH_SECONDS)
-            if time.monotonic() - round_started < SHORTEST_ROUND_SECONDS:
-                time.sleep(SHORTEST_ROUND_SECONDS)
+            cluster.wait_for_change(current, _WATCH_SECONDS)
+            if time.monotonic() - round_started < _SHORTEST_ROUND_SECONDS:
+                time.sleep(_SHORTEST_ROUND_SECONDS)
     finally:
         logs.finish(0)
 
 
-class StartLimit:
+class _StartLimit:
     """How long pods that cannot start are waited for; each new problem is reported once."""
 
     def __init__(self, start_seconds: float, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
@@ -176,7 +177,7 @@ class StartLimit:
         """Report what has ended, and what lasts."""
         since = self._noticed.setdefault(problem.without_names, self._clock())
         may_pass = problem.may_pass or not problem.started
-        if may_pass and self._clock() - since < PASSING_SECONDS:
+        if may_pass and self._clock() - since < _PASSING_SECONDS:
             return
         self._reported.add(problem.without_names)
         if not problem.started:
@@ -214,7 +215,7 @@ class _Stops:
         if waits or not all(end is not None and end.saved for end in ends):
             return False
         self._since = time.monotonic() if self._since is None else self._since
-        return time.monotonic() - self._since >= RESTART_SECONDS
+        return time.monotonic() - self._since >= _RESTART_SECONDS
 
 
 def problem_of(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: ReadLog) -> Problem | None:

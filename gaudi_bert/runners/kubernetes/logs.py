@@ -17,7 +17,7 @@ from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Json, No
 from gaudi_bert.runners.kubernetes.problems import is_worker, needs_all_pods
 from gaudi_bert.runners.launch import MPIRUN_FOOTER, rank_pieces
 
-EVERY_SECONDS = 60.0
+_EVERY_SECONDS = 60.0
 # More logs at once than a person can read help nobody.
 _MOST_LOGS = 8
 _OVERLAP_SECONDS = 5
@@ -76,7 +76,7 @@ class StepProgress:
     def _is_due(self) -> bool:
         """Whether a line may be shown now; the minute then starts again."""
         now = self._clock()
-        if not self._reporter.live and now - self._last_shown < EVERY_SECONDS:
+        if not self._reporter.live and now - self._last_shown < _EVERY_SECONDS:
             return False
         self._last_shown = now
         return True

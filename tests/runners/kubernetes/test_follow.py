@@ -13,7 +13,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.follow import StartLimit, describe_suspension
+from gaudi_bert.runners.kubernetes.follow import _StartLimit, describe_suspension
 from gaudi_bert.runners.kubernetes.problems import worst_problem
 from tests.builders.fake_api_server import FakeApiServer, Run, State
 from tests.builders.recorded_answers import (
@@ -43,7 +43,7 @@ class Told:
 
     def __init__(self, reporter: Reporter, said: io.StringIO) -> None:
         self.now, self._said = 0.0, said
-        self._limit = StartLimit(600, reporter, clock=lambda: self.now)
+        self._limit = _StartLimit(600, reporter, clock=lambda: self.now)
 
     def at(self, now: float, *pods: Json) -> list[str]:
         """The new lines, after these pods were seen at `now`."""
