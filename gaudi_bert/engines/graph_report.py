@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -42,10 +42,6 @@ class GraphProblem:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.type} {self.operation} in {self.graph}: {self.found}"
-
-    def as_json(self) -> dict[str, str]:
-        """The problem for machines."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

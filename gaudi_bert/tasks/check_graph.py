@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 
-from gaudi_bert.artefacts.references import METADATA_NAME
+from gaudi_bert.artefacts.base import METADATA_NAME
 from gaudi_bert.artefacts.store.objects import path_below
 from gaudi_bert.common.arrays import AnyArray, BatchArrays
 from gaudi_bert.common.errors import InputError

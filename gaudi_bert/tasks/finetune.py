@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.copies import local_copies
+from gaudi_bert.artefacts.store.mirrored_folder import local_copies
 from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_bert.artefacts.results import StageOutput
+from gaudi_bert.artefacts.results import StageOutput, to_json
 from gaudi_bert.artefacts.training import EvaluationFigures, TrainingResult
-from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.engines.protocol import Communicator
