@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 
 from gaudi_bert.artefacts.base import METADATA_NAME
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.store.objects import path_below
 from gaudi_bert.common.arrays import AnyArray, BatchArrays
 from gaudi_bert.common.errors import InputError
@@ -35,7 +36,6 @@ from gaudi_bert.tasks.coupled_job import is_coupled
 from gaudi_bert.tasks.finetune import job_of
 from gaudi_bert.tasks.kinds.task import Draw, Task, task_named
 from gaudi_bert.tasks.models.task_models import is_bert, start_weights
-from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.training.input.batches import TrainingOrder
 from gaudi_bert.training.results import FineTuneInput, GraphResult
 from gaudi_bert.training.run_plan import RunPlan
@@ -103,7 +103,7 @@ def _packed_sizes(settings: PipelineSettings, packed: Path) -> tuple[str, BatchS
     """Where the sizes are from, those of a micro-batch, the packing factor, and the vocabulary, where it is known."""
     packs = settings.training.micro_batch_packs
     if (packed / METADATA_NAME).exists():
-        metadata = read_metadata(packed)
+        metadata = Metadata.read(packed)
         sizes = BatchSizes(packs, metadata.max_sequence_length, metadata.masked_slots, metadata.depth)
         vocabulary = metadata.vocabulary.size if metadata.vocabulary is not None else None
         return str(packed), sizes, metadata.packing_factor, vocabulary
