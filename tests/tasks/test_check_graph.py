@@ -54,11 +54,10 @@ def test_the_step_of_a_task_is_that_of_its_run(kind: str, files: Any, model: Pat
     assert replace(other, flops_per_update=0) == replace(one, flops_per_update=0)
     assert one.is_fit
     # All micro-batches but one are computed forward once more; a backward pass has twice the products, a mean has one.
-    is_coupled, steps = kind in ("embedding", "listwise"), by_settings.accumulation_steps
-    mean = flops_of_mean(kind, by_rows.sizes)
-    assert steps == (12 if is_coupled else 6)
-    again = (other.flops_per_micro_batch + mean) // 3 * (steps - 1) if is_coupled else 0
-    assert other.flops_per_update == steps * other.flops_per_micro_batch + again
+    twice, mean = (11 if kind in ("embedding", "listwise") else 0), flops_of_mean(kind, by_rows.sizes)
+    assert by_settings.accumulation_steps == (12 if twice else 6)
+    once_more = (other.flops_per_micro_batch + mean) // 3 * twice
+    assert other.flops_per_update == by_settings.accumulation_steps * other.flops_per_micro_batch + once_more
 
 
 def flops_of_mean(kind: str, sizes: BatchSizes) -> int:
