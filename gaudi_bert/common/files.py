@@ -3,7 +3,7 @@
 A file is written to a hidden temporary name next to its destination, flushed to the disk, and renamed; the folder is flushed
 after the rename. A process killed at any moment leaves at most a temporary file, which the next writer of that file removes.
 Nothing is written through a symbolic link that somebody put there: temporary names cannot be known before, files of such a
-name are made new, and locks are opened without following links.
+name are created, and locks are opened without following links.
 
 Every file that outlives a stage gets its name here. So this is the door to object stores: `mounted` puts a mirror behind a
 folder, as `mount` does for the operating system, and the mirror is notified of each file there, in the order in which files

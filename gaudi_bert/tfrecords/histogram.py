@@ -64,7 +64,7 @@ def histogram(
 ) -> StageOutput[HistogramFile]:
     """Check RECORDS and count their sequences; the vocabulary is by default `vocab.txt` next to the folder of RECORDS.
 
-    A file that cannot be read is refused, or with `on_bad_file` "skip" left out, and named in the result.
+    A file that cannot be read is refused, or with `on_bad_file` "skip" skipped, and named in the result.
     """
     if on_bad_file not in get_args(OnBadFile):
         raise InputError(f"--on-bad-file {on_bad_file}: one of {', '.join(get_args(OnBadFile))} is allowed")
@@ -180,8 +180,8 @@ def _report_bad_files(
     if on_bad_file == "stop":
         raise InputError(f"{summary}; make them again, or leave them out: {_LEAVE_OUT}")
     if len(bad) == files:
-        raise InputError(f"{summary}; nothing is left to pack, so make them again")
-    reporter.say(f"{summary}; left out, as requested by --on-bad-file skip")
+        raise InputError(f"{summary}; nothing remains to pack, so make them again")
+    reporter.say(f"{summary}; skipped, as requested by --on-bad-file skip")
 
 
 def _common_schema(inputs: RecordInputs, counted: Sequence[_Counted]) -> UnpackedSchema:
@@ -250,7 +250,7 @@ class CountedRecords:
         max_predictions: most masked positions of one sequence (P), or None where no file states it.
         files: the input files in the order of their names, or None where only counts are known.
         vocabulary: of the token ids, where it is known.
-        bad_files: those that could not be read, and were left out.
+        bad_files: those that could not be read, and were skipped.
     """
 
     histogram: Histogram

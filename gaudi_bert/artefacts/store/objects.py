@@ -198,7 +198,7 @@ PART_BYTES = 16 << 20
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _PATIENCE_SECONDS = 2.0
-"""How long a request is repeated before a line says so, and between two such lines."""
+"""How long a request is repeated before a line reports it, and between two such lines."""
 _FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 
 
@@ -220,7 +220,7 @@ class Objects:
         self._sleep = sleep
         self._filesystems: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._told_at = -math.inf
+        self._shown_at = -math.inf
 
     def info(self, url: str | Path) -> ObjectInfo | None:
         """The object at `url`; None where there is none."""
@@ -348,9 +348,9 @@ class Objects:
     def _tell(self, line: str) -> None:
         """Say what is waited for, once in a while for all threads."""
         with self._lock:
-            if time.monotonic() - self._told_at < _PATIENCE_SECONDS:
+            if time.monotonic() - self._shown_at < _PATIENCE_SECONDS:
                 return
-            self._told_at = time.monotonic()
+            self._shown_at = time.monotonic()
         Reporter().say(line)
 
     def _refuse_what_stays(self, action: str, url: str, error: BaseException) -> None:
