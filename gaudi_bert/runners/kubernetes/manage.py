@@ -22,19 +22,19 @@ from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter, human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.follow import (
+from gaudi_bert.runners.kubernetes.follow import follow, followed_container
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, render
+from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
+from gaudi_bert.runners.kubernetes.pods import Manifest, work_claim_name
+from gaudi_bert.runners.kubernetes.problems import (
     describe_suspension,
-    follow,
     is_suspended,
+    job_outcome,
     log_reader,
     pods_of,
     problem_of,
     workloads_of,
 )
-from gaudi_bert.runners.kubernetes.logs import followed_container
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, render
-from gaudi_bert.runners.kubernetes.pods import Manifest, work_claim_name
-from gaudi_bert.runners.kubernetes.problems import job_outcome, worst_problem
 from gaudi_bert.runners.kubernetes.run import remove_and_wait
 
 _NOT_SUBMITTED = "not submitted"

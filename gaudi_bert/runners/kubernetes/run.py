@@ -151,7 +151,7 @@ def _digest(item: Manifest) -> str | None:
 
 
 def _check_operators(cluster: Cluster, kinds: set[str]) -> None:
-    """Refuse what nobody on the cluster would run, before anything is made there."""
+    """Refuse what nobody on the cluster would run, before anything is created there."""
     for kind in kinds & OPERATOR_REMEDIES.keys():
         if cluster.serves(kind) is False:
             raise InputError(f"this cluster serves no {kind}s; {OPERATOR_REMEDIES[kind]}")

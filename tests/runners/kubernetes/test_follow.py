@@ -13,8 +13,9 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.follow import _StartLimit, describe_suspension
-from gaudi_bert.runners.kubernetes.problems import worst_problem
+from gaudi_bert.runners.kubernetes.follow import _StartLimit
+from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
+from gaudi_bert.runners.kubernetes.problems import describe_suspension
 from tests.builders.fake_api_server import FakeApiServer, Run, State
 from tests.builders.recorded_answers import (
     ACTIVE,
