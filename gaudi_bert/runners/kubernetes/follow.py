@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, human_seconds
-from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Json, NotFoundError, StreamDroppedError
+from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Json, NotFoundError, StreamDroppedError, title_of
 from gaudi_bert.runners.kubernetes.manifests import QUEUE_LABEL
 from gaudi_bert.runners.kubernetes.pod_problems import RUN_AGAIN, Problem, is_worker, last_warning, worst_problem
 from gaudi_bert.runners.kubernetes.problems import (
@@ -30,7 +30,6 @@ from gaudi_bert.runners.kubernetes.problems import (
     needs_all_pods,
     pods_of,
     problem_of,
-    workloads_of,
 )
 from gaudi_bert.runners.launch import MPIRUN_FOOTER, rank_pieces
 
@@ -72,7 +71,7 @@ def follow(
             round_started = time.monotonic()
             current = cluster.read(item["kind"], item["metadata"]["name"])
             if current is None:
-                raise FailedError(f"{item['kind']} {item['metadata']['name']} was removed while it ran; run it again")
+                raise FailedError(f"{title_of(item)} was removed while it ran; run it again")
             current = {"kind": item["kind"], **current}  # Answers about one object do not always name its kind.
             pods = pods_of(cluster, current)
             if shows_logs:
@@ -86,7 +85,7 @@ def follow(
                 return
             if suspended:
                 limit.begin_again()
-                progress.show_waiting(describe_suspension(current, workloads_of(cluster, current)))
+                progress.show_waiting(describe_suspension(cluster, current))
             else:
                 if problem is None:
                     limit.begin_again()
@@ -183,7 +182,7 @@ def _raise_unless_complete(item: Json, outcome: str, problem: Problem | None) ->
     if outcome == "complete":
         return
     if problem is None or problem.only_slow:
-        raise FailedError(f"{item['kind']} {item['metadata']['name']} {outcome}; see `gaudi-bert k8s logs`")
+        raise FailedError(f"{title_of(item)} {outcome}; see `gaudi-bert k8s logs`")
     raise PodsDisruptedError(str(problem), saved=problem.saved) if problem.disrupted else FailedError(str(problem))
 
 
@@ -199,7 +198,7 @@ def _give_up(cluster: Cluster, item: Json, pods: Sequence[Json], problem: Proble
         reason += f": {warnings[-1]}" if warnings else ""
     cluster.delete(item["kind"], item["metadata"]["name"])
     after = f" after {human_seconds(waited)}" if waited >= 1 else ""
-    raise FailedError(f"{reason}{after} ({item['kind']} {item['metadata']['name']} was removed); {remedy}")
+    raise FailedError(f"{reason}{after} ({title_of(item)} was removed); {remedy}")
 
 
 # --- what the pods of a step write: the log of one that is alone line by line, of those that share a step the last line

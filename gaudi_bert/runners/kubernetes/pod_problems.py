@@ -82,9 +82,9 @@ _DESCRIBE = "see `kubectl describe pod`"
 RUN_AGAIN = "run it again: it resumes where it stopped"
 # Of several pods with the same problem, so many are named in addition to the first one.
 _MOST_NAMED = 3
-# What training reports when it stops on request.
-# ... and a rank that ends because another one has.
+# What a rank reports that ends because another one has.
 _BECAUSE_OF_ANOTHER = " aborts: "
+# ... and training when it stops on request.
 _STOP = re.compile(r"stopped on request after update \d+")
 # How long after the removal of a worker, at most, its launcher has ended: ranks save, and mpirun notices.
 _REPLACEMENT_SECONDS = 60.0

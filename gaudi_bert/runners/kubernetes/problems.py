@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, Json, StreamDroppedError
+from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, Json, StreamDroppedError, title_of
 from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL
 from gaudi_bert.runners.kubernetes.pod_problems import (
     Problem,
@@ -38,7 +38,7 @@ def pods_of(cluster: Cluster, item: Json) -> list[Json]:
     return cluster.find("Pod", f"{POD_LABELS[item['kind']]}={item['metadata']['name']}")
 
 
-def workloads_of(cluster: Cluster, item: Json) -> list[Json]:
+def _workloads_of(cluster: Cluster, item: Json) -> list[Json]:
     """The Workloads of `item`; none without Kueue, or where this account may not see them."""
     try:
         for kind in _WORKLOADS:
@@ -160,7 +160,7 @@ def _no_pods_problem(item: Json, events: Sequence[Json]) -> Problem:
     if refused is not None:
         return refused
     remedy = _MAKERS.get(item["kind"], "see `kubectl describe job`")
-    return Problem(f"{item['kind']} {item['metadata']['name']} has no pods", remedy, started=False, only_slow=True)
+    return Problem(f"{title_of(item)} has no pods", remedy, started=False, only_slow=True)
 
 
 def _few_pods_problem(item: Json, pods: Sequence[Json], events: Sequence[Json]) -> Problem | None:
@@ -206,9 +206,7 @@ def _refusal(item: Json, gets: str, events: Sequence[Json]) -> Problem | None:
     refusal = last_warning(events)
     for pattern, hopeless, remedy in _REFUSALS:
         if pattern.search(refusal):
-            return Problem(
-                f"{item['kind']} {item['metadata']['name']} gets {gets}: {refusal}", remedy, hopeless, started=False
-            )
+            return Problem(f"{title_of(item)} gets {gets}: {refusal}", remedy, hopeless, started=False)
     return None
 
 
@@ -240,9 +238,14 @@ def is_suspended(item: Json) -> bool:
     return bool((spec.get("runPolicy") or {}).get("suspend") if item["kind"] == "MPIJob" else spec.get("suspend"))
 
 
-def describe_suspension(item: Json, workloads: Sequence[Json]) -> str:
-    """What a suspended Job or MPIJob waits for, in one line; `workloads` is what its queue keeps about it."""
-    title = f"{item['kind']} {item['metadata']['name']}"
+def describe_suspension(cluster: Cluster, item: Json) -> str:
+    """What a suspended Job or MPIJob waits for, in one line."""
+    return _suspension(item, _workloads_of(cluster, item))
+
+
+def _suspension(item: Json, workloads: Sequence[Json]) -> str:
+    """The same, where `workloads` is what its queue keeps about it."""
+    title = title_of(item)
     queue = (item["metadata"].get("labels") or {}).get(QUEUE_LABEL)
     own = (item.get("status") or {}).get("conditions") or ()
     own_reasons = [_message_of(each) for each in own if each["type"] == "Suspended" and each.get("status") == "True"]
