@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, model_validator
 
-from gaudi_bert.artefacts.base import LARGEST_COUNT, Artefact, Count, Length
+from gaudi_bert.artefacts.base import LARGEST_COUNT, Artefact, Count, InputFile, Length, VocabularyInfo
 from gaudi_bert.artefacts.packed import of_counts
-from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import shortened
 

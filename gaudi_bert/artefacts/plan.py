@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, model_validator
 from typing_extensions import Self
 
-from gaudi_bert.artefacts.base import Artefact, Count, Length, Positive, Sha256, Share
-from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
+from gaudi_bert.artefacts.base import Artefact, Count, InputFile, Length, Positive, Sha256, Share, VocabularyInfo
 from gaudi_bert.artefacts.store.mirrored_folder import fetch
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingFigures

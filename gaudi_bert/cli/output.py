@@ -20,6 +20,7 @@ from gaudi_bert.artefacts.results import (
     PreparedShard,
     ReportResult,
     StageOutput,
+    to_json,
 )
 from gaudi_bert.common.launch import is_first_process
 from gaudi_bert.common.progress import RESULT_ALONE, count_of, human_bytes, human_rate
@@ -47,8 +48,6 @@ def print_result(
     `next_command` is what most users type then; it goes to people only, and not after `--quiet`.
     """
     if as_json:
-        from gaudi_bert.cli.results import to_json
-
         typer.echo(json.dumps(to_json(result), allow_nan=False, default=str))
         return
     for line in describe(result):

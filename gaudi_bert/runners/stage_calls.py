@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import yaml
 
-from gaudi_bert.artefacts.references import histogram_part
+from gaudi_bert.artefacts.base import histogram_part
 from gaudi_bert.artefacts.results import (
     GivenRecords,
     GroupsResult,
@@ -25,7 +25,7 @@ from gaudi_bert.artefacts.results import (
     ReportResult,
     StageOutput,
 )
-from gaudi_bert.artefacts.store.copies import existing_histograms, local_copy
+from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms, local_copy
 from gaudi_bert.artefacts.store.objects import in_store, path_below
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder

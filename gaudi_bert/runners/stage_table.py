@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gaudi_bert import __version__
+from gaudi_bert.artefacts.base import group_verification_path
 from gaudi_bert.artefacts.plan import Plan
-from gaudi_bert.artefacts.references import group_verification_path
-from gaudi_bert.artefacts.store.copies import existing_histograms, exists, local_copy
+from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms, exists, local_copy
 from gaudi_bert.artefacts.store.objects import in_store, path_below
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.artefacts.references import InputFile
+from gaudi_bert.artefacts.base import InputFile
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.store.objects import Objects, in_store, shown_location, url_of
 from gaudi_bert.common.crc32c import crc32c

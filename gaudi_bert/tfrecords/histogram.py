@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from gaudi_bert.artefacts.base import InputFile, VocabularyInfo
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
-from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
 from gaudi_bert.artefacts.store.objects import Objects, shown_location

@@ -33,8 +33,7 @@ from gaudi_bert.artefacts.plan import (
     totals_of,
 )
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
-from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in
+from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, names_in
 from gaudi_bert.artefacts.store.objects import shown_location
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter, Task

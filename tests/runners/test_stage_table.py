@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.references import histogram_part, histogram_parts
+from gaudi_bert.artefacts.base import histogram_part, histogram_parts
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter

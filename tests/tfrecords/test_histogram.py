@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.artefacts.references import VocabularyInfo
+from gaudi_bert.artefacts.base import VocabularyInfo
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
