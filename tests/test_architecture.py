@@ -149,12 +149,12 @@ STOREYS = {
     "training": (
         *("input", "objective", "run_plan", "metrics", "results", "checkpoint", "stored_inputs", "mlperf"),
         *("run_folder", "evaluate", "loop", "run"),
-        *("model_files", "weights", "train", "verify_model", "check_graph"),
+        *("model_files", "weights", "train", "verify_model"),
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": (
         *("kinds", "task_data", "answers", "objective", "coupled", "models", "finetune_job", "coupled_job", "finetune"),
-        *("pretrain", "predict"),
+        *("check_graph", "pretrain", "predict"),
     ),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": (*("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands", "main"),),

@@ -350,6 +350,7 @@ def doctor(
     cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster, not this machine.")] = False,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file that must fit; default: all defaults.")] = None,
     graph: Annotated[Path | None, typer.Option(metavar="PIPELINE", help="Check a pipeline's training step.")] = None,
+    task: Annotated[str | None, typer.Option(help="With --graph: that of fine-tuning for this task.")] = None,
     work: arguments.Work = Path("work"),
     store: Annotated[str | None, typer.Option(metavar="URL", help="Check a folder in an object store.")] = None,
     set_: arguments.SetLocation = None,
@@ -361,8 +362,10 @@ def doctor(
     from gaudi_bert.runners.doctor.host import ask_host, check_host
 
     if graph is not None:
-        _check_graph(graph, work, set_, json)
+        _check_graph(graph, task, work, set_, json)
         return
+    if task is not None:
+        raise InputError("--task: says which step --graph PIPELINE checks; give --graph too")
     settings = arguments.pipeline_settings(pipeline, set_)
     facts: dict[str, Any] = {}
     if store is not None:
@@ -379,14 +382,15 @@ def doctor(
         raise FailedError(f"{len(wrong)} of {len(results)} checks failed; the first remedy: {wrong[0].remedy}")
 
 
-def _check_graph(pipeline: Path, work: Path, overrides: list[str] | None, json: bool) -> None:
+def _check_graph(pipeline: Path, task: str | None, work: Path, overrides: list[str] | None, json: bool) -> None:
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.config.shipped import pipeline_path
-    from gaudi_bert.training.check_graph import check_graph, describe_graph
+    from gaudi_bert.tasks.check_graph import check_graph, describe_graph
 
     pipeline = pipeline_path(pipeline)
-    settings = arguments.pipeline_settings(pipeline, overrides)
-    result = check_graph(settings, WorkFolder.of(settings, work, pipeline.parent))
+    settings = arguments.pipeline_settings(pipeline, overrides, {"task.name": ("--task", task)})
+    packed = WorkFolder.of(settings, work, pipeline.parent).split("train").packed
+    result = check_graph(settings, packed, pipeline.parent, task=task)
     output.print_result(result, json, lambda _: describe_graph(result))
     problems = result.report.problems
     if problems:

@@ -55,6 +55,10 @@ def finetune(
         name = settings.task.name
         if name is not None:
             check_first_row(str(copies[0]), name, settings.task, labelled=is_labelled(name))
-        kind = CoupledJob if is_coupled(settings.task) else FineTuneJob
-        job = kind(settings, FineTuneInput(*copies), Path(out))  # type: ignore[arg-type]
+        job = job_of(settings, FineTuneInput(*copies), Path(out))  # type: ignore[arg-type]
         return run_job(job, settings, out, reporter=reporter, overwrite=overwrite, dry_run=dry_run)
+
+
+def job_of(settings: PipelineSettings, files: FineTuneInput, out: Path) -> FineTuneJob:
+    """What a run of the task does."""
+    return (CoupledJob if is_coupled(settings.task) else FineTuneJob)(settings, files, out)

@@ -75,7 +75,10 @@ class ExportResult:
 
 @dataclass(frozen=True)
 class GraphResult:
-    """Whether a pipeline's training step is fit for Gaudi, and what it costs; `sizes_from` is the origin of its sizes."""
+    """Whether a pipeline's training step is fit for Gaudi, and what it costs.
+
+    `sizes_from` is the origin of its sizes; `task` is empty for pretraining.
+    """
 
     pipeline: str
     engine: str
@@ -85,6 +88,7 @@ class GraphResult:
     precision: str
     accumulation_steps: int
     report: GraphReport
+    task: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The fields, and those of the report; the vocabulary is one of the sizes."""
