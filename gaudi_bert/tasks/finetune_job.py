@@ -16,7 +16,7 @@ from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, enumerated
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -170,7 +170,7 @@ class FineTuneJob(Job[FineTuning]):
         """The rows and their packs, the model, the batches."""
         task, data, section, start = self._task, self._data, self._section, self._start
         labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
-        rows = " and ".join(f"{length:,}" for length in data.lengths)
+        rows = enumerated(f"{length:,}" for length in data.lengths)
         return [
             f"{task.name}{labels}: {len(data.rows):,} rows of {data.path}, {len(data.sequences):,} sequences, "
             f"{tokens:.1f} tokens on average, rows of {rows}",

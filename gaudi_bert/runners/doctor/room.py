@@ -13,8 +13,7 @@ from typing import Any
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodPlacement
-from gaudi_bert.runners.doctor.answers import ClusterAnswers
-from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
+from gaudi_bert.runners.doctor.checks import CheckResult, ClusterAnswers, failed, passed, warning
 from gaudi_bert.runners.kubernetes.client import Json
 from gaudi_bert.runners.kubernetes.manifests import Manifests, render
 from gaudi_bert.runners.kubernetes.pods import Manifest, training_placement

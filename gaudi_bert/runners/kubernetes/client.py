@@ -376,11 +376,11 @@ class Cluster:
 
     def create(self, item: Json) -> Json:
         """Make an object."""
-        return self._call(f"create {_title(item)}", "create", item["kind"], body=item)
+        return self._call(f"create {title_of(item)}", "create", item["kind"], body=item)
 
     def replace(self, item: Json) -> Json:
         """Replace an object."""
-        return self._call(f"replace {_title(item)}", "replace", item["kind"], name=item["metadata"]["name"], body=item)
+        return self._call(f"replace {title_of(item)}", "replace", item["kind"], name=item["metadata"]["name"], body=item)
 
     def read(self, kind: str, name: str) -> Json | None:
         """An object, or None where there is none of that name."""
@@ -475,5 +475,6 @@ class Cluster:
         return self.connection.call(action, verb, kind, namespace=self.namespace, **arguments)
 
 
-def _title(item: Json) -> str:
+def title_of(item: Json) -> str:
+    """Its kind and name, for messages."""
     return f"{item['kind']} {item['metadata']['name']}"

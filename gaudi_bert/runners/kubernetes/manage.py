@@ -22,19 +22,18 @@ from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter, human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.follow import (
+from gaudi_bert.runners.kubernetes.follow import follow, followed_container
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, render
+from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
+from gaudi_bert.runners.kubernetes.pods import Manifest, work_claim_name
+from gaudi_bert.runners.kubernetes.problems import (
     describe_suspension,
-    follow,
     is_suspended,
+    job_outcome,
     log_reader,
     pods_of,
     problem_of,
-    workloads_of,
 )
-from gaudi_bert.runners.kubernetes.logs import followed_container
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, render
-from gaudi_bert.runners.kubernetes.pods import Manifest, work_claim_name
-from gaudi_bert.runners.kubernetes.problems import job_outcome, worst_problem
 from gaudi_bert.runners.kubernetes.run import remove_and_wait
 
 _NOT_SUBMITTED = "not submitted"
@@ -79,7 +78,7 @@ def _step_status(cluster: Cluster, item: Manifest) -> _StepStatus:
     counted = {phase: phases.count(phase) for phase in sorted(set(phases))}
     outcome = job_outcome(current)
     if outcome is None and is_suspended(current):
-        return _StepStatus("suspended", counted, describe_suspension(current, workloads_of(cluster, current)))
+        return _StepStatus("suspended", counted, describe_suspension(cluster, current))
     problem = None
     if outcome is None:
         problem = problem_of(cluster, current, pods, log_reader(cluster))

@@ -24,7 +24,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.runners.kubernetes.client import Cluster, ConflictError, Connection, Json
+from gaudi_bert.runners.kubernetes.client import Cluster, ConflictError, Connection, Json, title_of
 from gaudi_bert.runners.kubernetes.follow import PodsDisruptedError, follow
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, Manifests, render
 from gaudi_bert.runners.kubernetes.pods import Manifest, work_claim_name
@@ -61,7 +61,7 @@ def run_on_kubernetes(
     _make_shared(cluster, manifests)
     summary = {}
     for step, item in steps.items():
-        reporter.say(f"--- {step}: {item['kind']} {item['metadata']['name']} in namespace {cluster.namespace}")
+        reporter.say(f"--- {step}: {title_of(item)} in namespace {cluster.namespace}")
         try:
             summary[step] = _run_step(cluster, item, reporter, settings.kubernetes.start_seconds)
         except KeyboardInterrupt:
@@ -151,7 +151,7 @@ def _digest(item: Manifest) -> str | None:
 
 
 def _check_operators(cluster: Cluster, kinds: set[str]) -> None:
-    """Refuse what nobody on the cluster would run, before anything is made there."""
+    """Refuse what nobody on the cluster would run, before anything is created there."""
     for kind in kinds & OPERATOR_REMEDIES.keys():
         if cluster.serves(kind) is False:
             raise InputError(f"this cluster serves no {kind}s; {OPERATOR_REMEDIES[kind]}")

@@ -22,7 +22,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster, needed_rights
-from gaudi_bert.runners.kubernetes.logs import StepProgress
+from gaudi_bert.runners.kubernetes.follow import _StepProgress
 from gaudi_bert.runners.kubernetes.manage import _received_files, _sent_lines, open_results
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.command_line import run_command
@@ -178,7 +178,7 @@ def pods(*names: str) -> list[dict[str, Any]]:
 
 def test_the_last_line_of_each_pod_that_shares_a_stage_is_shown_once_a_minute(said: io.StringIO) -> None:
     clock = Clock()
-    progress = StepProgress(SHARED, Reporter(said), clock)
+    progress = _StepProgress(SHARED, Reporter(said), clock)
     progress.take("a", "[a] ", ["--- write", "write: 40 %, 100.0 MB/s, 30 s left"])
     progress.take("b", "[b] ", ["group 3 is there already"])
     for clock.now in range(0, 125, 5):
@@ -189,7 +189,7 @@ def test_the_last_line_of_each_pod_that_shares_a_stage_is_shown_once_a_minute(sa
 
 def test_a_pod_that_is_alone_is_shown_line_by_line_or_for_how_long_it_has_been_silent(said: io.StringIO) -> None:
     clock = Clock()
-    progress = StepProgress(ALONE, Reporter(said), clock)
+    progress = _StepProgress(ALONE, Reporter(said), clock)
     for clock.now in (30, 61, 90, 121):
         progress.show({"status": {}}, pods("a"))
         if clock.now == 30:
@@ -201,7 +201,7 @@ def test_on_a_terminal_the_passing_line_is_always_there(said: io.StringIO, monke
     monkeypatch.setenv("COLUMNS", "300")  # a passing line is cut off where the terminal ends
     reporter = Reporter(said)
     reporter.live = True
-    progress = StepProgress(SHARED, reporter, Clock())
+    progress = _StepProgress(SHARED, reporter, Clock())
     for _ in range(3):
         progress.show({}, pods("a"))
     assert said.getvalue().count("demo-write: 0 of 8 parts done, 1 at work; running for 0.0 s") == 3
@@ -209,7 +209,7 @@ def test_on_a_terminal_the_passing_line_is_always_there(said: io.StringIO, monke
 
 def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minute(said: io.StringIO) -> None:
     clock = Clock()
-    progress = StepProgress(ALONE, Reporter(said), clock)
+    progress = _StepProgress(ALONE, Reporter(said), clock)
     for clock.now in range(0, 151, 5):
         progress.show_waiting("no room" if clock.now < 30 else "others first")
     assert said.getvalue().splitlines() == [
@@ -223,7 +223,7 @@ def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minut
 def test_pods_that_share_a_step_show_no_log(
     server: FakeApiServer, said: io.StringIO, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    monkeypatch.setattr("gaudi_bert.runners.kubernetes.logs._EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("gaudi_bert.runners.kubernetes.follow._EVERY_SECONDS", 0.0)
     moment = "2026-01-01T00:00:00Z"
     for name, share in (("write-0", 20), ("write-1", 40)):
         server.logs[name] = [f"{moment} --- write", f"{moment} write: {share} %, 10.0 MB/s, 9.0 s left"]
