@@ -83,7 +83,7 @@ _ROWS = (
     _Kind("RuntimeClass", "runtimeclasses", "node.k8s.io", namespaced=False),
     _Kind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False),
 )
-KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
+_KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
 
 
 def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[Right]:
@@ -94,7 +94,7 @@ def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[R
     """
     rights = {Right(kind.group, kind.plural, verb) for kind in _ROWS for verb in kind.verbs} | {Right("", "pods/log", "get")}
     if training != "mpijob":
-        rights = {right for right in rights if right.resource != KINDS["MPIJob"].plural or right.verb == "list"}
+        rights = {right for right in rights if right.resource != _KINDS["MPIJob"].plural or right.verb == "list"}
     optional = {
         "Workload": queue,
         "NetworkPolicy": network_policy,
@@ -102,7 +102,7 @@ def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[R
         "TrainJob": training == "trainjob",
         "TrainingRuntime": training == "trainjob",
     }
-    unneeded = {KINDS[kind].plural for kind, needed in optional.items() if not needed}
+    unneeded = {_KINDS[kind].plural for kind, needed in optional.items() if not needed}
     return sorted(right for right in rights if right.resource not in unneeded)
 
 
@@ -261,7 +261,7 @@ def _new_client() -> Any:
 def _resource(kind: str) -> Any:
     from kubernetes.dynamic import Resource
 
-    row = KINDS[kind]
+    row = _KINDS[kind]
     return Resource(
         prefix="apis" if row.group else "api",
         group=row.group,
@@ -376,11 +376,11 @@ class Cluster:
 
     def create(self, item: Json) -> Json:
         """Make an object."""
-        return self._call(f"create {_title(item)}", "create", item["kind"], body=item)
+        return self._call(f"create {title_of(item)}", "create", item["kind"], body=item)
 
     def replace(self, item: Json) -> Json:
         """Replace an object."""
-        return self._call(f"replace {_title(item)}", "replace", item["kind"], name=item["metadata"]["name"], body=item)
+        return self._call(f"replace {title_of(item)}", "replace", item["kind"], name=item["metadata"]["name"], body=item)
 
     def read(self, kind: str, name: str) -> Json | None:
         """An object, or None where there is none of that name."""
@@ -475,5 +475,6 @@ class Cluster:
         return self.connection.call(action, verb, kind, namespace=self.namespace, **arguments)
 
 
-def _title(item: Json) -> str:
+def title_of(item: Json) -> str:
+    """Its kind and name, for messages."""
     return f"{item['kind']} {item['metadata']['name']}"
