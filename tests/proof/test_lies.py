@@ -123,7 +123,6 @@ UNPROVABLE: dict[str, dict[str, Unprovable]] = {
         "depth": Unprovable({"other"}, SETTING),
         "shard_multiple": Unprovable({"other", "half"}, SETTING),
         "shard_bytes": Unprovable({"other", "half"}, SETTING),
-        "totals.masked_slots_needed": Unprovable({"half", "zero", "null"}, "a figure to look at, within masked_slots"),
         "histogram_sha256": Unprovable({"other"}, "the histogram is no input of `write`"),
     },
     "records/plan-00000.json": {},

@@ -26,12 +26,12 @@ from pathlib import Path
 
 from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects, in_store, url_of
 from gaudi_bert.common.errors import GaudiBertError
-from gaudi_bert.common.files import explained_os_errors, open_file, whole_files_go_to
+from gaudi_bert.common.files import Mirror, explained_os_errors, mirror_of, mounted, open_file
 from gaudi_bert.config.places import StoreSettings
 
 
 @dataclass(frozen=True)
-class _Mirrored:
+class _Mirrored(Mirror):
     """A mirrored folder.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Mirrored:
     def is_visible(self, path: Path) -> bool:
         return not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
 
-    def put_whole(self, path: Path) -> None:
+    def completed(self, path: Path) -> None:
         if self.is_visible(path):
             self.put(path)
 
@@ -92,13 +92,9 @@ def _state(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-_MIRRORED: dict[Path, _Mirrored] = {}
-
-
 def _mirrored_folder_of(path: Path) -> _Mirrored | None:
-    if not _MIRRORED:
-        return None
-    return next((_MIRRORED[folder] for folder in (path, *path.parents) if folder in _MIRRORED), None)
+    mirror = mirror_of(path)
+    return mirror if isinstance(mirror, _Mirrored) else None
 
 
 @contextmanager
@@ -112,13 +108,8 @@ def mirrored(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
         # A path with an ending is treated as a file, and this is a folder, whatever its name.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
-        mirror = _Mirrored(folder, url, objects)
-        _MIRRORED[folder] = mirror
-        try:
-            with _named_as_url(folder, url), whole_files_go_to(mirror.put_whole, folder):
-                yield folder
-        finally:
-            del _MIRRORED[folder]
+        with _named_as_url(folder, url), mounted(folder, _Mirrored(folder, url, objects)):
+            yield folder
 
 
 @contextmanager
