@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -297,6 +298,20 @@ def test_a_signal_that_follows_at_once_does_not_interrupt_what_the_first_unwinds
             signal.raise_signal(signal.SIGTERM)
         except KeyboardInterrupt:
             pytest.fail("it interrupted")
+
+
+def test_a_lock_that_a_signal_breaks_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Condition.wait` releases a lock that it may not have yet."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()
+
+    monkeypatch.setattr("gaudi_bert.tfrecords.inspect.inspect", interrupted)
+    done = run_command("inspect", "part-0")
+    assert (done.returncode, done.stderr) == (75, "stopped\n")
 
 
 @pytest.mark.slow
