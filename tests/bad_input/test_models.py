@@ -16,7 +16,7 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from tests.builders.command_line import inside
-from tests.builders.effort import tries
+from tests.builders.effort import sampled, tries
 from tests.builders.model_mutations import FILES, good_encoder, good_folder, mutated_file
 from tests.builders.watched_worker import WatchedWorker, command_and_libraries
 
@@ -168,7 +168,8 @@ def answer_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None
 
 @pytest.mark.repeated
 @pytest.mark.parametrize(
-    ("software", "name"), [*(("tensorflow", name) for name in FILES), *(("torch", name) for name in TORCH_FILES)]
+    ("software", "name"),
+    sampled([*(("tensorflow", name) for name in FILES), *(("torch", name) for name in TORCH_FILES)], 3),
 )
 def test_commands_answer_or_end_in_one_line(worker: WatchedWorker, tmp_path: Path, software: str, name: str) -> None:
     pytest.importorskip(software, exc_type=ImportError)

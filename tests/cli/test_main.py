@@ -262,8 +262,10 @@ def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
 HEARING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from gaudi_bert.cli import main; main()"
 
 
-@pytest.mark.parametrize("second_after", sampled([None, 0.0, 0.02, 0.1], 2))
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "second_after"),
+    sampled([(number, after) for after in (None, 0.0, 0.02, 0.1) for number in (signal.SIGTERM, signal.SIGINT)], 5),
+)
 def test_signals_end_a_command_with_75_and_the_same_command_goes_on(
     case: PackingCase, tmp_path: Path, number: int, second_after: float | None
 ) -> None:

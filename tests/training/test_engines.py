@@ -207,6 +207,7 @@ def test_two_processes_are_one_big_batch(records, by_two, tmp_path) -> None:
     assert one.progress["sequences"] == two.progress["sequences"]
 
 
+@pytest.mark.slow
 def test_two_processes_that_were_killed_end_with_the_same_bits(records, by_two, tmp_path) -> None:
     command, out = [*TORCHRUN, *train_command(records, tmp_path / "train")], tmp_path / "train"
     kill_at(out / "checkpoints" / "update-00000004.safetensors", command)
