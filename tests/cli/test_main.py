@@ -190,6 +190,7 @@ DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "demo.yaml"
         (["pack", "records", "--out"], "Option '--out' requires an argument; see: "),
         (["pack", "records", "--otu", "o"], "No such option: --otu (Possible options: --out, --set); see: "),
         (["pakc"], "No such command 'pakc'. Did you mean 'pack'? see: "),
+        (["conjure"], "No such command 'conjure'; see: "),
         (["k8s", "sttus"], "No such command 'sttus'"),
         ([], "Missing command; see: "),
         (["run", "absent.yaml"], "absent.yaml"),
@@ -407,17 +408,6 @@ def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:
     done = without("numpy", "histogram", "records", "--out", "histogram.json")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
-
-
-# --- words that no command has
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [("evaluate --on-the-fly plan.json", "No such option: --on-the-fly"), ("conjure", "No such command 'conjure'")],
-)
-def test_unknown_words_are_refused(words: str, reason: str) -> None:
-    assert refusal(*words.split()).startswith(reason)
 
 
 def test_help_names_every_task_and_sets_only_what_applies() -> None:

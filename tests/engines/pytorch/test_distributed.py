@@ -1,4 +1,5 @@
-"""Sums of gradients that begin while the backward pass runs have the bits of those that follow it.
+"""What two processes add up and share: sums of gradients that begin while the backward pass runs have the bits of those that
+follow it, and arrays of the host are those of rank 0.
 
 In a file that loads little: each of the two processes imports it again.
 """
@@ -17,7 +18,7 @@ from torch import distributed as torch_distributed
 from torch import multiprocessing
 from torch.nn import Parameter
 
-from gaudi_bert.engines.pytorch.distributed import GradientSums
+from gaudi_bert.engines.pytorch.distributed import GradientSums, TorchCommunicator
 
 # One that is in several places, one that needs no gradient, one that no loss needs, and one larger than a part.
 SHAPES = {"shared": (3, 3), "first": (3,), "frozen": (3,), "unused": (2, 5), "large": (3, 41), "last": (41,)}
@@ -68,11 +69,14 @@ def in_one_process(rank: int, folder: str) -> None:
             found[f"{update} {name}"] = overlapped[name].grad.numpy().copy()
             overlapped[name].grad = parameter.grad = None
     found["orders"] = np.array(orders)
+    communicator = TorchCommunicator(rank, 2)
+    found["shared"] = communicator.broadcast({"statistics": np.full(3, 5 + rank)})["statistics"]
+    found["summed"] = communicator.sum_array(np.array([1.0, rank]))
     np.savez(f"{folder}/rank-{rank}.npz", **found)
     torch_distributed.destroy_process_group()
 
 
-def test_sums_that_overlap_the_last_pass_have_the_same_bits(tmp_path: Path) -> None:
+def test_sums_that_overlap_the_last_pass_have_the_same_bits_and_what_is_shared_is_of_rank_0(tmp_path: Path) -> None:
     multiprocessing.spawn(in_one_process, (str(tmp_path),), nprocs=2)
     ranks = [np.load(tmp_path / f"rank-{rank}.npz") for rank in (0, 1)]
     for name in (f"{update} {name}" for update in (0, 1) for name in SHAPES):
@@ -80,4 +84,6 @@ def test_sums_that_overlap_the_last_pass_have_the_same_bits(tmp_path: Path) -> N
             np.testing.assert_array_equal(rank[name], ranks[0][f"{name} naive"], err_msg=name)
     assert any(ranks[0]["0 shared"].ravel() != 0)
     one, other = (rank["orders"].tolist() for rank in ranks)
+    for rank in ranks:
+        assert (rank["shared"].tolist(), rank["summed"].tolist()) == ([5, 5, 5], [2.0, 1.0])
     assert one == other == 2 * [41, 123, 10, 15]  # the last parameters first, in every process
