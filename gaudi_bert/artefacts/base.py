@@ -42,7 +42,7 @@ class Artefact(BaseModel):
         remedy: what to do about a damaged file.
         line_per_entry: keys whose lists have one line per entry; a file without any is indented JSON.
         omits_defaults: leave out what keeps its default.
-        rare: keys that are left out where they are empty.
+        rare: keys that are omitted where they are empty.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)

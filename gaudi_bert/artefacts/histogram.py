@@ -66,7 +66,7 @@ class HistogramFile(Artefact):
     """The content of histogram.json; what only `gaudi-bert histogram` knows is None in others' files.
 
     The first of `counts` is that of sequences of length 1; `max_predictions` is the most masked positions of one sequence;
-    `bad_files` are those that could not be read and were left out.
+    `bad_files` are those that could not be read and were skipped.
     """
 
     model_config = ConfigDict(extra="ignore")

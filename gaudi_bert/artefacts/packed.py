@@ -319,7 +319,7 @@ class _Verified(Figures):
 class Verification(_Verified):
     """The verification of packed TFRecords; the fingerprint is of all sequences, whatever their order.
 
-    `bad_files` were left out when the records were packed, and cannot be read.
+    `bad_files` were skipped when the records were packed, and cannot be read.
     """
 
     sequences: Count

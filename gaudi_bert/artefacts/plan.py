@@ -110,7 +110,7 @@ def totals_of(groups: Iterable[PlannedGroup], max_sequence_length: int, algorith
 
 
 def most_needed(needed: Iterable[int | None]) -> int | None:
-    """Masked positions of the fullest pack of all; None where no data said."""
+    """Masked positions of the fullest pack of all; None where no data tells."""
     return max((count for count in needed if count is not None), default=None)
 
 

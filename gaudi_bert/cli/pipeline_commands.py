@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gaudi_bert.artefacts.store.objects import shown_location
 from gaudi_bert.cli import arguments, help, output
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.launch import find_launch, is_first_process
 from gaudi_bert.common.progress import RESULT_ALONE, Reporter, count_of, human_seconds
 

@@ -25,9 +25,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gaudi_bert.artefacts.packed import pack_kind
-from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.common.arrays import whole_number
 from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.pytorch.indexed import IndexedTable
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
 from gaudi_bert.reading.global_order import ORDER, check_rank, first_of_rank, streams_of

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gaudi_bert.artefacts.store.mirrored_folder import exists
-from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError, require
+from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.stage_calls import RunRequest

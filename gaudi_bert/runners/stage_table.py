@@ -18,10 +18,10 @@ from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import group_verification_path
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms, exists, local_copy
-from gaudi_bert.artefacts.store.objects import in_store, path_below
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
+from gaudi_bert.common.files import in_store, path_below
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import ImageSettings, PodResources, ResourceSettings, StoreSettings
 from gaudi_bert.config.values import EngineName

@@ -15,9 +15,9 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import METADATA_NAME
 from gaudi_bert.artefacts.packed import Metadata
-from gaudi_bert.artefacts.store.objects import path_below
 from gaudi_bert.common.arrays import AnyArray, BatchArrays
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import path_below
 from gaudi_bert.common.progress import Reporter, human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName

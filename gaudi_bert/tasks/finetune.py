@@ -11,9 +11,9 @@ from pathlib import Path
 
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import local_copies
-from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.tasks.answers import check_first_row

@@ -448,13 +448,13 @@ class _Folder:
             path, remedy = self._paths.get(bad.name), self.metadata.remedy
             if path is None or bad.name in names:
                 problem = "is missing now" if path is None else "is in a manifest"
-                raise FailedError(f"{self.packed}: input file {bad.name} was left out as bad, and {problem}; {remedy}")
+                raise FailedError(f"{self.packed}: input file {bad.name} was skipped as bad, and {problem}; {remedy}")
             with read_ahead([path]) as files, files.batch(0):
                 if input_file(path) != bad:
-                    raise FailedError(f"{path}: was left out as bad, and has changed since; {remedy}")
+                    raise FailedError(f"{path}: was skipped as bad, and has changed since; {remedy}")
                 if why_bad(path) is None:
-                    raise FailedError(f"{path}: was left out as bad, but can be read; {remedy}")
+                    raise FailedError(f"{path}: was skipped as bad, but can be read; {remedy}")
         if self.metadata.bad_files:
             named = ", ".join(file.name for file in self.metadata.bad_files[:_NAMED])
             count = count_of(len(self.metadata.bad_files), "bad file")
-            self.reporter.say(f"{shown_path(self.packed)}: {count} of the records left out: {named}")
+            self.reporter.say(f"{shown_path(self.packed)}: {count} of the records skipped: {named}")

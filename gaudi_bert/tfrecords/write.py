@@ -27,11 +27,11 @@ from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan, files_sha256
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path, shard_bounds, shard_name, write_index
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, read_ahead, release
-from gaudi_bert.artefacts.store.objects import Objects, in_store, shown_location, url_of
+from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import followed, read_text
+from gaudi_bert.common.files import followed, in_store, read_text, shown_location, url_of
 from gaudi_bert.common.progress import Reporter, Task, count_of, human_bytes
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate

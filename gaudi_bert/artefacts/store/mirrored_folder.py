@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import complete_parts, histogram_parts
-from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects, in_store, url_of
+from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects
 from gaudi_bert.common.errors import GaudiBertError, InputError
-from gaudi_bert.common.files import Mirror, explained_os_errors, mirror_of, mounted, open_file
+from gaudi_bert.common.files import Mirror, explained_os_errors, in_store, mirror_of, mounted, open_file, url_of
 from gaudi_bert.config.places import StoreSettings
 
 

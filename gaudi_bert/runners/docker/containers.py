@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from gaudi_bert.artefacts.store.objects import in_store, scheme_of, shown_location
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import in_store, scheme_of, shown_location
 from gaudi_bert.common.launch import TORCH_PORT, torch_environment
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodResources, StoreSettings

@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from gaudi_bert.artefacts.store.objects import Objects, url_of
+from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import GaudiBertError
+from gaudi_bert.common.files import url_of
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Json
 

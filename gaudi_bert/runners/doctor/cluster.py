@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gaudi_bert.artefacts.store.objects import scheme_of
+from gaudi_bert.common.files import scheme_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.docker.containers import STORE_TOOLS

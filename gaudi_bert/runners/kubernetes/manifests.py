@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from gaudi_bert.artefacts.store.objects import in_store
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import in_store
 from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.pods import DATA_FOLDER, Manifest, fill_pods, pod_specs, set_option
