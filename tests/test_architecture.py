@@ -149,12 +149,12 @@ STOREYS = {
     "training": (
         *("input", "objective", "run_plan", "metrics", "results", "checkpoint", "stored_inputs", "mlperf"),
         *("run_folder", "evaluate", "loop", "run"),
-        *("model_files", "weights", "train", "verify_model", "check_graph"),
+        *("model_files", "weights", "train", "verify_model"),
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": (
         *("kinds", "task_data", "answers", "objective", "coupled", "models", "finetune_job", "coupled_job", "finetune"),
-        *("pretrain", "predict"),
+        *("check_graph", "pretrain", "predict"),
     ),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": (*("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands", "main"),),
@@ -304,7 +304,7 @@ OPENERS = {"open", "read_text", "read_bytes"}
 OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/errors.py", "common/progress.py",
     "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/doctor/host.py", "runners/stop_ranks.py",
-    "runners/kubernetes/kustomizations.py", "runners/launch.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
+    "runners/kubernetes/manifests.py", "runners/launch.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
     "training/metrics.py", "tables/tokenize.py",
 }  # fmt: skip
 NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model", "files"}

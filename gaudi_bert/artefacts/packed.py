@@ -19,17 +19,24 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import Self
 
-from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, Positive, Sha256, Share
-from gaudi_bert.artefacts.completion import first_difference
-from gaudi_bert.artefacts.references import (
+from gaudi_bert.artefacts.base import (
     METADATA_NAME,
     NOTES_NAME,
     VERIFICATION_NAME,
+    Artefact,
+    Count,
+    Crc32c,
+    Figures,
     InputFile,
     InputTable,
+    Length,
+    Positive,
+    Sha256,
+    Share,
     TooLongRows,
     VocabularyInfo,
 )
+from gaudi_bert.artefacts.completion import first_difference
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
@@ -312,7 +319,7 @@ class _Verified(Figures):
 class Verification(_Verified):
     """The verification of packed TFRecords; the fingerprint is of all sequences, whatever their order.
 
-    `bad_files` were left out when the records were packed, and cannot be read.
+    `bad_files` were skipped when the records were packed, and cannot be read.
     """
 
     sequences: Count

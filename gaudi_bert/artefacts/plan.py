@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, model_validator
 from typing_extensions import Self
 
-from gaudi_bert.artefacts.base import Artefact, Count, Length, Positive, Sha256, Share
-from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
+from gaudi_bert.artefacts.base import Artefact, Count, InputFile, Length, Positive, Sha256, Share, VocabularyInfo
 from gaudi_bert.artefacts.store.mirrored_folder import fetch
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingFigures
@@ -111,7 +110,7 @@ def totals_of(groups: Iterable[PlannedGroup], max_sequence_length: int, algorith
 
 
 def most_needed(needed: Iterable[int | None]) -> int | None:
-    """Masked positions of the fullest pack of all; None where no data said."""
+    """Masked positions of the fullest pack of all; None where no data tells."""
     return max((count for count in needed if count is not None), default=None)
 
 

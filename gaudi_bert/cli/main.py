@@ -239,7 +239,7 @@ def _end(error: GaudiBertError) -> NoReturn:
         kind = ""  # stopping a command is not an error
         for number in _STOP_SIGNALS:  # a second one would end this process with another exit code
             signal.signal(number, signal.SIG_IGN)
-        # Objects of libraries that were interrupted while they were made cannot be removed, which is of no interest now.
+        # Objects of libraries that were interrupted half-way cannot be removed, which is of no interest now.
         sys.unraisablehook = lambda unraisable: None
     print(f"{kind}{shortened(str(error), _LONGEST_LINE)}", file=sys.stderr)  # noqa: T201
     sys.exit(error.exit_code)

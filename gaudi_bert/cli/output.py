@@ -20,7 +20,9 @@ from gaudi_bert.artefacts.results import (
     PreparedShard,
     ReportResult,
     StageOutput,
+    to_json,
 )
+from gaudi_bert.common.errors import enumerated
 from gaudi_bert.common.launch import is_first_process
 from gaudi_bert.common.progress import RESULT_ALONE, count_of, human_bytes, human_rate
 
@@ -47,8 +49,6 @@ def print_result(
     `next_command` is what most users type then; it goes to people only, and not after `--quiet`.
     """
     if as_json:
-        from gaudi_bert.cli.results import to_json
-
         typer.echo(json.dumps(to_json(result), allow_nan=False, default=str))
         return
     for line in describe(result):
@@ -92,7 +92,7 @@ def packed_lines(packed: PlanTotals | Metadata | TableMetadata, rows: int | None
 def algorithm_line(algorithm: str, used: Sequence[str], depth: int | None) -> str:
     """Which algorithms packed; `used` are those that `algorithm` chose."""
     others = [name for name in used if name != algorithm]
-    heuristics = f" (by {' and '.join(others)})" if others else ""
+    heuristics = f" (by {enumerated(others)})" if others else ""
     return f"algorithm {algorithm}{heuristics}, depth {depth}"
 
 

@@ -14,9 +14,9 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, count_of
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
+    from gaudi_bert.artefacts.base import TooLongRows
     from gaudi_bert.artefacts.examples import TokenisedTexts
     from gaudi_bert.artefacts.packed import TableMetadata, TableVerification
-    from gaudi_bert.artefacts.references import TooLongRows
     from gaudi_bert.config.sections import TableSettings
 
     PackedTable = PackResult[TableMetadata, TableVerification]

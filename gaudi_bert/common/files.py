@@ -1,9 +1,9 @@
-"""Files that are either complete or absent, and locks that die with their process.
+"""Paths here and in object stores, files that are either complete or absent, and locks that die with their process.
 
 A file is written to a hidden temporary name next to its destination, flushed to the disk, and renamed; the folder is flushed
 after the rename. A process killed at any moment leaves at most a temporary file, which the next writer of that file removes.
 Nothing is written through a symbolic link that somebody put there: temporary names cannot be known before, files of such a
-name are made new, and locks are opened without following links.
+name are created exclusively, and locks are opened without following links.
 
 Every file that outlives a stage gets its name here. So this is the door to object stores: `mounted` puts a mirror behind a
 folder, as `mount` does for the operating system, and the mirror is notified of each file there, in the order in which files
@@ -134,6 +134,51 @@ def hidden_beside(path: Path, ending: str) -> Path:
     """`.<name>.<ending>` next to `path`."""
     check_name(path)
     return path.with_name(f".{path.name}.{ending}")
+
+
+# --- locations: a location in a store is written as its URL, or as the `Path` that `pathlib` makes of it
+#
+# `Path("s3://bucket/work") / "plan.json"` is `s3:/bucket/work/plan.json`: pathlib drops one slash and keeps the rest, so a
+# location in a store has a name, a parent and children as every path has. Its first part, `s3:`, tells it from a path on a
+# disk. A folder of this machine whose name ends in a colon is written `./s3:`.
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)
+
+
+def in_store(location: str | Path) -> bool:
+    """Whether `location` is in an object store."""
+    return _URL.fullmatch(str(location)) is not None
+
+
+def url_of(location: str | Path) -> str:
+    """The URL of a location in a store, without a slash at its end."""
+    match = _URL.fullmatch(str(location))
+    if match is None:
+        raise InputError(f"{location}: is not an object-store URL; write for example s3://bucket/prefix")
+    scheme, rest = match[1], match[2].rstrip("/")
+    if "@" in rest.split("/")[0] and scheme in ("s3", "gs", "http", "https"):
+        raise InputError(
+            f"{scheme}://...: a URL with credentials in it; leave them out, the store's own variables or files give them"
+        )
+    return f"{scheme}://{rest}"
+
+
+def scheme_of(location: str | Path) -> str:
+    """`s3` of `s3://bucket/prefix`."""
+    return url_of(location).split(":", 1)[0]
+
+
+def path_below(folder: Path, text: str) -> Path:
+    """`text` as a location: a URL as it is, a relative path from `folder`."""
+    return Path(text) if in_store(text) else folder / text
+
+
+def shown_location(location: str | Path) -> str:
+    """How messages name a location: a URL, or the path."""
+    return url_of(location) if in_store(location) else str(location)
+
+
+# --- files that are written: complete or absent
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class TableSettings(Settings):
 
 RowFormat = Literal["jsonl", "csv", "tsv", "parquet", "conll", "squad", "txt"]
 OnBadRow = Literal["stop", "skip"]
-"""What a row that cannot be read does: it stops all, before anything is computed; or it is left out, and counted."""
+"""What a row that cannot be read does: it stops all, before anything is computed; or it is skipped, and counted."""
 
 
 class TokenizeSettings(Settings):
@@ -382,7 +382,7 @@ class TaskSettings(Settings):
     tags: str = Field("tags", description="column of the tag of each word")
     query: str = Field("query", description="reranking: column of the query")
     document: str = Field("document", description="reranking: column of a document")
-    anchor: str = Field("anchor", description="embedding: column of the text that is asked for")
+    anchor: str = Field("anchor", description="embedding: column of the query")
     positive: str = Field(
         "positive", description="embedding, reranking: column of the text that answers; reranking also takes a list"
     )
@@ -401,7 +401,8 @@ class TaskSettings(Settings):
     )
     encoding: Encoding = Field("utf-8", description="of the data's text, by Python's name: cp1252, latin-1, utf-16")
     on_bad_row: OnBadRow = Field(
-        "stop", description="rows that cannot be read: `stop`, or `skip`: they are left out of training and have no answer"
+        "stop",
+        description="rows that cannot be read: `stop`, or `skip`: they are not trained on and have no answer",
     )
     too_long: TooLong | None = Field(
         None,
@@ -432,7 +433,7 @@ class TaskSettings(Settings):
         (), description="embedding: learn vectors that may be cut to these first values (Matryoshka)"
     )
     pooling: Literal["cls", "mean", "max", "last"] | None = Field(
-        None, description="embedding: cls, mean, max or last; default: as the folder of the model says, else mean"
+        None, description="embedding: cls, mean, max or last; default: as in the model's folder, else mean"
     )
     query_prompt: str | None = Field(
         None, description="embedding: what precedes an anchor (or `text`); default: the folder's prompt `query`, or nothing"

@@ -25,13 +25,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gaudi_bert.artefacts.packed import pack_kind
-from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.common.arrays import whole_number
 from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.pytorch.indexed import IndexedTable
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
 from gaudi_bert.reading.global_order import ORDER, check_rank, first_of_rank, streams_of
-from gaudi_bert.reading.stored_packs import StoredPacks
+from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tables.packed_parquet import open_tables
 from gaudi_bert.tfrecords.packed_folder import check_before_reading, open_packs, read_metadata
 

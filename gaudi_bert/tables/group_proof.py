@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata
-from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray
 from gaudi_bert.common.arrow import explained_arrow_errors, named, require_pyarrow, validated

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from gaudi_bert.artefacts.base import InputTable, TooLongRows
 from gaudi_bert.artefacts.packed import PackedSums, TableGroupManifest, TableMetadata, of_counts
-from gaudi_bert.artefacts.references import InputTable, TooLongRows
 from gaudi_bert.artefacts.shards import Shard, count_shards, shard_bounds, shard_name
 from gaudi_bert.common.arrow import explained_values
 from gaudi_bert.common.dealing import deal_sequences

@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gaudi_bert import __version__
+from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.grouped_output import PackedOutput
 from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata, TableVerification
-from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, PackResult, StageOutput
-from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored, release
+from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_name, followed

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.references import TooLong, TooLongRows
+from gaudi_bert.artefacts.base import TooLong, TooLongRows
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, first_not_whole
 from gaudi_bert.common.arrow import explained_arrow_errors, require_pyarrow, validated
 from gaudi_bert.common.errors import InputError

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.completion import read_signature, settings_path
 from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata, TableVerification
-from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
-from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirrored, names_in
-from gaudi_bert.artefacts.store.objects import in_store, shown_location
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, local_copy, mirrored, names_in
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.places import StoreSettings

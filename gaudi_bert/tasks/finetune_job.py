@@ -16,7 +16,7 @@ from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, enumerated
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -170,7 +170,7 @@ class FineTuneJob(Job[FineTuning]):
         """The rows and their packs, the model, the batches."""
         task, data, section, start = self._task, self._data, self._section, self._start
         labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
-        rows = " and ".join(f"{length:,}" for length in data.lengths)
+        rows = enumerated(f"{length:,}" for length in data.lengths)
         return [
             f"{task.name}{labels}: {len(data.rows):,} rows of {data.path}, {len(data.sequences):,} sequences, "
             f"{tokens:.1f} tokens on average, rows of {rows}",
@@ -186,7 +186,7 @@ class FineTuneJob(Job[FineTuning]):
             f"{start.sizes.hidden_size}; {len(start.fresh)} variables start from random numbers",
             f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
             f"{section.optimizer}, learning rate {section.learning_rate:g}",
-            *filter(None, [task.note()]),
+            *filter(None, [task.note(data.rows)]),
             *plan.short_lines(),
             *(plan.table() if dry_run else []),
         ]
@@ -294,7 +294,7 @@ class FineTuneJob(Job[FineTuning]):
         if result is None or result.logits is None or self._held_out is None:
             return
         with atomic_file(self._out / PREDICTIONS_NAME) as handle:
-            for answer in self._task.answers(result.logits, self._held_out.sequences, self._held_out.rows):
+            for answer in self._task.predictions(result.logits, self._held_out.sequences, self._held_out.rows):
                 handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
 

@@ -22,13 +22,12 @@ from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.examples import TokenisedTexts
 from gaudi_bert.artefacts.packed import TableMetadata, pack_kind
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored
-from gaudi_bert.artefacts.store.objects import in_store, shown_location
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, local_copy, mirrored
 from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordFigures
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import Float32Array, FloatArray
 from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings

@@ -16,14 +16,14 @@ from typing import cast
 
 import numpy as np
 
+from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.packed import TableMetadata
-from gaudi_bert.artefacts.references import NOTES_NAME
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray, mixed_words, random_words
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import ModelSizes
 from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary, draw_masks, masked_features, masked_slots
-from gaudi_bert.reading.stored_packs import StoredPacks
+from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, RowTokenizer, open_tokenizer
 from gaudi_bert.tables.packed_parquet import TableFiles, open_tables
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, batches_in_order, each_pack_once

@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.artefacts.references import InputFile
+from gaudi_bert.artefacts.base import InputFile
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
-from gaudi_bert.artefacts.store.objects import Objects, in_store, shown_location, url_of
+from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors, followed, open_file
+from gaudi_bert.common.files import explained_os_errors, followed, in_store, open_file, shown_location, url_of
 from gaudi_bert.tfrecords.wire.hdf5 import HDF5_ENDINGS
 
 _PIECE_BYTES = 1 << 20

@@ -33,10 +33,8 @@ from gaudi_bert.artefacts.plan import (
     totals_of,
 )
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
-from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in
-from gaudi_bert.artefacts.store.objects import shown_location
-from gaudi_bert.common.files import read_file
+from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, names_in
+from gaudi_bert.common.files import read_file, shown_location
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings

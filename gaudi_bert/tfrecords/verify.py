@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.completion import first_difference, read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
-from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
@@ -448,13 +448,13 @@ class _Folder:
             path, remedy = self._paths.get(bad.name), self.metadata.remedy
             if path is None or bad.name in names:
                 problem = "is missing now" if path is None else "is in a manifest"
-                raise FailedError(f"{self.packed}: input file {bad.name} was left out as bad, and {problem}; {remedy}")
+                raise FailedError(f"{self.packed}: input file {bad.name} was skipped as bad, and {problem}; {remedy}")
             with read_ahead([path]) as files, files.batch(0):
                 if input_file(path) != bad:
-                    raise FailedError(f"{path}: was left out as bad, and has changed since; {remedy}")
+                    raise FailedError(f"{path}: was skipped as bad, and has changed since; {remedy}")
                 if why_bad(path) is None:
-                    raise FailedError(f"{path}: was left out as bad, but can be read; {remedy}")
+                    raise FailedError(f"{path}: was skipped as bad, but can be read; {remedy}")
         if self.metadata.bad_files:
             named = ", ".join(file.name for file in self.metadata.bad_files[:_NAMED])
             count = count_of(len(self.metadata.bad_files), "bad file")
-            self.reporter.say(f"{shown_path(self.packed)}: {count} of the records left out: {named}")
+            self.reporter.say(f"{shown_path(self.packed)}: {count} of the records skipped: {named}")

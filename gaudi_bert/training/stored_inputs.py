@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from gaudi_bert.artefacts.base import METADATA_NAME, VocabularyInfo
 from gaudi_bert.artefacts.packed import Metadata
-from gaudi_bert.artefacts.references import METADATA_NAME, VocabularyInfo
-from gaudi_bert.artefacts.store.copies import fetch_below, mirrored_bucket
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
-from gaudi_bert.artefacts.store.objects import Objects, in_store
-from gaudi_bert.common.files import read_text, write_json, write_text
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, fetch_below, files_in, mirrored, mirrored_bucket
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.common.files import in_store, read_text, write_json, write_text
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.tfrecords.files import open_inputs
 from gaudi_bert.tfrecords.packed_folder import read_metadata

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gaudi_bert.artefacts.references import NOTES_NAME
+from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_part

@@ -18,7 +18,7 @@ import pyarrow
 from pyarrow import dataset, parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gaudi_bert.artefacts.references import NOTES_NAME
+from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.results import PackResult, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter

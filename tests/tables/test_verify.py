@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow", exc_type=ImportError)
 import pyarrow
 from pyarrow import parquet
 
-from gaudi_bert.artefacts.references import NOTES_NAME
+from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings

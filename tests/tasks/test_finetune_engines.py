@@ -160,7 +160,7 @@ def test_rows_of_several_lengths_are_taken_up_to_the_same_bits(files: Any, model
     rows, changes = files["multi-label"], {**SEVERAL, "engine": "pytorch", "batch_sequences": 9}
     listener = Listener()
     run("multi-label", *rows, model, tmp_path / "out", listener, finetune=changes)
-    assert "rows of 10 and 16 and 61" in listener.text
+    assert "rows of 10, 16 and 61" in listener.text
     assert "of that of batches padded to their longest sequence" in listener.text
     for update in (1, 4):
         with pytest.raises(StoppedError):

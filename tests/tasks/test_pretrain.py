@@ -19,7 +19,7 @@ pytest.importorskip("transformers", exc_type=ImportError)
 import torch
 import transformers
 
-from gaudi_bert.artefacts.references import NOTES_NAME
+from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.tasks.pretrain import train_on_table

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.artefacts.training import FineTuning
-from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline

@@ -177,9 +177,9 @@ class TorchBert(TorchModel):
         for name, variable in variables_of(self.config, spec.head).items():
             value = torch.from_numpy(initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
-        self._attention: Attention = fused_attention
+        self.attention: Attention = fused_attention
         if self.device.type == "hpu":
-            self._attention = gaudi_attention() if device is not None and device.fuses_attention else plain_attention
+            self.attention = gaudi_attention() if device is not None and device.fuses_attention else plain_attention
         self._compute: Callable[..., Any] = self._heads
         if compiler is not None:
             self._compute = torch.compile(self._heads, backend=compiler, dynamic=False, fullgraph=True)
@@ -236,7 +236,7 @@ class TorchBert(TorchModel):
         PyTorch's operation is computed by there is not documented.
         """
         drops = training and self.config.attention_probs_dropout_prob > 0
-        attention = plain_attention if self.device.type == "cpu" and drops else self._attention
+        attention = plain_attention if self.device.type == "cpu" and drops else self.attention
         return Network(self.config, parameters, training, attention, training and self.recomputes)
 
     def _heads(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:

@@ -26,7 +26,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import as_packed
 from gaudi_bert.reading.global_order import numbers_of_rank
-from gaudi_bert.reading.stored_packs import StoredPacks
+from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.training.input.source import DataSource
 

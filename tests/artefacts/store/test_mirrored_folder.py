@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.store.copies import local_copies, local_copy
 from gaudi_bert.artefacts.store.mirrored_folder import (
     fetch,
     files_in,
     is_mirrored,
+    local_copies,
+    local_copy,
     mirrored,
     names_in,
     publish,
