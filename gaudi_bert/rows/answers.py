@@ -18,7 +18,7 @@ OUTSIDE = "O"
 
 
 def _softmax(logits: Float32Array) -> Float32Array:
-    """The _softmax over the last axis, computed in float64."""
+    """The softmax over the last axis, computed in float64."""
     wide = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     probabilities: Float32Array = (wide / wide.sum(axis=-1, keepdims=True)).astype(np.float32)
     return probabilities

@@ -5,7 +5,7 @@ pack g mod N of epoch g div N, where N is the packs of an epoch, and process r o
 batch may hold the last packs of one epoch and the first of the next, nothing is dropped where they join, and what a run has
 read is one number of packs, whichever process read them: a run continues there with any number of processes.
 
-Batches are decoded a few _ahead by a thread. Values are checked on the host (`check_values`); an error names the file and
+Batches are decoded a few ahead by a thread. Values are checked on the host (`check_values`); an error names the file and
 the record.
 """
 
@@ -155,7 +155,7 @@ def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: 
 
 
 def _ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """The same items, computed a few _ahead of their use by a thread."""
+    """The same items, computed a few ahead of their use by a thread."""
     with ThreadPoolExecutor(1) as pool:
         end = object()
         waiting: deque[Future[Item | object]] = deque(pool.submit(next, items, end) for _ in range(_BATCHES_AHEAD))
