@@ -93,7 +93,7 @@ def batches_in_order(
 
 
 def _closing(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
-    """The batches, a few of them decoded _ahead; at the end, or when nobody wants more, all files are closed."""
+    """The batches, a few of them decoded ahead; at the end, or when nobody wants more, all files are closed."""
     try:
         yield from _ahead(batches)
     finally:
