@@ -87,7 +87,7 @@ class VectorEvaluation(TaskEvaluation):
         """The metrics of the task."""
         sequences, rows = self.data.sequences, self.data.rows
         figures = self.task.metrics(cast(Float32Array, outputs), sequences, rows)
-        return TaskResult(figures, self.best_metric, len(sequences), len(rows), None)
+        return TaskResult(figures, self.best_metric, len(sequences), len(rows), outputs)
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,7 @@ class CoupledJob(FineTuneJob):
             + f", at most {batch.depth} texts in a pack, {self._padding():.1%} padding",
             f"{stream.updates:,} updates are {count_of(stream.epochs, 'epoch')}; {plan.settings.warmup_updates:,} of them "
             f"are warm-up; {self._section.optimizer}, learning rate {self._section.learning_rate:g}",
+            *filter(None, [self._task.note(self._data.rows)]),
             *(plan.table() if dry_run else []),
         ]
 

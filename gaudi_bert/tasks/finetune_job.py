@@ -186,7 +186,7 @@ class FineTuneJob(Job[FineTuning]):
             f"{start.sizes.hidden_size}; {len(start.fresh)} variables start from random numbers",
             f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
             f"{section.optimizer}, learning rate {section.learning_rate:g}",
-            *filter(None, [task.note()]),
+            *filter(None, [task.note(data.rows)]),
             *plan.short_lines(),
             *(plan.table() if dry_run else []),
         ]
@@ -294,7 +294,7 @@ class FineTuneJob(Job[FineTuning]):
         if result is None or result.logits is None or self._held_out is None:
             return
         with atomic_file(self._out / PREDICTIONS_NAME) as handle:
-            for answer in self._task.answers(result.logits, self._held_out.sequences, self._held_out.rows):
+            for answer in self._task.predictions(result.logits, self._held_out.sequences, self._held_out.rows):
                 handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
 

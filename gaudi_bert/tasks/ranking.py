@@ -83,11 +83,16 @@ def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers
     answers_Q = np.array([len(numbers) for numbers in answers])
     of_query = np.repeat(np.arange(len(answers)), answers_Q) * len(documents_NH)
     right = of_query + np.concatenate(answers)
-    nearest_QK = nearest(_units(queries_QH), _units(documents_NH), _DEEPEST)
+    nearest_QK = search(queries_QH, documents_NH)
     gains_QK = np.isin(nearest_QK + np.arange(len(answers))[:, np.newaxis] * len(documents_NH), right).astype(np.float64)
     ideal_Q = np.cumsum(_DISCOUNTS)[np.minimum(answers_Q, _TOP) - 1]
     figures = ranking_figures(gains_QK, answers_Q, ideal_Q, _DEEPEST)
     return {"map@100" if name == "map" else name: value for name, value in figures.items()}
+
+
+def search(queries_QH: Float32Array, documents_NH: Float32Array) -> IntArray:
+    """The numbers of the hundred documents with the largest cosines with each query, as `nearest`."""
+    return nearest(_units(queries_QH), _units(documents_NH), _DEEPEST)
 
 
 def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> IntArray:

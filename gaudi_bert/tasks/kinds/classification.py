@@ -144,7 +144,7 @@ class TokenClassification(Task):
         if not self._scheme.has_chunks:
             self.best_metric, self.metric_names = "accuracy", ("loss", "accuracy", "f1_macro")
 
-    def note(self) -> str | None:
+    def note(self, rows: Sequence[Row]) -> str | None:
         """Where no tag is of a chunk scheme."""
         if self._scheme.has_chunks:
             return None

@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray
+from gaudi_bert.common.progress import count_of
 from gaudi_bert.rows.answers import score_answers
 from gaudi_bert.rows.types import Row, Sequences, TextRow
 from gaudi_bert.tasks.contrast import CoupledLoss, listwise
@@ -33,6 +34,18 @@ class Reranking(TextTask):
     def width(self) -> int:
         """One value."""
         return 1
+
+    def note(self, rows: Sequence[Row]) -> str | None:
+        """Where a query and a document have several labels."""
+        labels: dict[tuple[str, str | None], Any] = {}
+        pairs = [(row, (row.text, row.text_pair)) for row in cast(Sequence[TextRow], rows)]
+        other = [row.position for row, pair in pairs if labels.setdefault(pair, row.label) != row.label]
+        if not other:
+            return None
+        return (
+            f"note: {count_of(len(other), 'pair')} of a query and a document had another label before, the first in "
+            f"{other[0]}: all are learnt"
+        )
 
     def coupled(self, sequences: Sequences, rows: Sequence[Row]) -> _Lists | None:
         """The documents of each query, where the loss is `listwise`."""

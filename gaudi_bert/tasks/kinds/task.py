@@ -88,8 +88,8 @@ class Task(ABC):
         """Values of the head for each sequence or token (C)."""
         return len(self.labels)
 
-    def note(self) -> str | None:
-        """What people should know of how this data is measured, if anything."""
+    def note(self, rows: Sequence[Row]) -> str | None:
+        """What people should know of these rows, or of how they are measured, if anything."""
         return None
 
     @abstractmethod
@@ -123,6 +123,10 @@ class Task(ABC):
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """One JSON object for each row, in the order of the rows."""
         raise InputError(f"task {self.name}: it has no answers to predict; embed its texts, or fine-tune another task")
+
+    def predictions(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+        """What `predictions.jsonl` holds of each labelled row: what is answered, unless more can be told."""
+        return self.answers(outputs, sequences, rows)
 
     def config_json(self) -> dict[str, Any]:
         """The head's part of `config.json`, as transformers reads it."""
