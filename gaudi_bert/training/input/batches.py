@@ -95,7 +95,7 @@ def batches_in_order(
 def _closing(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
     """The batches, a few of them decoded ahead; at the end, or when nobody wants more, all files are closed."""
     try:
-        yield from ahead(batches)
+        yield from _ahead(batches)
     finally:
         close()
 
@@ -154,7 +154,7 @@ def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: 
     return batch
 
 
-def ahead(items: Iterator[Item]) -> Iterator[Item]:
+def _ahead(items: Iterator[Item]) -> Iterator[Item]:
     """The same items, computed a few ahead of their use by a thread."""
     with ThreadPoolExecutor(1) as pool:
         end = object()
