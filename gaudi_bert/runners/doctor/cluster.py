@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gaudi_bert.common.files import scheme_of
 from gaudi_bert.common.progress import Reporter
@@ -14,7 +15,7 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.docker.containers import STORE_TOOLS
 from gaudi_bert.runners.doctor.checks import CheckResult, ClusterAnswers, failed, passed, warning
 from gaudi_bert.runners.doctor.room import check_limits, check_nodes
-from gaudi_bert.runners.kubernetes.client import Cluster, Connection, ForbiddenError, Json, NotFoundError, needed_rights
+from gaudi_bert.runners.kubernetes.client import KINDS, Cluster, Connection, ForbiddenError, Json, NotFoundError
 from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE
 from gaudi_bert.runners.kubernetes.pods import work_claim_name
 from gaudi_bert.runners.kubernetes.run import (
@@ -46,7 +47,7 @@ def _ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers
     namespace, is_hidden = _ask_namespace(cluster)
     pods = cluster.find_everywhere("Pod")
     plugin_pods = None if pods is None else [pod for pod in pods if "device-plugin" in _images(pod) and _is_gaudi(pod)]
-    rights = needed_rights(
+    rights = _needed_rights(
         training="nodes" if settings.needs_service else settings.training_kind,
         queue=settings.kubernetes.queue is not None,
         network_policy=settings.has_network_policy,
@@ -56,7 +57,7 @@ def _ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers
         namespace=namespace,
         namespace_is_hidden=is_hidden,
         pods_are_hidden=pods is None,
-        missing_rights=tuple(str(right) for right in rights if not cluster.is_allowed(right)),
+        missing_rights=tuple(str(right) for right in rights if not cluster.is_allowed(*right)),
         claims=_claims(cluster, settings),
         nodes=cluster.find_everywhere("Node"),
         plugin_pods=plugin_pods,
@@ -73,6 +74,39 @@ def _ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers
             kind: _names(cluster.find_everywhere(kind)) for kind in {kind for kind, *_ in _named_classes(settings)}
         },
     )
+
+
+class _Right(NamedTuple):
+    """One thing that an account may do in the namespace of a run."""
+
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}"
+
+
+def _needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[_Right]:
+    """What an account must be allowed to do in its namespace; `training` is `job`, `nodes`, `mpijob` or `trainjob`.
+
+    A run without an MPIJob still looks for those of others; what is submitted to a queue has Workloads that say
+    why it waits.
+    """
+    rights = {_Right(kind.group, kind.plural, verb) for kind in KINDS.values() for verb in kind.verbs} | {
+        _Right("", "pods/log", "get")
+    }
+    if training != "mpijob":
+        rights = {right for right in rights if right.resource != KINDS["MPIJob"].plural or right.verb == "list"}
+    optional = {
+        "Workload": queue,
+        "NetworkPolicy": network_policy,
+        "Service": training == "nodes",
+        "TrainJob": training == "trainjob",
+        "TrainingRuntime": training == "trainjob",
+    }
+    unneeded = {KINDS[kind].plural for kind, needed in optional.items() if not needed}
+    return sorted(right for right in rights if right.resource not in unneeded)
 
 
 def _ask_namespace(cluster: Cluster) -> tuple[Json | None, bool]:

@@ -121,7 +121,7 @@ def _filled(batch: Batch, packs: int, batch_packs: int) -> Batch:
 def _closing(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
     """The batches, a few of them decoded ahead; at the end, or when nobody wants more, all files are closed."""
     try:
-        yield from ahead(batches)
+        yield from _ahead(batches)
     finally:
         close()
 
@@ -178,7 +178,7 @@ def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: 
     return batch
 
 
-def ahead(items: Iterator[Item]) -> Iterator[Item]:
+def _ahead(items: Iterator[Item]) -> Iterator[Item]:
     """The same items, computed a few ahead of their use by a thread."""
     with ThreadPoolExecutor(1) as pool:
         end = object()

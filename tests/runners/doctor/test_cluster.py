@@ -9,8 +9,8 @@ import pytest
 
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.doctor.checks import CheckResult, ClusterAnswers
-from gaudi_bert.runners.doctor.cluster import _ask_cluster, _check_cluster
-from gaudi_bert.runners.kubernetes.client import Cluster, needed_rights
+from gaudi_bert.runners.doctor.cluster import _ask_cluster, _check_cluster, _needed_rights
+from gaudi_bert.runners.kubernetes.client import Cluster
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, node
 
@@ -338,7 +338,7 @@ def test_a_cluster_can_be_asked(gaudi_server: FakeApiServer, cluster: Cluster) -
     assert set(wrong_at(cluster, EFA)) == {"MPI operator"}
 
 
-@pytest.mark.parametrize("right", needed_rights(training="mpijob", queue=True, network_policy=True), ids=str)
+@pytest.mark.parametrize("right", _needed_rights(training="mpijob", queue=True, network_policy=True), ids=str)
 def test_each_right_that_a_run_needs_is_asked_for(right: Any, gaudi_server: FakeApiServer, cluster: Cluster) -> None:
     gaudi_server.forbidden = {(right.verb, right.resource)}
     kubernetes = EFA.kubernetes.model_copy(update={"queue": "gpus", "efa": 0})
@@ -349,7 +349,7 @@ def test_each_right_that_a_run_needs_is_asked_for(right: Any, gaudi_server: Fake
 def rights_for(**more: Any) -> set[str]:
     """What is needed besides what every run needs."""
     least: dict[str, Any] = {"training": "job", "queue": False, "network_policy": False}
-    return {str(right) for right in set(needed_rights(**{**least, **more})) - set(needed_rights(**least))}
+    return {str(right) for right in set(_needed_rights(**{**least, **more})) - set(_needed_rights(**least))}
 
 
 def test_rights_are_asked_for_where_they_are_needed() -> None:
