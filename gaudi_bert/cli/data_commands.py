@@ -198,6 +198,14 @@ def pack(
     max_sequence_length: Annotated[
         int | None, typer.Option(min=1, metavar="L", help="Tables: slots per pack.", show_default=False)
     ] = None,
+    row_lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|A,B,C",
+            help="Tables: packs of up to three lengths, or of those that cost least, each in a folder.",
+            show_default=False,
+        ),
+    ] = None,
     too_long: Annotated[str | None, typer.Option(help="Tables: what to do with longer rows.")] = None,
     input_column: arguments.InputColumn = None,
     index_only: Annotated[
@@ -225,6 +233,7 @@ def pack(
     both = {"algorithm": algorithm, "depth": depth, "seed": seed}
     of_tables = {
         "max_sequence_length": max_sequence_length,
+        "row_lengths": row_lengths,
         "too_long": too_long,
         "input_column": input_column,
         "index_only": index_only,

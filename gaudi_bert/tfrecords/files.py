@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import InputFile
+from gaudi_bert.artefacts.packed import refuse_row_tables
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.crc32c import crc32c
@@ -45,6 +46,7 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
             missing = "no such folder or file, and no file matches it as a pattern; check the path"
         sizes = {path: _file_bytes(path) for path in sorted(paths, key=lambda path: path.name)}
     if not sizes:
+        refuse_row_tables(location)
         raise InputError(f"{records}: {missing}")
     _check_one_format(records, sizes)
     for path, following in itertools.pairwise(sizes):
