@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.common.errors import InputError, shown
@@ -17,6 +17,7 @@ from gaudi_bert.engines.protocol import Model
 from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import Row, Sequences, TupleRow
+from gaudi_bert.tasks.contrast import CoupledRows
 from gaudi_bert.tasks.coupled import CoupledData, CoupledObjective, VectorEvaluation
 from gaudi_bert.tasks.finetune_job import FineTuneJob, run_settings
 from gaudi_bert.tasks.kinds.embedding import CORRELATIONS
@@ -60,9 +61,12 @@ class CoupledJob(FineTuneJob):
         most, width = max(self._task.settings.dimensions, default=0), self._start.sizes.hidden_size
         if most > width:
             raise InputError(f"task.dimensions: {most} is more than the {width} values of a vector; name fewer")
-        rows = self._task.coupled(data.sequences, data.rows)
-        if rows is None:
-            raise InputError(f"task.loss = {self._task.settings.loss}: is not for {self._task.name}; leave it out")
+        rows = cast(CoupledRows, self._task.coupled(data.sequences, data.rows))
+        compares = self._task.name != "embedding" or self._task.settings.loss == "cosine"
+        if section.batch_sequences == 1 and not compares and len(rows.groups.members) == 2 * len(rows.groups):
+            raise InputError(
+                "finetune.batch_sequences = 1: an update of one pair has nothing to compare it with; set it to 2 or more"
+            )
         if len(rows.groups) < section.batch_sequences:
             raise InputError(
                 f"{data.path}: has {count_of(len(rows.groups), 'row')}, fewer than finetune.batch_sequences = "

@@ -107,6 +107,7 @@ MODES: dict[str, Pooling] = {
     "pooling_mode_lasttoken": "last",
 }
 _MODE = "pooling_mode_"
+_CHOOSE = "choose cls, mean, max or last with --pooling (of finetune: --set task.pooling=)"
 _SETTINGS = [
     f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
 ]
@@ -196,10 +197,10 @@ def read_sentence_folder(folder: Path, pooling: Pooling | None = None) -> Senten
     other = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if pooling is None and (other or "Pooling" not in kinds):
         what = f"has a module {other[0]}" if other else "has no Pooling"
-        raise InputError(f"{folder}: {what}, which is not known here; choose with --pooling cls, mean, max or last")
+        raise InputError(f"{folder}: {what}, which is not known here; {_CHOOSE}")
     if kinds.get("Transformer"):
         inner = folder / kinds["Transformer"]
-        raise InputError(f"{folder}: its transformer is in {inner}; give --model {inner} --pooling cls, mean, max or last")
+        raise InputError(f"{folder}: its transformer is in {inner}; give --model {inner}, and {_CHOOSE}")
     settings_file = next((path for name in _SETTINGS if os.path.lexists(path := folder / name)), folder / _SETTINGS[0])
     settings = _SentenceSettings.read_if_present(settings_file) or _SentenceSettings()
     if not settings.is_usual:
@@ -227,5 +228,5 @@ def _pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
         chosen = [short.get(settings["pooling_mode"], chosen[0])]
     if len(chosen) != 1 or chosen[0] not in MODES:
         modes = shortened(", ".join(chosen)) or "nothing"
-        raise InputError(f"{path}: pools by {modes}; only one of cls, mean, max and last can be done, choose with --pooling")
+        raise InputError(f"{path}: pools by {modes}; only one of cls, mean, max and last can be done: {_CHOOSE}")
     return MODES[chosen[0]]

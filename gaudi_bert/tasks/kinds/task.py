@@ -125,7 +125,7 @@ class Task(ABC):
         raise InputError(f"task {self.name}: it has no answers to predict; embed its texts, or fine-tune another task")
 
     def predictions(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """What `predictions.jsonl` holds of each labelled row: what is answered, unless more can be told."""
+        """What `predictions.jsonl` holds of each labelled row: what is answered, or more."""
         return self.answers(outputs, sequences, rows)
 
     def config_json(self) -> dict[str, Any]:
