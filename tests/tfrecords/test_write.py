@@ -220,7 +220,7 @@ def test_a_plan_whose_packs_hold_more_than_their_masked_slots_is_refused(case: P
     content["masked_slots"] = 1
     content["totals"] |= one
     plan.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="totals.masked_slots_needed is 1, the groups add up to 15"):
+    with pytest.raises(InputError, match=r"totals\.masked_slots_needed is 1, the groups add up to 15"):
         write(case.records, plan, tmp_path / "out", reporter=QUIET)
     for part in range(len(content["parts"])):
         change_part(plan, part, lambda part: part.update(one))
