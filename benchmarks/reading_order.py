@@ -25,8 +25,7 @@ from measuring import show
 from gaudi_bert.common.arrays import IntArray, permutation, random_words
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.reading.dealing import regions_of_groups
-from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, streams_of
+from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, regions_of_groups, streams_of
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example

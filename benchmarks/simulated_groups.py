@@ -71,9 +71,9 @@ def make_hole(path: Path, size: int) -> None:
 
 def make_groups(folder: Path) -> dict[str, Any]:
     """Manifests, and what they name, for all groups of a plan."""
+    from gaudi_bert.artefacts.base import InputFile, manifest_path
     from gaudi_bert.artefacts.packed import GroupManifest, of_counts
     from gaudi_bert.artefacts.plan import WritablePlan
-    from gaudi_bert.artefacts.references import InputFile, manifest_path
     from gaudi_bert.artefacts.shards import Shard, index_bytes, index_path, shard_bounds
 
     plan, out = WritablePlan.read(folder / "plan.json"), folder / "packed"

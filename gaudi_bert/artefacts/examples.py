@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from gaudi_bert.artefacts.base import Artefact, Count, Figures, Length
-from gaudi_bert.artefacts.references import NOTES_NAME, TooLongRows, VocabularyInfo
+from gaudi_bert.artefacts.base import NOTES_NAME, Artefact, Count, Figures, Length, TooLongRows, VocabularyInfo
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
 
 _REMEDY = "prepare the examples again"

@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, model_validator
 
-from gaudi_bert.artefacts.base import LARGEST_COUNT, Artefact, Count, Length
+from gaudi_bert.artefacts.base import LARGEST_COUNT, Artefact, Count, InputFile, Length, VocabularyInfo
 from gaudi_bert.artefacts.packed import of_counts
-from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import shortened
 
@@ -67,7 +66,7 @@ class HistogramFile(Artefact):
     """The content of histogram.json; what only `gaudi-bert histogram` knows is None in others' files.
 
     The first of `counts` is that of sequences of length 1; `max_predictions` is the most masked positions of one sequence;
-    `bad_files` are those that could not be read and were left out.
+    `bad_files` are those that could not be read and were skipped.
     """
 
     model_config = ConfigDict(extra="ignore")

@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, model_validator
 from typing_extensions import Self
 
-from gaudi_bert.artefacts.base import Artefact, Count, Length, Positive, Sha256, Share
-from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
+from gaudi_bert.artefacts.base import Artefact, Count, InputFile, Length, Positive, Sha256, Share, VocabularyInfo
 from gaudi_bert.artefacts.store.mirrored_folder import fetch
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingFigures
@@ -87,10 +86,8 @@ class PlannedGroup(Artefact):
         return sum(sum(strategy) * count for strategy, count in self.strategies)
 
 
-def totals_of(
-    groups: Iterable[PlannedGroup], max_sequence_length: int, algorithm: str, masked_slots: int | None
-) -> dict[str, Any]:
-    """The totals of a plan of these groups, taken one at a time, but for what only the masked positions of the data tell."""
+def totals_of(groups: Iterable[PlannedGroup], max_sequence_length: int, algorithm: str) -> dict[str, Any]:
+    """The totals of a plan of these groups, taken one at a time, but for the masked slots."""
     strategies: set[tuple[int, ...]] = set()
     algorithms: set[str] = set()
     count = sequences = packs = tokens = lower_bound = token_bound = 0
@@ -109,8 +106,12 @@ def totals_of(
         "algorithms_used": tuple(sorted(algorithms)),
         "token_bound": token_bound,
         "groups": count,
-        "masked_slots": masked_slots,
     }
+
+
+def most_needed(needed: Iterable[int | None]) -> int | None:
+    """Masked positions of the fullest pack of all; None where no data tells."""
+    return max((count for count in needed if count is not None), default=None)
 
 
 GROUPS_OF_A_PART = 64
@@ -277,17 +278,20 @@ class Plan(Artefact):
     def check_totals(self) -> None:
         """The totals are those of all groups, and no file is in two of them; all parts are read for it."""
         seen: set[str] = set()
+        needed: list[int | None] = []
 
         def each_group() -> Iterator[PlannedGroup]:
-            for group in self.each_group():
-                if not seen.isdisjoint(group.files):
-                    raise ValueError("each file must be in exactly one group")
-                seen.update(group.files)
-                yield group
+            for part in map(self._part, range(len(self.parts))):
+                needed.append(part.masked_slots_needed)
+                for group in part.groups:
+                    if not seen.isdisjoint(group.files):
+                        raise ValueError("each file must be in exactly one group")
+                    seen.update(group.files)
+                    yield group
 
         try:
-            right = totals_of(each_group(), self.max_sequence_length, self.algorithm, self.masked_slots)
-            for key, value in right.items():
+            right = totals_of(each_group(), self.max_sequence_length, self.algorithm)
+            for key, value in {**right, "masked_slots_needed": most_needed(needed)}.items():
                 if getattr(self.totals, key) != value:
                     raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, the groups add up to {value}")
         except ValueError as error:

@@ -1,18 +1,39 @@
-"""What stages return: frozen and typed. Dictionaries begin where `cli/results.py` prints.
+"""What stages return: frozen and typed, and the object of each that `--json` prints (`to_json`).
 
-A field with a default is one that is not always known: `--json` omits it where it has its default.
+That is an object of its fields, or what its `as_json` makes of them: an artefact is printed as it is stored. A field with a
+default is one that is not always known (not skipped, not measured): it is omitted where it has its default.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:  # it needs numpy, and `run` starts without it
     from gaudi_bert.artefacts.plan import PlanTotals
 
 Content = TypeVar("Content")
 Proof = TypeVar("Proof")
+
+
+def to_json(result: Any) -> Any:
+    """`result` as JSON holds it: objects as dictionaries, anything else as it is."""
+    if hasattr(result, "as_json"):
+        return result.as_json()
+    if is_dataclass(result):
+        return fields_as_json(result)
+    if isinstance(result, Mapping):
+        return {name: to_json(value) for name, value in result.items()}
+    return [to_json(value) for value in result] if isinstance(result, list | tuple) else result
+
+
+def fields_as_json(result: Any, *others: str) -> dict[str, Any]:
+    """The fields of a data class but for `others`; without those that keep their default."""
+    known = [field for field in fields(result) if field.name not in others]
+    return {
+        field.name: to_json(getattr(result, field.name)) for field in known if getattr(result, field.name) != field.default
+    }
 
 
 @dataclass(frozen=True)
@@ -23,12 +44,24 @@ class StageOutput(Generic[Content]):
     seconds: float | None = None
     skipped: bool = False
 
+    def as_json(self) -> dict[str, Any]:
+        """The content's summary and the other fields; `prepare` always prints whether it was skipped."""
+        from gaudi_bert.artefacts.examples import PreparedExamples
+
+        content: Any = self.content
+        skipped = {"skipped": self.skipped} if isinstance(content, PreparedExamples) else {}
+        return {**content.summary(), **fields_as_json(self, "content"), **skipped}
+
 
 @dataclass(frozen=True)
 class PreparedShard:
     """One shard of examples that are not finished: the sections of other shards."""
 
     missing_sections: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, and that it is not all."""
+        return {"finished": False, **fields_as_json(self)}
 
 
 @dataclass(frozen=True)
@@ -58,6 +91,19 @@ class PackResult(Generic[Content, Proof]):
     planned: StageOutput[PlanTotals] | None = None
     verified: StageOutput[Proof] | None = None
 
+    def as_json(self) -> dict[str, Any]:
+        """The keys of the plan and of the folder in one, and the proof."""
+        planned = {} if self.planned is None else self.planned.as_json()
+        verified = {} if self.verified is None else {"verify": self.verified.as_json()}
+        return {**planned, **self.written.as_json(), **verified}
+
+
+@dataclass(frozen=True)
+class ByRowLength(Generic[Content]):
+    """What was done with the packed table of each length of rows, ascending."""
+
+    tables: Mapping[int, Content]
+
 
 @dataclass(frozen=True)
 class GivenRecords:
@@ -86,3 +132,7 @@ class ReportResult:
     report: str
     bytes: int
     figures: dict[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures next to the other fields."""
+        return {**fields_as_json(self, "figures"), **self.figures}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.artefacts.references import METADATA_NAME, VERIFICATION_NAME, manifest_path
-from gaudi_bert.artefacts.store.objects import path_below
+from gaudi_bert.artefacts.base import METADATA_NAME, VERIFICATION_NAME, manifest_path
+from gaudi_bert.common.files import path_below
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 

@@ -125,10 +125,10 @@ def parse_shard(text: str | None, finish: bool = False) -> tuple[int, int] | Non
 def pipeline_settings(
     pipeline: Path | None, overrides: list[str] | None, options: Mapping[str, tuple[str, object]] | None = None
 ) -> PipelineSettings:
-    """The settings of a pipeline file (or the defaults) with options, by key, and `--set` applied."""
+    """The settings of a pipeline file, or one of the package, or the defaults; with options, by key, and `--set` applied."""
     from gaudi_bert.config.pipeline import load_pipeline
 
-    return load_pipeline(pipeline, overrides or (), options)
+    return load_pipeline(None if pipeline is None else pipeline_path(pipeline), overrides or (), options)
 
 
 def packing_settings(overrides: list[str] | None, **options: object) -> PackingSettings:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gaudi_bert.cli import arguments, output
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, enumerated
 from gaudi_bert.common.progress import Reporter, count_of, human_seconds
 
 if TYPE_CHECKING:  # they need numpy, and `--help` does without
@@ -166,7 +166,7 @@ def describe_task_estimate(result: TaskEstimate) -> list[str]:
     several = f"{chosen.of_one_length:.2f} of that of one length, " if len(packs) > 1 else ""
     if result.task != "embedding":
         lines += [
-            f"finetune --row-lengths auto: rows {' and '.join(packs)}, of an estimated cost of",
+            f"finetune --row-lengths auto: rows {enumerated(packs)}, of an estimated cost of",
             f"  {several}{chosen.of_padded_batches:.2f} of that of batches padded to their longest sequence",
         ]
     return lines

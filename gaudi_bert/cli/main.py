@@ -75,8 +75,17 @@ class _Commands(help.Commands):
         """Run the command; typer would turn an interruption into its own exit code."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:
+        except (KeyboardInterrupt, RuntimeError) as error:
+            if not _is_interruption(error):
+                raise
             raise StoppedError("stopped" if ctx.invoked_subcommand in _KEEP_NOTHING else _STOPPED) from error
+
+
+def _is_interruption(error: BaseException | None) -> bool:
+    """Whether a signal is behind an error: a lock of Python's that is interrupted while it is taken raises another one."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 app = typer.Typer(
@@ -230,7 +239,7 @@ def _end(error: GaudiBertError) -> NoReturn:
         kind = ""  # stopping a command is not an error
         for number in _STOP_SIGNALS:  # a second one would end this process with another exit code
             signal.signal(number, signal.SIG_IGN)
-        # Objects of libraries that were interrupted while they were made cannot be removed, which is of no interest now.
+        # Objects of libraries that were interrupted half-way cannot be removed, which is of no interest now.
         sys.unraisablehook = lambda unraisable: None
     print(f"{kind}{shortened(str(error), _LONGEST_LINE)}", file=sys.stderr)  # noqa: T201
     sys.exit(error.exit_code)

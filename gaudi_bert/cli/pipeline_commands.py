@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gaudi_bert.artefacts.store.objects import shown_location
 from gaudi_bert.cli import arguments, help, output
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.launch import find_launch, is_first_process
 from gaudi_bert.common.progress import RESULT_ALONE, Reporter, count_of, human_seconds
 
@@ -335,7 +335,7 @@ def open_(
     json: arguments.Json = False,
 ) -> None:
     """Fetch the report and TensorBoard's files of a run, and open the report in a browser."""
-    from gaudi_bert.runners.kubernetes.fetch import open_results
+    from gaudi_bert.runners.kubernetes.manage import open_results
 
     settings, cluster = _settings_and_cluster(pipeline, set_)
     opened = open_results(settings, cluster, out or Path("opened") / settings.name, Reporter())
@@ -350,6 +350,7 @@ def doctor(
     cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster, not this machine.")] = False,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file that must fit; default: all defaults.")] = None,
     graph: Annotated[Path | None, typer.Option(metavar="PIPELINE", help="Check a pipeline's training step.")] = None,
+    task: Annotated[str | None, typer.Option(help="With --graph: that of fine-tuning for this task.")] = None,
     work: arguments.Work = Path("work"),
     store: Annotated[str | None, typer.Option(metavar="URL", help="Check a folder in an object store.")] = None,
     set_: arguments.SetLocation = None,
@@ -361,8 +362,10 @@ def doctor(
     from gaudi_bert.runners.doctor.host import ask_host, check_host
 
     if graph is not None:
-        _check_graph(graph, work, set_, json)
+        _check_graph(graph, task, work, set_, json)
         return
+    if task is not None:
+        raise InputError("--task: says which step --graph PIPELINE checks; give --graph too")
     settings = arguments.pipeline_settings(pipeline, set_)
     facts: dict[str, Any] = {}
     if store is not None:
@@ -379,12 +382,15 @@ def doctor(
         raise FailedError(f"{len(wrong)} of {len(results)} checks failed; the first remedy: {wrong[0].remedy}")
 
 
-def _check_graph(pipeline: Path, work: Path, overrides: list[str] | None, json: bool) -> None:
+def _check_graph(pipeline: Path, task: str | None, work: Path, overrides: list[str] | None, json: bool) -> None:
     from gaudi_bert.artefacts.work_folder import WorkFolder
-    from gaudi_bert.training.check_graph import check_graph, describe_graph
+    from gaudi_bert.config.shipped import pipeline_path
+    from gaudi_bert.tasks.check_graph import check_graph, describe_graph
 
-    settings = arguments.pipeline_settings(pipeline, overrides)
-    result = check_graph(settings, WorkFolder.of(settings, work, pipeline.parent))
+    pipeline = pipeline_path(pipeline)
+    settings = arguments.pipeline_settings(pipeline, overrides, {"task.name": ("--task", task)})
+    packed = WorkFolder.of(settings, work, pipeline.parent).split("train").packed
+    result = check_graph(settings, packed, pipeline.parent, task=task)
     output.print_result(result, json, lambda _: describe_graph(result))
     problems = result.report.problems
     if problems:

@@ -10,7 +10,7 @@ import json
 import reprlib
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -71,6 +71,12 @@ def shown(value: object) -> str:
     return shortened(_ShortRepr().repr(value))
 
 
+def enumerated(words: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 # --- the remedy for a library that is missing: how an extra of this package is installed
 #
 # The package is on no index yet, so that this names the clone, as "Install" in docs/start.md does: change both once it is
@@ -83,7 +89,7 @@ def require(extras: Mapping[str, str], what: str) -> None:
     """Refuse `what` where libraries are missing, each of which an extra installs, before long work would notice it."""
     missing = [library for library in extras if find_spec(library) is None]
     if missing:
-        names = " and ".join(filter(None, [", ".join(map(library_title, missing[:-1])), library_title(missing[-1])]))
+        names = enumerated(map(library_title, missing))
         are = "which is" if len(missing) == 1 else "which are"
         command = install_command(",".join(dict.fromkeys(extras[library] for library in missing)))
         raise InputError(f"{what} needs {names}, {are} not installed; run: {command}")

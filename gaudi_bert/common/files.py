@@ -1,12 +1,13 @@
-"""Files that are either complete or absent, and locks that die with their process.
+"""Paths here and in object stores, files that are either complete or absent, and locks that die with their process.
 
 A file is written to a hidden temporary name next to its destination, flushed to the disk, and renamed; the folder is flushed
 after the rename. A process killed at any moment leaves at most a temporary file, which the next writer of that file removes.
 Nothing is written through a symbolic link that somebody put there: temporary names cannot be known before, files of such a
-name are made new, and locks are opened without following links.
+name are created exclusively, and locks are opened without following links.
 
-Every file that outlives a stage gets its name here. So this is the door to object stores: the mirror of a folder
-is notified of each file there (`whole_files_go_to`), in the order in which files are completed.
+Every file that outlives a stage gets its name here. So this is the door to object stores: `mounted` puts a mirror behind a
+folder, as `mount` does for the operating system, and the mirror is notified of each file there, in the order in which files
+are completed.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import re
 import secrets
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from gaudi_bert.common.errors import FailedError, InputError, shortened, shown
 
@@ -135,6 +136,51 @@ def hidden_beside(path: Path, ending: str) -> Path:
     return path.with_name(f".{path.name}.{ending}")
 
 
+# --- locations: a location in a store is written as its URL, or as the `Path` that `pathlib` makes of it
+#
+# `Path("s3://bucket/work") / "plan.json"` is `s3:/bucket/work/plan.json`: pathlib drops one slash and keeps the rest, so a
+# location in a store has a name, a parent and children as every path has. Its first part, `s3:`, tells it from a path on a
+# disk. A folder of this machine whose name ends in a colon is written `./s3:`.
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)
+
+
+def in_store(location: str | Path) -> bool:
+    """Whether `location` is in an object store."""
+    return _URL.fullmatch(str(location)) is not None
+
+
+def url_of(location: str | Path) -> str:
+    """The URL of a location in a store, without a slash at its end."""
+    match = _URL.fullmatch(str(location))
+    if match is None:
+        raise InputError(f"{location}: is not an object-store URL; write for example s3://bucket/prefix")
+    scheme, rest = match[1], match[2].rstrip("/")
+    if "@" in rest.split("/")[0] and scheme in ("s3", "gs", "http", "https"):
+        raise InputError(
+            f"{scheme}://...: a URL with credentials in it; leave them out, the store's own variables or files give them"
+        )
+    return f"{scheme}://{rest}"
+
+
+def scheme_of(location: str | Path) -> str:
+    """`s3` of `s3://bucket/prefix`."""
+    return url_of(location).split(":", 1)[0]
+
+
+def path_below(folder: Path, text: str) -> Path:
+    """`text` as a location: a URL as it is, a relative path from `folder`."""
+    return Path(text) if in_store(text) else folder / text
+
+
+def shown_location(location: str | Path) -> str:
+    """How messages name a location: a URL, or the path."""
+    return url_of(location) if in_store(location) else str(location)
+
+
+# --- files that are written: complete or absent
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open `path` for writing so that it appears complete or not at all.
@@ -158,7 +204,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 temporary.unlink(missing_ok=True)
                 raise
         flush_folder(path.parent)
-    _tell_receiver(path)
+    _tell_mirror(path)
 
 
 def _new_temporary(path: Path) -> tuple[Path, BinaryIO]:
@@ -190,26 +236,43 @@ def move_finished_file(temporary: Path, path: Path) -> None:
     with explained_os_errors(path, "write"):
         os.replace(temporary, path)
         flush_folder(path.parent)
-    _tell_receiver(path)
+    _tell_mirror(path)
 
 
-_RECEIVERS: dict[Path, Callable[[Path], None]] = {}
+class Mirror(Protocol):
+    """What stands behind a mounted folder."""
+
+    def completed(self, path: Path) -> None:
+        """A file below the folder is complete; called in the thread that wrote it."""
+
+
+# A table of mounts: in it a path finds its mirror from any thread and generator; a context variable would be lost
+# in both, and the file with it. `mounted` alone changes it. Two commands in one process have folders of different names, so
+# neither sees the other's.
+_MOUNTED: dict[Path, Mirror] = {}
 
 
 @contextmanager
-def whole_files_go_to(receive: Callable[[Path], None], folder: Path) -> Iterator[None]:
-    """Inside the block, call `receive` with each file below `folder` once it is complete, in the thread that wrote it."""
-    _RECEIVERS[folder] = receive
+def mounted(folder: Path, mirror: Mirror) -> Iterator[None]:
+    """Inside the block, `mirror` stands behind `folder`, which is a new one."""
+    _MOUNTED[folder] = mirror
     try:
         yield
     finally:
-        del _RECEIVERS[folder]
+        del _MOUNTED[folder]
 
 
-def _tell_receiver(path: Path) -> None:
-    for folder, receive in list(_RECEIVERS.items()):
-        if folder in path.parents:
-            receive(path)
+def mirror_of(path: Path) -> Mirror | None:
+    """What stands behind a path: the mirror of the mounted folder that it is or is in."""
+    if not _MOUNTED:
+        return None
+    return next((_MOUNTED[folder] for folder in (path, *path.parents) if folder in _MOUNTED), None)
+
+
+def _tell_mirror(path: Path) -> None:
+    mirror = mirror_of(path)
+    if mirror is not None:
+        mirror.completed(path)
 
 
 def flush_folder(folder: Path) -> None:

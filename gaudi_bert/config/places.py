@@ -138,7 +138,7 @@ class KubernetesSettings(Settings):
     namespace: KubernetesName = "gaudi-bert"
     training: Literal["auto", "job", "mpijob", "trainjob"] = Field(
         "auto",
-        description="job: one Job, whose pods meet by themselves; trainjob: made by Kubeflow Trainer, mpijob: by the MPI "
+        description="job: one Job, whose pods meet by themselves; trainjob: run by Kubeflow Trainer, mpijob: by the MPI "
         "operator; auto: job, but mpijob for several workers of TensorFlow",
     )
     queue: KubernetesName | None = Field(

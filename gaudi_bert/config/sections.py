@@ -68,9 +68,14 @@ class PackingSettings(Settings):
 
 
 class TableSettings(Settings):
-    """How the rows of a table are packed. Only the command line sets this; no pipeline file has it."""
+    """How the rows of a table are packed. Only the command line sets this; no pipeline file has it.
+
+    With `row_lengths`, the table that has packs of `max_sequence_length` is one of several, and a sequence is in that of the
+    shortest packs that it fits.
+    """
 
     max_sequence_length: int = Field(ge=1, le=2**20, description="slots of a pack")
+    row_lengths: RowLengthChoice | None = None
     input_column: str = "input_ids"
     algorithm: Algorithm = "optimal"
     depth: Depth = "max"
@@ -83,10 +88,26 @@ class TableSettings(Settings):
     shard_bytes: Bytes = Field(128 * 10**6)
     seed: int = 12345
 
+    @property
+    def given_lengths(self) -> tuple[int, ...]:
+        """The lengths of rows, where there are several and they are known."""
+        return self.row_lengths if isinstance(self.row_lengths, tuple) else ()
+
+    @property
+    def sequence_lengths(self) -> range:
+        """The lengths of the sequences of these packs."""
+        shorter = [length for length in self.given_lengths if length < self.max_sequence_length]
+        return range(max(shorter, default=0) + 1, self.max_sequence_length + 1)
+
+    @property
+    def most_tokens(self) -> int:
+        """Those of a sequence of any of the tables: longer rows are too long."""
+        return self.given_lengths[-1] if self.given_lengths else self.max_sequence_length
+
 
 RowFormat = Literal["jsonl", "csv", "tsv", "parquet", "conll", "squad", "txt"]
 OnBadRow = Literal["stop", "skip"]
-"""What a row that cannot be read does: it stops all, before anything is computed; or it is left out, and counted."""
+"""What a row that cannot be read does: it stops all, before anything is computed; or it is skipped, and counted."""
 
 
 class TokenizeSettings(Settings):
@@ -382,7 +403,7 @@ class TaskSettings(Settings):
     tags: str = Field("tags", description="column of the tag of each word")
     query: str = Field("query", description="reranking: column of the query")
     document: str = Field("document", description="reranking: column of a document")
-    anchor: str = Field("anchor", description="embedding: column of the text that is asked for")
+    anchor: str = Field("anchor", description="embedding: column of the query")
     positive: str = Field(
         "positive", description="embedding, reranking: column of the text that answers; reranking also takes a list"
     )
@@ -401,7 +422,8 @@ class TaskSettings(Settings):
     )
     encoding: Encoding = Field("utf-8", description="of the data's text, by Python's name: cp1252, latin-1, utf-16")
     on_bad_row: OnBadRow = Field(
-        "stop", description="rows that cannot be read: `stop`, or `skip`: they are left out of training and have no answer"
+        "stop",
+        description="rows that cannot be read: `stop`, or `skip`: they are not trained on and have no answer",
     )
     too_long: TooLong | None = Field(
         None,
@@ -432,7 +454,7 @@ class TaskSettings(Settings):
         (), description="embedding: learn vectors that may be cut to these first values (Matryoshka)"
     )
     pooling: Literal["cls", "mean", "max", "last"] | None = Field(
-        None, description="embedding: cls, mean, max or last; default: as the folder of the model says, else mean"
+        None, description="embedding: cls, mean, max or last; default: as in the model's folder, else mean"
     )
     query_prompt: str | None = Field(
         None, description="embedding: what precedes an anchor (or `text`); default: the folder's prompt `query`, or nothing"

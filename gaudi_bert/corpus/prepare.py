@@ -25,8 +25,7 @@ from gaudi_bert.artefacts.completion import Signature, settings_path
 from gaudi_bert.artefacts.examples import PreparedExamples, PreparedSection, PreparedVocabulary, TextSource
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
 from gaudi_bert.artefacts.results import PreparedShard, StageOutput
-from gaudi_bert.artefacts.store.copies import local_copies
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, release, remove, shown_path
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, local_copies, mirrored, release, remove, shown_path
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME, section_path
 from gaudi_bert.common.arrays import BoolArray
 from gaudi_bert.common.errors import InputError

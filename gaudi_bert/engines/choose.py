@@ -1,4 +1,4 @@
-"""Which engine computes a run, and why: the only place that imports one, and never both."""
+"""Which engine computes a run, and why: the only module that imports one, and never both."""
 
 from __future__ import annotations
 

@@ -6,14 +6,16 @@ is the same for all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.model.config import BertConfig, parameter_count
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.heads import Head, variables_of
 
 T = TypeVar("T")
 
@@ -40,10 +42,6 @@ class GraphProblem:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.type} {self.operation} in {self.graph}: {self.found}"
-
-    def as_json(self) -> dict[str, str]:
-        """The problem for machines."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -84,17 +82,22 @@ class GraphReport:
         cls,
         problems: Iterable[GraphProblem],
         config: BertConfig,
+        head: Head,
         *,
         operations: int,
         flops_per_micro_batch: int,
+        repeated_flops: int,
         accumulation_steps: int,
         few: PassMemory,
         many: PassMemory,
         packs: int,
         communication_MB: int,
     ) -> GraphReport:
-        """The report on a step of micro-batches of `packs`; `communication_MB` of a card are not for tensors."""
-        parameters = parameter_count(config)
+        """The report on a step of micro-batches of `packs`.
+
+        `repeated_flops` are done once more for all micro-batches but one; `communication_MB` of a card are not for tensors.
+        """
+        parameters = sum(math.prod(variable.shape) for variable in variables_of(config, head).values())
         one_copy = parameters * _FLOAT32_BYTES
         memory = memory_model(few.alive, many.alive, few.packs, many.packs)
         activations_per_pack = (many.activations - few.activations) // (many.packs - few.packs)
@@ -106,7 +109,7 @@ class GraphReport:
             operations=operations,
             parameters=parameters,
             flops_per_micro_batch=flops_per_micro_batch,
-            flops_per_update=flops_per_micro_batch * accumulation_steps,
+            flops_per_update=flops_per_micro_batch * accumulation_steps + repeated_flops * (accumulation_steps - 1),
             parameter_bytes=one_copy,
             optimizer_bytes=2 * one_copy,
             gradient_bytes=one_copy,

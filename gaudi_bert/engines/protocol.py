@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import GaudiSettings, LoopSettings, TrainingSettings
+from gaudi_bert.config.sections import GaudiSettings, LoopSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.graph_report import GraphReport
 from gaudi_bert.model.config import BertConfig, EncoderConfig, misfit
-from gaudi_bert.model.features import BatchSizes
 from gaudi_bert.model.heads import Head, Loss
 
 T = TypeVar("T")
@@ -112,6 +111,24 @@ class ModelSpec:
 
     config: BertConfig | EncoderConfig
     head: Head
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """A training step to be traced: a BERT with a head, and its micro-batches.
+
+    Attributes:
+        features: of one pack, by name: shape and type.
+        accumulation_steps: micro-batches of an update on one process.
+        is_coupled: whether the loss is one of all micro-batches together (`Coupling`).
+    """
+
+    config: BertConfig
+    head: Head
+    features: Mapping[str, tuple[tuple[int, ...], str]]
+    packs: int
+    accumulation_steps: int
+    is_coupled: bool = False
 
 
 class Trial(NamedTuple):
@@ -257,12 +274,5 @@ class Engine(Protocol):
         `accumulation_steps`: the most micro-batches of an update on one process.
         """
 
-    def report_on_step(
-        self,
-        config: BertConfig,
-        settings: TrainingSettings,
-        sizes: BatchSizes,
-        accumulation_steps: int,
-        communication_MB: int,
-    ) -> GraphReport:
-        """Trace the step, check that it is fit for Gaudi, and say what it costs; nothing is run."""
+    def report_on_step(self, step: StepSpec, settings: LoopSettings, communication_MB: int) -> GraphReport:
+        """Trace a step, check that it is fit for Gaudi, and say what it costs; nothing is run."""

@@ -34,7 +34,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -162,7 +162,7 @@ class Watchdog:
 
 
 @contextmanager
-def watch(communicator: Communicator, settings: LoopSettings) -> Iterator[Watchdog]:
+def watch(communicator: ConnectedProcess, settings: LoopSettings) -> Iterator[Watchdog]:
     """All processes watch over each other; the context begins and ends at the same time in all of them."""
     watchdog = _begin(communicator, settings)
     try:
@@ -200,10 +200,11 @@ def _outlive_the_launcher() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _begin(communicator: Communicator, settings: LoopSettings) -> Watchdog:
-    """Start the server in rank 0 and connect every process to it; all succeed or all fail."""
+def _begin(communicator: ConnectedProcess, settings: LoopSettings) -> Watchdog:
+    """Compare what all run, start the server in rank 0, and connect every process to it; all succeed or all fail."""
     server, own_offer = _open_server(communicator, settings) if communicator.is_first else (None, "")
     try:
+        communicator.compare()
         offer = communicator.from_first(lambda: own_offer)
         if isinstance(offer, str):
             raise InputError(offer)
@@ -270,17 +271,35 @@ def own_addresses() -> list[str]:
 
 @dataclass(frozen=True)
 class ConnectedProcess(Communicator):
-    """One of several processes; `watchdog` is None until they watch each other. An engine adds how arrays travel."""
+    """One of several processes; `watchdog` is None until they watch each other. An engine adds how arrays travel.
+
+    `facts` have to be the same in all: they are compared before the processes watch each other.
+    """
 
     watchdog: Watchdog | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def from_first(self, make: Callable[[], T]) -> T:
         """What `make` returns in the first process, which alone calls it; every process gets it."""
-        content = np.frombuffer(pickle.dumps(make()) if self.is_first else b"", np.uint8)
+        return self._from_rank(0, make)
+
+    def _from_rank(self, rank: int, make: Callable[[], T]) -> T:
+        content = np.frombuffer(pickle.dumps(make()) if self.rank == rank else b"", np.uint8)
         size = int(self.sum_array(np.array([len(content)]))[0])
-        shared = self.sum_array(content if self.is_first else np.zeros(size))
+        shared = self.sum_array(content if self.rank == rank else np.zeros(size))
         value: T = pickle.loads(shared.astype(np.uint8).tobytes())
         return value
+
+    def compare(self) -> None:
+        """Refuse `facts` that are not those of rank 0; all processes raise the same error, about the first that differs."""
+        host = socket.gethostname()
+        first_host, first = self.from_first(lambda: (host, dict(self.facts)))
+        difference = difference_of(self.facts, first, f"rank {self.rank} ({host})", f"rank 0 ({first_host})")
+        differing = np.zeros(self.size)
+        differing[self.rank] = difference is not None
+        differing = self.sum_array(differing)
+        if differing.any():
+            raise InputError(self._from_rank(int(differing.argmax()), lambda: str(difference)))
 
     def note(self, activity: str, *, slow: bool = False) -> None:
         """Tell the watchdog what this process is doing."""

@@ -363,7 +363,7 @@ def count_sorted_tokens(counts: IntArray, batch_sequences: int) -> int:
     """Tokens, padding included, of sorted batching: sequences sorted by length, cut into batches, padded to the longest.
 
     Almost no padding, but every batch has another shape, so a compiler for static shapes (Gaudi) meets a new graph at every
-    length, and batches are no longer random samples. For estimates only: there is nothing to write. The last batch may be
+    length, and batches are not random samples any more. For estimates only: there is nothing to write. The last batch may be
     smaller than `batch_sequences`.
     """
     lengths = np.arange(len(counts), 0, -1)

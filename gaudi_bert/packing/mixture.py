@@ -1,7 +1,7 @@
 """Strategies, mixtures and packings: what every algorithm returns, the check that it is a packing, and a limit of its work.
 
 A strategy is a sorted tuple of lengths that share a pack, e.g. (67, 216, 229); a mixture states how often each strategy is
-used (paper F.3). Mixtures here are exact: every sequence of the histogram has its slot, and there is no slot for a sequence
+used (paper F.3). Mixtures here are exact: every sequence of the histogram has its slot, and no slot is for a sequence
 that does not exist. Algorithms that over-subscribe short lengths (the "padding sequences" of the NNLS methods) give up
 those slots through `trim_to_exact`; the tokens of such a slot are padding either way.
 """

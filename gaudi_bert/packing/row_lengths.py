@@ -18,7 +18,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, enumerated
 from gaudi_bert.packing.algorithms import depth_of, pack_histogram
 from gaudi_bert.packing.certificate import simple_certificate, threshold_certificate
 from gaudi_bert.packing.histogram import Histogram
@@ -75,7 +75,7 @@ class RowLengths:
         """The cost compared with that of other ways, for people."""
         one, padded = self.cost / self.one_length_cost, self.cost / self.padded_cost
         beside = f"{one:.2f} of that of rows of one length, " if len(self.packings) > 1 else ""
-        lengths = " and ".join(f"{length:,}" for length in self.lengths)
+        lengths = enumerated(f"{length:,}" for length in self.lengths)
         return f"rows of {lengths}: estimated cost {beside}{padded:.2f} of that of batches padded to their longest sequence"
 
 

@@ -25,10 +25,9 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from gaudi_bert.artefacts import shards as stored_shards
-from gaudi_bert.artefacts.base import Artefact
+from gaudi_bert.artefacts.base import Artefact, InputFile, manifest_path
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, parts_of
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, TableVerification, Verification
-from gaudi_bert.artefacts.references import InputFile, manifest_path
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import Shard, index_path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, last_change, names_in, release, remove, shown_path

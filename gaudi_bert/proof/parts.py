@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Generic
 
+from gaudi_bert.artefacts.base import group_verification_path
 from gaudi_bert.artefacts.completion import begin_artefact, parts_of, settings_path
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
 from gaudi_bert.artefacts.packed import GroupVerification
-from gaudi_bert.artefacts.references import group_verification_path
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, remove
 from gaudi_bert.common.errors import FailedError, InputError

@@ -228,7 +228,7 @@ def _ask(config: Any, kind: Any, target: str) -> Feeding:
         with trial_conditions():
             taken = inspect.signature(model.forward).parameters
             if "decoder_input_ids" in taken:
-                raise InputError("it is an encoder with a decoder, which reads a text of its own")
+                raise InputError("it is an encoder with a decoder, which reads another text")
             has_types = (getattr(model.config, "type_vocab_size", None) or 0) > 1
             feeding = Feeding(positions="position_ids" in taken, token_types="token_type_ids" in taken and has_types)
             feeding = replace(feeding, causal=_is_causal(model))

@@ -60,7 +60,7 @@ def word_task_of(config: EncoderConfig) -> TaskKind:
     loaded = config_of(config, VectorHead("cls", normalize=False))
     tasks: tuple[TaskKind, ...] = ("masked-language-modelling", "causal-language-modelling")
     for task in tasks[::-1] if getattr(loaded, "is_decoder", False) else tasks:
-        if type(loaded) in _AUTO[task]._model_mapping:  # noqa: SLF001 - the only place that names its class
+        if type(loaded) in _AUTO[task]._model_mapping:  # noqa: SLF001 - nothing public names its class
             return task
     raise InputError(f"model type {loaded.model_type!r}: transformers has no head of words for it; choose another model")
 
@@ -75,7 +75,7 @@ def class_of(config: Any, head: Head) -> Any:
     if isinstance(head, PretrainingHead):
         raise InputError(f"model type {config.model_type!r}: next-sentence prediction is BERT's; pack a table of texts")
     auto = transformers.AutoModel if isinstance(head, VectorHead) else _AUTO[head.kind]
-    classes = auto._model_mapping.get(type(config), None)  # noqa: SLF001 - the only place that names its class
+    classes = auto._model_mapping.get(type(config), None)  # noqa: SLF001 - nothing public names its class
     if classes is None:
         what = "no vectors of tokens" if isinstance(head, VectorHead) else f"no class for {head.kind}"
         raise InputError(f"model type {config.model_type!r}: transformers has {what}; choose another model or task")

@@ -1,5 +1,7 @@
 """Shards read in the one order (`global_order.py`): those that are being read are open, and no others.
 
+Every reader of a packed folder begins with its `StoredPacks`.
+
 A process has at most C / gcd(C, W) shards open until the first stream ends, then at most C. A thread prepares as many again,
 those that the process reads next (at the end of an epoch, of the next epoch): it fetches them, locates their records and
 permutes these. A shard is closed when its stream has read it, or when the turn of its stream ends; then only its order and
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -22,7 +24,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.reading.global_order import GlobalOrder, Located, ShardOrder, Visit
+from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, Located, ShardOrder, Visit, check_rank
 
 Prepared = TypeVar("Prepared")
 
@@ -301,3 +303,34 @@ class _Ahead(Generic[Prepared]):
             order = self._order.shard_order(epoch, shard)
         self._orders[epoch, shard] = order
         return content, order
+
+
+@dataclass(frozen=True, eq=False)
+class StoredPacks:
+    """Packs of a folder.
+
+    Attributes:
+        files: `ShardFiles` with the `sizes` of all shards, which `read` packs by shard and number.
+        streams: how many shards are read at once; `sets` of so many take turns.
+        regions: from which part of the input each shard comes, int64 [shards]; None for the sequence of the shards.
+        window_rows: of a shard, how many packs it takes no more to read than one; None for any number.
+    """
+
+    files: Any
+    streams: int
+    sets: int = 1
+    regions: IntArray | None = None
+    window_rows: Callable[[int], int] | None = None
+
+    def order(self, seed: int, shuffle_packs: int | None = None) -> GlobalOrder:
+        """The one order; packs of a shard move within `shuffle_packs`, by default as far as costs no more."""
+        window: int | Callable[[int], int] = shuffle_packs or WINDOW_PACKS
+        rows = self.window_rows
+        if rows is not None:
+            window = rows if shuffle_packs is None else lambda shard: min(shuffle_packs, rows(shard))
+        return GlobalOrder(self.files.sizes, seed, window, self.streams, self.sets, self.regions)
+
+    def reader(self, order: GlobalOrder, rank: int = 0, world_size: int = 1) -> StreamReader[Any]:
+        """Locates the packs of one process, and has their shards open."""
+        check_rank(rank, world_size)
+        return StreamReader(self.files, order, rank, world_size)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from gaudi_bert.artefacts.store.copies import local_copies, local_copy
+from gaudi_bert.artefacts.store.mirrored_folder import local_copies, local_copy
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, require
 from gaudi_bert.common.files import read_json

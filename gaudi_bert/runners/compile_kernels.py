@@ -43,19 +43,19 @@ from gaudi_bert.tfrecords.wire.framing import read_records, write_record
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 
-PARTS = ("all", "demo", "records", "packing", "nnls")
-WORDS = ["alpha", "beta", "gamma", "delta", "river", "stone", "green", "quick", "sings", "under", "over", "the", "a"]
+_PARTS = ("all", "demo", "records", "packing", "nnls")
+_WORDS = ["alpha", "beta", "gamma", "delta", "river", "stone", "green", "quick", "sings", "under", "over", "the", "a"]
 LENGTH, PREDICTIONS = 96, 7
-LONG_PACK = 5003
+_LONG_PACK = 5003
 """Tokens; the sequences of long packs are dealt, swapped and matched."""
-SILENT = Reporter(quiet=True)
+_SILENT = Reporter(quiet=True)
 _READING = ("gaudi_bert.common.", "gaudi_bert.tfrecords.", "gaudi_bert.tables.")
 
 
 def compile_kernels(part: str = "all") -> None:
-    """Compile one of `PARTS`, or load what is compiled already."""
-    if part not in PARTS:
-        raise InputError(f"{part!r} is not a part of the kernels; known: {', '.join(PARTS)}")
+    """Compile one of `_PARTS`, or load what is compiled already."""
+    if part not in _PARTS:
+        raise InputError(f"{part!r} is not a part of the kernels; known: {', '.join(_PARTS)}")
     if part == "packing":
         _plan()
     elif part == "nnls":
@@ -94,7 +94,7 @@ def _pack_table(folder: Path) -> None:
     rows = [{"input_ids": [1] * size, "labels": [-100, *[2] * (size - 1)]} for size in range(2, LENGTH)]
     table.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     settings = TableSettings(max_sequence_length=LENGTH, shard_multiple=1)
-    pack_table(table, folder / "packed-table", settings, reporter=SILENT, verified=True)
+    pack_table(table, folder / "packed-table", settings, reporter=_SILENT, verified=True)
 
 
 def _count_hdf5(folder: Path) -> None:
@@ -105,7 +105,7 @@ def _count_hdf5(folder: Path) -> None:
     with require_h5py().File(folder / "rows.hdf5", "w") as file:
         for name, values in {**columns, "next_sentence_labels": np.zeros(3, np.int64)}.items():
             file[name] = values
-    histogram(folder / "rows.hdf5", folder / "histogram-hdf5.json", reporter=SILENT)
+    histogram(folder / "rows.hdf5", folder / "histogram-hdf5.json", reporter=_SILENT)
 
 
 def _plan_by_default() -> None:
@@ -118,8 +118,8 @@ def _plan() -> None:
     """Plan by every algorithm; by `optimal` also with thousands of lengths, and for long packs."""
     generator = np.random.default_rng(7)
     few, many = Histogram(LENGTH, generator.integers(0, 50, LENGTH)), Histogram(2600, generator.integers(1, 3, 2600))
-    each = np.arange(1, LONG_PACK + 1)
-    long = Histogram(LONG_PACK, ((each > LONG_PACK // 7) & (each <= LONG_PACK // 5 * 2)).astype(np.int64))
+    each = np.arange(1, _LONG_PACK + 1)
+    long = Histogram(_LONG_PACK, ((each > _LONG_PACK // 7) & (each <= _LONG_PACK // 5 * 2)).astype(np.int64))
     for algorithm in ALGORITHMS:
         for depth in (3, "max"):
             pack_histogram(few, algorithm, depth)
@@ -129,8 +129,8 @@ def _plan() -> None:
 
 def _pack(records: Path, packed: Path) -> None:
     """Pack, verify, and read a pack as a trainer does."""
-    pack(records, packed, PackingSettings(shard_multiple=2), reporter=SILENT)
-    verify(records, packed, reporter=SILENT)
+    pack(records, packed, PackingSettings(shard_multiple=2), reporter=_SILENT)
+    verify(records, packed, reporter=_SILENT)
     metadata = read_metadata(packed)
     files, order = open_shards(packed, metadata), GlobalOrder(metadata.shard_table.packs, seed=7)
     pack_rows(files.read(*StreamReader(files, order).locate(0, np.zeros(1, np.int64))))
@@ -139,11 +139,11 @@ def _pack(records: Path, packed: Path) -> None:
 def _prepare(folder: Path) -> Path:
     """Make examples of random sentences."""
     generator = random.Random(7)
-    sentences = [" ".join(generator.choices(WORDS, k=generator.randint(2, 9))) + "." for _ in range(400)]
+    sentences = [" ".join(generator.choices(_WORDS, k=generator.randint(2, 9))) + "." for _ in range(400)]
     documents = ["\n".join(sentences[start : start + 10]) for start in range(0, len(sentences), 10)]
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     settings = PrepareSettings(text="text.txt", train_vocab=101, max_sequence_length=32, max_predictions=5, shards=2)
-    prepare(settings, folder / "examples", pipeline_folder=folder, reporter=SILENT)
+    prepare(settings, folder / "examples", pipeline_folder=folder, reporter=_SILENT)
     return folder / "examples" / "train"
 
 
@@ -154,7 +154,7 @@ def _count_records(folder: Path) -> Path:
     for payload in read_records(records):
         decode_example(payload)
     RecordFiles([records], UnpackedSchema(LENGTH, PREDICTIONS)).read(np.zeros(2, np.int64), np.arange(2))
-    histogram(records.parent, folder / "histogram.json", reporter=SILENT)
+    histogram(records.parent, folder / "histogram.json", reporter=_SILENT)
     return records.parent
 
 

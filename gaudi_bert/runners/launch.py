@@ -153,7 +153,7 @@ def horovod_environment(
 ) -> dict[str, str]:
     """What Horovod reads of the variables that `horovodrun` sets.
 
-    `interface` is the network by which the processes reach each other, `rendezvous` the address of the `RendezvousServer`.
+    `interface` is the network by which the processes reach each other, `rendezvous` the address of the `_RendezvousServer`.
     """
     values = {
         "HOROVOD_RANK": rank,
@@ -174,10 +174,10 @@ def horovod_environment(
 
 RENDEZVOUS_READY = "rendezvous: ready"
 # An address takes a few hundred bytes.
-LARGEST_VALUE_BYTES = 1 << 20
+_LARGEST_VALUE_BYTES = 1 << 20
 
 
-class RendezvousServer(ThreadingHTTPServer):
+class _RendezvousServer(ThreadingHTTPServer):
     """A store of keys and values over HTTP: where Gloo's processes leave their addresses for one another.
 
     PUT writes a value, GET reads it (404 until it exists), DELETE reports that a process is done.
@@ -195,11 +195,11 @@ class RendezvousServer(ThreadingHTTPServer):
 
 
 class _RendezvousHandler(BaseHTTPRequestHandler):
-    server: RendezvousServer
+    server: _RendezvousServer
 
     def do_PUT(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
-        if not 0 <= length <= LARGEST_VALUE_BYTES:
+        if not 0 <= length <= _LARGEST_VALUE_BYTES:
             self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return
         value = self.rfile.read(length)
@@ -232,7 +232,7 @@ class _RendezvousHandler(BaseHTTPRequestHandler):
 # --- processes on this machine
 
 # Long enough for the watchdog of the others to name who failed, and to end them.
-GRACE_SECONDS = 10.0
+_GRACE_SECONDS = 10.0
 POLL_SECONDS = 0.2
 
 
@@ -256,7 +256,7 @@ def run_training_processes(settings: PipelineSettings, stage: str, command: Sequ
         command = training_command(settings, list(command), over_ssh=False, python=sys.executable)
         _check_ends(stage, _run_all([command], [dict(os.environ)]), ["mpirun"])
         return
-    cores = cores_of_processes(settings.resources, node.processes if node is not None else processes)
+    cores = _cores_of_processes(settings.resources, node.processes if node is not None else processes)
     with _environments(node, settings, stage, processes) as own:
         ends = _run_all([command] * len(own), [os.environ | variables for variables in own], cores)
     first, size = (node.rank * node.processes, node.count * node.processes) if node is not None else (0, processes)
@@ -271,7 +271,7 @@ def _is_tensorflows(section: LoopSettings) -> bool:
     return section.engine == "tensorflow" or (section.engine == "auto" and find_spec("horovod") is not None)
 
 
-def cores_of_processes(resources: ResourceSettings, processes: int) -> list[set[int]] | None:
+def _cores_of_processes(resources: ResourceSettings, processes: int) -> list[set[int]] | None:
     """The cores of each process, with all threads of each; None where the pipeline binds none."""
     count = resources.cores_per_process
     if count is None:
@@ -322,7 +322,7 @@ def _environments(
     if section.engine == "pytorch" or not has_horovod:
         yield own
         return
-    with RendezvousServer(("127.0.0.1", 0)) as server:
+    with _RendezvousServer(("127.0.0.1", 0)) as server:
         threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
         address = ("127.0.0.1", server.server_address[1])
         yield [
@@ -362,7 +362,7 @@ def _run_all(
     environments: Sequence[Mapping[str, str]],
     cores: Sequence[set[int]] | None = None,
 ) -> list[_End]:
-    """Run all, each on its `cores`, until they end; after a failure, the others have `GRACE_SECONDS` to say why."""
+    """Run all, each on its `cores`, until they end; after a failure, the others have `_GRACE_SECONDS` to say why."""
     running: list[subprocess.Popen[bytes]] = []
     with _forwarded_signals(running):
         for command, environment in zip(commands, environments, strict=True):
@@ -372,7 +372,7 @@ def _run_all(
         deadline, killed = float("inf"), set()
         while None in (codes := [process.poll() for process in running]):
             if deadline == float("inf") and any(codes):
-                deadline = time.monotonic() + GRACE_SECONDS
+                deadline = time.monotonic() + _GRACE_SECONDS
             if time.monotonic() > deadline:
                 killed |= {process.pid for process in running if process.poll() is None}
                 for process in running:
@@ -397,7 +397,7 @@ def _forwarded_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[Non
 
 def _serve_rendezvous(port: int) -> None:
     with handled_signals((signal.SIGTERM,), lambda number, frame: sys.exit(0)):
-        server = RendezvousServer(("", port))
+        server = _RendezvousServer(("", port))
         sys.stdout.write(RENDEZVOUS_READY + "\n")
         sys.stdout.flush()
         server.serve_forever()

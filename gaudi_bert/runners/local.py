@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gaudi_bert.artefacts.store.copies import exists
-from gaudi_bert.artefacts.store.objects import in_store, shown_location
+from gaudi_bert.artefacts.store.mirrored_folder import exists
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError, require
+from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.stage_calls import RunRequest
@@ -75,7 +75,7 @@ def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:
         raise InputError("--finish and --overwrite exclude each other; do the parts again with --shard K/N --overwrite")
 
 
-def missing_inputs(folder: WorkFolder, step: str) -> list[Path]:
+def _missing_inputs(folder: WorkFolder, step: str) -> list[Path]:
     """What `step` needs and does not have yet: of a stage, or of the step that finishes one (`write-finish`)."""
     if step not in STEPS:
         raise InputError(f"--for {step}: no such stage; choose one of {', '.join(STEPS)}")
@@ -98,7 +98,7 @@ def wait_for_inputs(
 ) -> float:
     """Return when all that `step` needs exists: the seconds that it took."""
     started = last_message = clock()
-    while missing := missing_inputs(folder, step):
+    while missing := _missing_inputs(folder, step):
         waited = clock() - started
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         if waited >= timeout_seconds:

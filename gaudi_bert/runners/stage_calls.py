@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import yaml
 
-from gaudi_bert.artefacts.references import histogram_part
+from gaudi_bert.artefacts.base import histogram_part
 from gaudi_bert.artefacts.results import (
     GivenRecords,
     GroupsResult,
@@ -25,13 +25,12 @@ from gaudi_bert.artefacts.results import (
     ReportResult,
     StageOutput,
 )
-from gaudi_bert.artefacts.store.copies import existing_histograms, local_copy
-from gaudi_bert.artefacts.store.objects import in_store, path_below
+from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms, local_copy
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS
-from gaudi_bert.common.files import write_text
+from gaudi_bert.common.files import in_store, path_below, write_text
 from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings

@@ -7,22 +7,23 @@ means a method of `RunRequest` (`stage_calls.py`), one row here, and its Job bel
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gaudi_bert import __version__
+from gaudi_bert.artefacts.base import group_verification_path
 from gaudi_bert.artefacts.plan import Plan
-from gaudi_bert.artefacts.references import group_verification_path
-from gaudi_bert.artefacts.store.copies import existing_histograms, exists, local_copy
-from gaudi_bert.artefacts.store.objects import in_store, path_below
+from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms, exists, local_copy
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
+from gaudi_bert.common.files import in_store, path_below
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.places import ImageSettings, StoreSettings
+from gaudi_bert.config.places import ImageSettings, PodResources, ResourceSettings, StoreSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.runners.stage_calls import RunRequest
 
@@ -277,7 +278,7 @@ def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_fo
 # --- images, and what a stage requests
 
 
-def image_reference(images: ImageSettings, name: str) -> str:
+def _image_reference(images: ImageSettings, name: str) -> str:
     """`registry/name:tag` as container engines take it; unless the pipeline names a tag, it is this program's version."""
     prefix = f"{images.registry}/" if images.registry else ""
     return f"{prefix}{name}:{images.tag or __version__}"
@@ -286,7 +287,7 @@ def image_reference(images: ImageSettings, name: str) -> str:
 def stage_image(settings: PipelineSettings, stage: Stage) -> str:
     """The full name of the image that `stage` runs in."""
     images = settings.images
-    return image_reference(images, (images.train or _training_image(settings, stage)) if stage.trains else images.data)
+    return _image_reference(images, (images.train or _training_image(settings, stage)) if stage.trains else images.data)
 
 
 def _training_image(settings: PipelineSettings, stage: Stage) -> str:
@@ -333,3 +334,71 @@ def preview_stage(settings: PipelineSettings, name: str) -> _StagePreview:
         memory=pod.memory_limit or pod.memory,
         cards=resources.cards if stage.distributed else min(resources.cards, 1) if stage.trains else 0,
     )
+
+
+# --- cores, memory, cards and huge pages of the containers that a stage runs in, as Kubernetes writes quantities
+#
+# With cards, requests equal limits in everything: extended resources and huge pages allow nothing else, and a pod with
+# reserved cores and memory is evicted last. Without cards, cores are only requested, so that idle ones are used.
+
+CARD_RESOURCE = "habana.ai/gaudi"
+EFA_RESOURCE = "vpc.amazonaws.com/efa"
+HUGE_PAGES = "hugepages-2Mi"
+_MEBIBYTE = 2**20
+_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3}
+_UNITS |= {letter: 1000.0**power for power, letter in enumerate(("k", "M", "G", "T", "P", "E"), 1)}
+_UNITS |= {f"{letter}i": 1024.0**power for power, letter in enumerate(("K", "M", "G", "T", "P", "E"), 1)}
+
+
+def quantity_value(quantity: str) -> float:
+    """A Kubernetes quantity as a number: cores, bytes or pieces; a ValueError if it is not a quantity."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([A-Za-z]*)", quantity)
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"{quantity!r} is not a quantity")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def quantity_text(resource: str, value: float) -> str:
+    """An amount of a resource as a person writes it: `2 cpu`, `409Gi memory`, `8 habana.ai/gaudi`."""
+    if resource not in ("memory", HUGE_PAGES, "ephemeral-storage", "storage"):
+        return f"{value:g} {resource}"
+    unit, power = next(
+        ((unit, power) for power, unit in ((4, "Ti"), (3, "Gi"), (2, "Mi"), (1, "Ki")) if value >= 1024**power), ("", 0)
+    )
+    return f"{round(value / 1024**power, 1):g}{unit} {resource}"
+
+
+def pod_resources(pod: PodResources) -> dict[str, Any]:
+    """The `resources` of a container without cards."""
+    return {"requests": {"cpu": pod.cpu, "memory": pod.memory}, "limits": {"memory": pod.memory_limit or pod.memory}}
+
+
+def training_resources(settings: PipelineSettings) -> dict[str, Any]:
+    """The `resources` of a container that trains."""
+    resources = settings.resources
+    if not resources.cards:
+        return pod_resources(resources.training)
+    requests = {"cpu": resources.training.cpu, "memory": resources.training.memory, CARD_RESOURCE: str(resources.cards)}
+    if quantity_value(resources.hugepages_2Mi):
+        requests[HUGE_PAGES] = resources.hugepages_2Mi
+    if settings.kubernetes.efa:
+        requests[EFA_RESOURCE] = str(settings.kubernetes.efa)
+    return {"requests": requests, "limits": dict(requests)}
+
+
+def evaluation_resources(resources: ResourceSettings) -> dict[str, Any]:
+    """The `resources` of evaluation: one card and its share of a training worker, or what training takes without cards."""
+    if not resources.cards:
+        return pod_resources(resources.training)
+    memory = int(quantity_value(resources.training.memory) / resources.cards / _MEBIBYTE)
+    cores = int(quantity_value(resources.training.cpu) * 1000 / resources.cards)
+    requests = {
+        "cpu": str(cores // 1000) if cores >= 1000 else f"{max(cores, 1)}m",
+        "memory": f"{memory}Mi",
+        CARD_RESOURCE: "1",
+    }
+    # Whole pages of 2 MiB.
+    huge_pages = int(quantity_value(resources.hugepages_2Mi) / resources.cards / (2 * _MEBIBYTE)) * 2
+    if huge_pages:
+        requests[HUGE_PAGES] = f"{huge_pages}Mi"
+    return {"requests": requests, "limits": dict(requests)}

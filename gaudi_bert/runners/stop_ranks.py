@@ -48,7 +48,7 @@ _POLL_SECONDS = 1.0
 _STOPPED_EARLY = "stopped on request before training had started; the same command resumes"
 
 
-def named_variables(command: Sequence[str], environment: Iterable[str]) -> list[str]:
+def _named_variables(command: Sequence[str], environment: Iterable[str]) -> list[str]:
     """`command` with each `-x PREFIX*` as one `-x NAME` for every such variable, and no `-x` for what is not set.
 
     mpirun itself knows no patterns, and warns of variables that are missing.
@@ -78,15 +78,15 @@ class _Ranks:
 
     def run(self) -> int:
         """The exit code of the last `mpirun`, or 128 and the number of the signal that ended it."""
-        workers = workers_of(self._command, os.environ)
+        workers = _workers_of(self._command, os.environ)
         while True:
             self._wait_for_workers(workers)
-            code = self._run_once(meeting_point(workers, os.environ))
+            code = self._run_once(_meeting_point(workers, os.environ))
             if code != StoppedError.exit_code or self._requests or not workers:
                 return code
             _say("a worker was stopped, and its ranks have saved; training starts again when all workers answer")
             # The sshd of a pod that is being removed answers for a moment longer.
-            self._pause(REMOVAL_SECONDS)
+            self._pause(_REMOVAL_SECONDS)
 
     def request_stop(self, number: int, frame: FrameType | None) -> None:
         """Pass a request on: the first one lets ranks save, the second one goes to mpirun as it is."""
@@ -108,7 +108,7 @@ class _Ranks:
         self._process = None
         # Ctrl-C on a terminal reaches an entire process group: this process alone is to decide what it means.
         try:
-            command = named_variables(self._command, environment)
+            command = _named_variables(self._command, environment)
             self._process = subprocess.Popen(command, env=environment, start_new_session=True)
         except OSError as error:
             program = self._command[0]
@@ -122,14 +122,14 @@ class _Ranks:
 
     def _wait_for_workers(self, workers: Sequence[tuple[str, int]]) -> None:
         """Return when all workers answer: a launcher that starts together with them cannot even resolve their names."""
-        until, is_announced = time.monotonic() + LONGEST_WAIT_SECONDS, False
+        until, is_announced = time.monotonic() + _LONGEST_WAIT_SECONDS, False
         for host, port in workers:
             while (reason := _refusal(host, port)) is not None:
                 missing = f"worker {host} does not answer on port {port} ({reason})"
                 if time.monotonic() >= until:
-                    raise FailedError(f"{missing} after {LONGEST_WAIT_SECONDS:g} s; see `kubectl describe pod`")
+                    raise FailedError(f"{missing} after {_LONGEST_WAIT_SECONDS:g} s; see `kubectl describe pod`")
                 if not is_announced:
-                    _say(f"waiting for {len(workers)} workers, at most {LONGEST_WAIT_SECONDS:g} s: {missing}")
+                    _say(f"waiting for {len(workers)} workers, at most {_LONGEST_WAIT_SECONDS:g} s: {missing}")
                 is_announced = True
                 self._pause(_POLL_SECONDS)
 
@@ -148,7 +148,7 @@ class _Ranks:
             self.request_stop(signal.SIGTERM, None)
 
 
-def run_ranks(command: Sequence[str]) -> int:
+def _run_ranks(command: Sequence[str]) -> int:
     """Run `command`, an `mpirun`, until its ranks are done; the result is the exit code."""
     ranks = _Ranks(command)
     with handled_signals((signal.SIGTERM, signal.SIGINT), ranks.request_stop):
@@ -166,14 +166,14 @@ def _say(line: str) -> None:
 
 # --- the workers of an MPIJob, which a launcher that is resumed is started together with
 
-LONGEST_WAIT_SECONDS = 600.0
+_LONGEST_WAIT_SECONDS = 600.0
 _ANSWER_SECONDS = 5.0
-REMOVAL_SECONDS = 5.0
+_REMOVAL_SECONDS = 5.0
 # Where the MPI operator lists the hosts, one `host slots=N` a line.
 _HOSTFILE = "OMPI_MCA_orte_default_hostfile"
 
 
-def workers_of(command: Sequence[str], environment: Mapping[str, str]) -> list[tuple[str, int]]:
+def _workers_of(command: Sequence[str], environment: Mapping[str, str]) -> list[tuple[str, int]]:
     """The hosts on which an `mpirun` starts its ranks by ssh, each with the port of its sshd; none if it needs no ssh."""
     port = re.search(r"-p (\d+)", command[command.index("plm_rsh_args") + 1]) if "plm_rsh_args" in command else None
     hostfile = Path(environment.get(_HOSTFILE, ""))
@@ -183,7 +183,7 @@ def workers_of(command: Sequence[str], environment: Mapping[str, str]) -> list[t
     return [(host, int(port[1])) for host in hosts]
 
 
-def meeting_point(workers: Sequence[tuple[str, int]], environment: Mapping[str, str]) -> dict[str, str]:
+def _meeting_point(workers: Sequence[tuple[str, int]], environment: Mapping[str, str]) -> dict[str, str]:
     """Where ranks of PyTorch meet: at the first worker, or on this machine; what `environment` names stays."""
     address = {MASTER_ADDRESS: workers[0][0]} if workers else ON_THIS_MACHINE
     values = {**address, MASTER_PORT: str(TORCH_PORT if workers else free_port())}
@@ -252,4 +252,4 @@ def _parent_of(process: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_stop_ranks_here() if sys.argv[1:] == ["here"] else run_ranks(sys.argv[1:]))
+    sys.exit(_stop_ranks_here() if sys.argv[1:] == ["here"] else _run_ranks(sys.argv[1:]))

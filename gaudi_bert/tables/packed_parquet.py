@@ -27,8 +27,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.reading.global_order import streams_of
-from gaudi_bert.reading.stored_packs import StoredPacks
-from gaudi_bert.reading.streams import ShardFiles
+from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tables.rows import ListValues
 from gaudi_bert.tables.sources import is_list
 from gaudi_bert.tfrecords.arrays import pack_rows

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.references import TooLong, TooLongRows
+from gaudi_bert.artefacts.base import TooLong, TooLongRows
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, first_not_whole
 from gaudi_bert.common.arrow import explained_arrow_errors, require_pyarrow, validated
 from gaudi_bert.common.errors import InputError
@@ -215,6 +215,11 @@ class RowSequences(NamedTuple):
     rows: IntArray
     starts: Int32Array
     lengths: Int32Array
+
+    def of_lengths(self, lengths: range) -> RowSequences:
+        """Those that have one of these lengths."""
+        chosen = (self.lengths >= lengths.start) & (self.lengths < lengths.stop)
+        return self if chosen.all() else RowSequences(self.rows[chosen], self.starts[chosen], self.lengths[chosen])
 
 
 def cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> tuple[RowSequences, TooLongRows]:

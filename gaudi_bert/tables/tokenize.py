@@ -23,13 +23,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from gaudi_bert import __version__
+from gaudi_bert.artefacts.base import NOTES_NAME, TooLongRows, VocabularyInfo
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.examples import TextInput, TokenisedPart, TokenisedTexts, tokens_path
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
-from gaudi_bert.artefacts.references import NOTES_NAME, TooLongRows, VocabularyInfo
 from gaudi_bert.artefacts.results import StageOutput, TokenisedShard
-from gaudi_bert.artefacts.store.copies import local_copies
-from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, mirrored, release, shown_path
+from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, local_copies, mirrored, release, shown_path
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, require
 from gaudi_bert.common.files import atomic_file, check_name

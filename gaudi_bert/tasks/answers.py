@@ -21,11 +21,17 @@ from typing import Any, BinaryIO, get_args
 
 from gaudi_bert.artefacts.base import Artefact, Count, Sha256
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.artefacts.store.copies import local_copies
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown_path
-from gaudi_bert.artefacts.store.objects import in_store, url_of
+from gaudi_bert.artefacts.store.mirrored_folder import local_copies, mirrored, shown_path
 from gaudi_bert.common.errors import InputError, StoppedError
-from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, hidden_beside, move_finished_file
+from gaudi_bert.common.files import (
+    atomic_file,
+    exclusive_lock,
+    explained_os_errors,
+    hidden_beside,
+    in_store,
+    move_finished_file,
+    url_of,
+)
 from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings

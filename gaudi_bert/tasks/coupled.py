@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, IntArray
 from gaudi_bert.engines.protocol import Communicator, Coupling
-from gaudi_bert.rows.packs import Packs, lay_out_packs
+from gaudi_bert.rows.packs import Packs, Placement, lay_out_packs
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.contrast import CoupledRows
 from gaudi_bert.tasks.kinds.task import Task
@@ -56,8 +56,12 @@ class CoupledData:
     def _batch(self, packs: Packs, sequences: IntArray, chosen: IntArray) -> Batch:
         of_data = Packs(sequences[packs.members], packs.starts)
         placed = lay_out_packs(self.sequences, of_data, chosen, self.shape.batch)
-        numbers = np.searchsorted(sequences, placed.sequences).astype(np.int32)
-        return {**placed.features(self.sequences), "text_numbers": placed.each(numbers, -1)}
+        return {**placed.features(self.sequences), **coupled_features(placed, sequences)}
+
+
+def coupled_features(placed: Placement, sequences: IntArray) -> Batch:
+    """`text_numbers`; the sequences are those of the update, sorted."""
+    return {"text_numbers": placed.each(np.searchsorted(sequences, placed.sequences).astype(np.int32), -1)}
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class VectorEvaluation(TaskEvaluation):
         """The metrics of the task."""
         sequences, rows = self.data.sequences, self.data.rows
         figures = self.task.metrics(cast(Float32Array, outputs), sequences, rows)
-        return TaskResult(figures, self.best_metric, len(sequences), len(rows), None)
+        return TaskResult(figures, self.best_metric, len(sequences), len(rows), outputs)
 
 
 @dataclass(frozen=True)

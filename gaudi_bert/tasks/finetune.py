@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.copies import local_copies
-from gaudi_bert.artefacts.store.objects import in_store, shown_location
+from gaudi_bert.artefacts.store.mirrored_folder import local_copies
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.tasks.answers import check_first_row
@@ -55,6 +55,16 @@ def finetune(
         name = settings.task.name
         if name is not None:
             check_first_row(str(copies[0]), name, settings.task, labelled=is_labelled(name))
-        kind = CoupledJob if is_coupled(settings.task) else FineTuneJob
-        job = kind(settings, FineTuneInput(*copies), Path(out))  # type: ignore[arg-type]
+        job = job_of(settings, FineTuneInput(*copies), Path(out))  # type: ignore[arg-type]
         return run_job(job, settings, out, reporter=reporter, overwrite=overwrite, dry_run=dry_run)
+
+
+def job_of(settings: PipelineSettings, files: FineTuneInput, out: Path) -> FineTuneJob:
+    """What a run of the task does."""
+    task = settings.task
+    if is_coupled(task):
+        return CoupledJob(settings, files, out)
+    if task.loss is not None:
+        others = " but listwise" if task.name == "reranking" else ""
+        raise InputError(f"task.loss = {task.loss}: {task.name} has no other loss{others}; leave it out")
+    return FineTuneJob(settings, files, out)

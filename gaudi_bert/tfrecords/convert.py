@@ -24,11 +24,10 @@ from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finish
 from gaudi_bert.artefacts.packed import Conversion, Metadata, PackFormatName, conversion_path, predecessor_metadata_path
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import check_shards
-from gaudi_bert.artefacts.store.objects import in_store, url_of
 from gaudi_bert.common.arrays import AnyArray, ByteArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import Axis, PackedFeature
-from gaudi_bert.common.files import atomic_file, exclusive_lock, followed, open_file, write_json
+from gaudi_bert.common.files import atomic_file, exclusive_lock, followed, in_store, open_file, url_of, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.packed_folder import PREDECESSOR_DEPTH, ShardPaths, read_metadata

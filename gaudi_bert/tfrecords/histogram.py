@@ -20,14 +20,14 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from gaudi_bert.artefacts.base import InputFile, VocabularyInfo
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
-from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
-from gaudi_bert.artefacts.store.objects import Objects, shown_location
 from gaudi_bert.common.arrays import ByteArray, Int32Array
 from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.histogram import Histogram, merge_histograms
@@ -64,11 +64,11 @@ def histogram(
 ) -> StageOutput[HistogramFile]:
     """Check RECORDS and count their sequences; the vocabulary is by default `vocab.txt` next to the folder of RECORDS.
 
-    A file that cannot be read is refused, or with `on_bad_file` "skip" left out, and named in the result.
+    A file that cannot be read is refused, or with `on_bad_file` "skip" skipped, and named in the result.
     """
     if on_bad_file not in get_args(OnBadFile):
         raise InputError(f"--on-bad-file {on_bad_file}: one of {', '.join(get_args(OnBadFile))} is allowed")
-    with open_inputs(records, Objects(store)) as inputs, mirrored(out.parent, store) as folder:
+    with open_inputs(records, store) as inputs, mirrored(out.parent, store) as folder:
         sizes = inputs.sizes
         if part is not None:
             sizes = {path: sizes[path] for path in inputs.paths[part[0] :: part[1]]}
@@ -180,8 +180,8 @@ def _report_bad_files(
     if on_bad_file == "stop":
         raise InputError(f"{summary}; make them again, or leave them out: {_LEAVE_OUT}")
     if len(bad) == files:
-        raise InputError(f"{summary}; nothing is left to pack, so make them again")
-    reporter.say(f"{summary}; left out, as requested by --on-bad-file skip")
+        raise InputError(f"{summary}; nothing remains to pack, so make them again")
+    reporter.say(f"{summary}; skipped, as requested by --on-bad-file skip")
 
 
 def _common_schema(inputs: RecordInputs, counted: Sequence[_Counted]) -> UnpackedSchema:
@@ -250,7 +250,7 @@ class CountedRecords:
         max_predictions: most masked positions of one sequence (P), or None where no file states it.
         files: the input files in the order of their names, or None where only counts are known.
         vocabulary: of the token ids, where it is known.
-        bad_files: those that could not be read, and were left out.
+        bad_files: those that could not be read, and were skipped.
     """
 
     histogram: Histogram
@@ -294,7 +294,7 @@ def read_histograms(paths: Sequence[Path]) -> CountedRecords:
 def part_to_count(records: str | Path, part: tuple[int, int], store: StoreSettings | None = None) -> tuple[int, int] | None:
     """The part (K, N) that a machine counts which is to do this part, N at most the number of files; None without files."""
     number, machines = part
-    with open_inputs(records, Objects(store)) as inputs:
+    with open_inputs(records, store) as inputs:
         parts = min(machines, len(inputs.sizes))
     return (number, parts) if number < parts else None
 

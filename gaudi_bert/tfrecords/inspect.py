@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gaudi_bert.artefacts.packed import pack_kind
-from gaudi_bert.artefacts.store.copies import local_copies
+from gaudi_bert.artefacts.store.mirrored_folder import local_copies
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 from gaudi_bert.common.files import read_text

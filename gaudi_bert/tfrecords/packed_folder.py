@@ -18,18 +18,16 @@ from typing import Any, overload
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import LARGEST_COUNT
+from gaudi_bert.artefacts.base import LARGEST_COUNT, METADATA_NAME
 from gaudi_bert.artefacts.packed import Metadata, predecessor_metadata_path
-from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.artefacts.shards import Shard, ShardTable, check_shards, index_path, read_starts
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.common.files import explained_os_errors, read_json
-from gaudi_bert.reading.dealing import MOST_SETS, regions_of_groups
-from gaudi_bert.reading.global_order import streams_of
-from gaudi_bert.reading.stored_packs import StoredPacks
+from gaudi_bert.reading.global_order import MOST_SETS, regions_of_groups, streams_of
+from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.scanning.scan import first_record
 from gaudi_bert.tfrecords.shard_cache import ShardCache

@@ -28,14 +28,13 @@ from gaudi_bert.artefacts.plan import (
     PlanPart,
     PlanTotals,
     files_sha256,
+    most_needed,
     part_path,
     totals_of,
 )
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
-from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in
-from gaudi_bert.artefacts.store.objects import shown_location
-from gaudi_bert.common.files import read_file
+from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, names_in
+from gaudi_bert.common.files import read_file, shown_location
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
@@ -160,14 +159,13 @@ class _Planning:
         groups = self.groups_of(part)
         packings = self._pack(groups, task)
         depth = self.settings.depth
-        needed = [packing.masked_slots_needed for packing in packings if packing.masked_slots_needed is not None]
         return PlanPart(
             format_version=2,
             part=part,
             signature_sha256=self.signature_sha256,
             depth=max(packing.depth_used if depth == "max" else packing.depth for packing in packings),
             masked_slots=max(packing.masked_slots or 0 for packing in packings) or None,
-            masked_slots_needed=max(needed, default=None),
+            masked_slots_needed=most_needed(packing.masked_slots_needed for packing in packings),
             files=tuple(file for files in groups for file in files),
             groups=tuple(
                 PlannedGroup(
@@ -261,10 +259,9 @@ class _Parts:
 def _finish(output: _PlanOutput, planning: _Planning) -> Plan:
     records, settings, parts = planning.records, planning.settings, _Parts(output)
     length = records.histogram.max_sequence_length
-    totals = totals_of(parts.groups(planning.parts), length, settings.algorithm, None)
+    totals = totals_of(parts.groups(planning.parts), length, settings.algorithm)
     masked_slots = max(head.masked_slots or 0 for head in parts.heads) or None
-    needed = max((head.masked_slots_needed for head in parts.heads if head.masked_slots_needed is not None), default=None)
-    masked_totals = {"masked_slots": masked_slots, "masked_slots_needed": needed}
+    needed = most_needed(head.masked_slots_needed for head in parts.heads)
     content = Plan(
         format_version=2,
         algorithm=settings.algorithm,
@@ -278,7 +275,7 @@ def _finish(output: _PlanOutput, planning: _Planning) -> Plan:
         histogram_sha256=records.sha256,
         vocabulary=records.vocabulary,
         writable=records.files is not None,
-        totals=PlanTotals(**{**totals, **masked_totals}),
+        totals=PlanTotals(**totals, masked_slots=masked_slots, masked_slots_needed=needed),
         files_sha256=files_sha256((file.name, file.bytes) for file in records.files or ()),
         bad_files=records.bad_files,
         parts=tuple(parts.listed),

@@ -6,7 +6,7 @@ fetched in the background, from front to back, and a pack that has not come by t
 shard is fetched completely at once: that is as fast as a few packs of it.
 
 A reader has at most a shard of each stream open, has the next ones prepared (`reading/streams.py`), and returns to those
-of the other sets. So what it needs follows from the largest shards, whatever the size of the data. Shards that were read
+of the other sets. So its space follows from the largest shards, whatever the size of the data. Shards that were read
 stay until their room is needed, and the least recently used goes first: data that fits is fetched once. The state of a
 run is a number of packs, so nothing of this is stored: a run that is resumed fetches again.
 """

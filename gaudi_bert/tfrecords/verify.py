@@ -22,13 +22,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.completion import first_difference, read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
-from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
-from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError, shown
@@ -255,7 +254,7 @@ def finish_verification(
 def _opened(
     records: str | Path, packed: Path, reporter: Reporter, workers: int | None, store: StoreSettings | None
 ) -> Iterator[_Folder]:
-    with mirrored(packed, store) as here, open_inputs(records, Objects(store)) as inputs:
+    with mirrored(packed, store) as here, open_inputs(records, store) as inputs:
         fetch(here / METADATA_NAME)
         metadata = read_metadata(here)
         check_shards(here, metadata)
@@ -448,13 +447,13 @@ class _Folder:
             path, remedy = self._paths.get(bad.name), self.metadata.remedy
             if path is None or bad.name in names:
                 problem = "is missing now" if path is None else "is in a manifest"
-                raise FailedError(f"{self.packed}: input file {bad.name} was left out as bad, and {problem}; {remedy}")
+                raise FailedError(f"{self.packed}: input file {bad.name} was skipped as bad, and {problem}; {remedy}")
             with read_ahead([path]) as files, files.batch(0):
                 if input_file(path) != bad:
-                    raise FailedError(f"{path}: was left out as bad, and has changed since; {remedy}")
+                    raise FailedError(f"{path}: was skipped as bad, and has changed since; {remedy}")
                 if why_bad(path) is None:
-                    raise FailedError(f"{path}: was left out as bad, but can be read; {remedy}")
+                    raise FailedError(f"{path}: was skipped as bad, but can be read; {remedy}")
         if self.metadata.bad_files:
             named = ", ".join(file.name for file in self.metadata.bad_files[:_NAMED])
             count = count_of(len(self.metadata.bad_files), "bad file")
-            self.reporter.say(f"{shown_path(self.packed)}: {count} of the records left out: {named}")
+            self.reporter.say(f"{shown_path(self.packed)}: {count} of the records skipped: {named}")

@@ -19,20 +19,18 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert import __version__
+from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.grouped_output import PackedOutput
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_counts
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan, files_sha256
-from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path, shard_bounds, shard_name, write_index
-from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead, release
-from gaudi_bert.artefacts.store.objects import Objects, in_store, shown_location, url_of
+from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, read_ahead, release
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import followed, read_text
+from gaudi_bert.common.files import followed, in_store, read_text, shown_location, url_of
 from gaudi_bert.common.progress import Reporter, Task, count_of, human_bytes
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
@@ -145,7 +143,7 @@ def _write_groups(
     workers: int | None,
     store: StoreSettings | None,
 ) -> int:
-    with open_inputs(records, Objects(store)) as inputs:
+    with open_inputs(records, store) as inputs:
         present = match_files(inputs.shown, inputs.sizes, plan)
         if inputs.vocabulary is not None and VocabularyInfo.of(inputs.vocabulary) != plan.vocabulary:
             raise InputError(

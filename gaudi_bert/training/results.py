@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from gaudi_bert.artefacts.results import fields_as_json
 from gaudi_bert.engines.graph_report import GraphReport
 from gaudi_bert.model.features import BatchSizes
 from gaudi_bert.training.run_plan import RunPlan
@@ -15,6 +17,10 @@ class DryRun:
     """What training or fine-tuning would be."""
 
     plan: RunPlan
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan, and that it is one."""
+        return {"dry_run": True, **self.plan.as_json()}
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,10 @@ class ExportResult:
 
 @dataclass(frozen=True)
 class GraphResult:
-    """Whether a pipeline's training step is fit for Gaudi, and what it costs; `sizes_from` is the origin of its sizes."""
+    """Whether a pipeline's training step is fit for Gaudi, and what it costs.
+
+    `sizes_from` is the origin of its sizes; `task` is empty for pretraining.
+    """
 
     pipeline: str
     engine: str
@@ -79,3 +88,10 @@ class GraphResult:
     precision: str
     accumulation_steps: int
     report: GraphReport
+    task: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, and those of the report; the vocabulary is one of the sizes."""
+        sizes = {**self.sizes._asdict(), "vocabulary": self.vocabulary}
+        shown = {**fields_as_json(self, "report", "vocabulary"), "sizes": sizes}
+        return {**shown, "fit": self.report.is_fit, **fields_as_json(self.report)}

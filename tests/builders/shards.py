@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.packed import GroupManifest, TableGroupManifest
-from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.shards import Shard, index_path, write_index
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.tfrecords.packed_folder import read_metadata

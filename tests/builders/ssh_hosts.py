@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.manifests import pod_specs, render
+from gaudi_bert.runners.kubernetes.manifests import render
+from gaudi_bert.runners.kubernetes.pods import pod_specs
 
 USER = 4711
 SETTINGS = load_pipeline(None, ["resources.workers=2", f"kubernetes.user={USER}"])

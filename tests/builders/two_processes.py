@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gaudi_bert.cli.results import to_json
+from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import GaudiBertError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings

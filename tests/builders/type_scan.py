@@ -128,7 +128,7 @@ def _difference(model: Any, head: TaskHead) -> float:
 
 _ALIKE = (
     (re.compile(r"carry a state"), "layers that carry a state from one sequence into the next"),
-    (re.compile(r"encoder with a decoder"), "an encoder with a decoder, which reads a text of its own"),
+    (re.compile(r"encoder with a decoder"), "an encoder with a decoder, which reads another text"),
     (re.compile(r"takes no position_ids"), "it takes no positions, and no mask is right for it"),
     (re.compile(r"fails on packs of|no mask is right|computes wrong outputs"), "no mask is right for it"),
     (re.compile(r"input_ids alone|a few tokens"), "it needs inputs besides tokens"),

@@ -44,6 +44,7 @@ def test_init_writes_a_file_that_runs_and_replaces_none() -> None:
 def test_a_bare_name_is_a_pipeline_of_the_package_unless_there_is_a_file_of_that_name(tmp_path: Path) -> None:
     assert pipeline_path(Path("demo")) == SHIPPED / "demo.yaml"
     assert json.loads(succeed("run", "demo", "--dry-run", "--json").stdout)["settings"]["name"] == "demo"
+    assert json.loads(succeed("doctor", "--pipeline", "demo", "--json").stdout)["findings"]
     assert pipeline_path(Path("nix")) == Path("nix")
     assert "nix: cannot read the pipeline file" in refusal("run", "nix", "--dry-run")
     assert pipeline_path(tmp_path / "demo") == tmp_path / "demo"

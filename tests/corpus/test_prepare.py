@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.cli.results import to_json
+from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus import blocks as blocks_module

@@ -18,8 +18,9 @@ import yaml
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline, pipeline_from_mapping
-from gaudi_bert.runners.kubernetes.fetch import sent_lines
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifest, pod_specs, render
+from gaudi_bert.runners.kubernetes.manage import _sent_lines
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
+from gaudi_bert.runners.kubernetes.pods import Manifest, pod_specs
 from tests.builders import folders
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
@@ -125,7 +126,7 @@ def cluster_environment(tmp_path: Path) -> Any:
         server.script("demo-open", complete(succeeded("open-0")))
         (tmp_path / "sent").mkdir()
         (tmp_path / "sent" / "report.html").write_text("a page")
-        server.logs["open-0"] = [f"2026-01-01T00:00:00Z {line}" for line in sent_lines(tmp_path / "sent", Reporter())]
+        server.logs["open-0"] = [f"2026-01-01T00:00:00Z {line}" for line in _sent_lines(tmp_path / "sent", Reporter())]
         del server.scripts["demo-write"]
         (tmp_path / "kubeconfig").write_text(server.kubeconfig())
         yield {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")}

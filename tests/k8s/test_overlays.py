@@ -16,9 +16,9 @@ import yaml
 
 from gaudi_bert import __version__
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
-from gaudi_bert.runners.kubernetes import kustomizations
-from gaudi_bert.runners.kubernetes.kustomizations import MANIFESTS, build
-from gaudi_bert.runners.kubernetes.manifests import pod_specs, render
+from gaudi_bert.runners.kubernetes import manifests as module
+from gaudi_bert.runners.kubernetes.manifests import _MANIFESTS, _build, render
+from gaudi_bert.runners.kubernetes.pods import pod_specs
 from tests.k8s.manifest_checks import VERSIONS, amount, check_manifests, check_pod, check_schema, containers
 
 Json = dict[str, Any]
@@ -239,7 +239,7 @@ def write(folder: Path, name: str, content: object) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(kustomizations, "MANIFESTS", tmp_path)
+    monkeypatch.setattr(module, "_MANIFESTS", tmp_path)
     for name in ("one", "two"):
         write(tmp_path, f"base/{name}.yaml", {"kind": "Job", "metadata": {"name": name}, "spec": {"list": ["a", "b"]}})
     write(tmp_path, "base/kustomization.yaml", {"resources": ["one.yaml", "two.yaml"]})
@@ -249,17 +249,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def patched(folder: Path, target: dict[str, str], *operations: dict[str, object]) -> list[dict[str, object]]:
     write(folder, "change/patch.yaml", list(operations))
     write(folder, "change/kustomization.yaml", {"patches": [{"path": "patch.yaml", "target": target}]})
-    return [item["spec"] for item in build(["base"], ["change"])]
+    return [item["spec"] for item in _build(["base"], ["change"])]
 
 
 def test_the_manifests_of_the_package_are_those_of_the_repository(repository: Path) -> None:
-    assert MANIFESTS.resolve() == (repository / "k8s").resolve()
+    assert _MANIFESTS.resolve() == (repository / "k8s").resolve()
 
 
 def test_resources_come_in_the_order_in_which_they_are_listed(folder: Path) -> None:
     write(folder, "all/kustomization.yaml", {"resources": ["../base", "three.yaml"]})
     write(folder, "all/three.yaml", {"kind": "Job", "metadata": {"name": "three"}})
-    assert [item["metadata"]["name"] for item in build(["all"])] == ["one", "two", "three"]
+    assert [item["metadata"]["name"] for item in _build(["all"])] == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize(

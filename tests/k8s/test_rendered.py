@@ -15,7 +15,8 @@ import yaml
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.manifests import Manifests, pod_specs, pod_templates, render
+from gaudi_bert.runners.kubernetes.manifests import Manifests, render
+from gaudi_bert.runners.kubernetes.pods import _pod_templates, pod_specs
 from gaudi_bert.runners.kubernetes.run import write_rendered
 from gaudi_bert.runners.stage_table import stages_of
 from tests.builders.effort import LONG
@@ -189,8 +190,8 @@ def test_pods_are_placed_and_marked_as_the_pipeline_says() -> None:
     assert prepare["metadata"]["labels"]["app.kubernetes.io/component"] == "prepare"
     assert prepare["spec"]["volumes"][2] == {"name": "scratch", "emptyDir": {"sizeLimit": "3Gi"}}
     assert prepare["spec"]["containers"][0]["resources"]["requests"]["ephemeral-storage"] == "3Gi"
-    launcher, worker = pod_templates(steps["train"])
-    for template in (launcher, worker, *pod_templates(steps["evaluate"])):
+    launcher, worker = _pod_templates(steps["train"])
+    for template in (launcher, worker, *_pod_templates(steps["evaluate"])):
         assert template["spec"]["priorityClassName"] == "high"
         assert template["spec"]["tolerations"][0]["key"] == "gaudi"
         assert template["metadata"]["annotations"] == {"example.org/owner": "me"}
@@ -268,11 +269,11 @@ def test_where_no_policy_is_wanted_or_works_there_is_none() -> None:
 def test_prometheus_finds_and_reaches_the_worker_that_serves_figures(variant: str) -> None:
     """The launcher of an MPIJob does not train; the annotations are those that Prometheus' usual set-up reads."""
     manifests = render(cluster_settings(PIPELINES[0], variant, "training.metrics_port=9400"))
-    *others, worker = pod_templates(manifests.steps["train"])
+    *others, worker = _pod_templates(manifests.steps["train"])
     announced = {"prometheus.io/scrape": "true", "prometheus.io/port": "9400", "prometheus.io/path": "/metrics"}
     assert worker["metadata"]["annotations"] == announced
     assert worker["spec"]["containers"][0]["ports"] == [{"name": "metrics", "containerPort": 9400}]
-    rest = [*others, *pod_templates(manifests.steps["evaluate"])]
+    rest = [*others, *_pod_templates(manifests.steps["evaluate"])]
     assert all("annotations" not in template["metadata"] for template in rest)
     for policy in (item for item in manifests.shared if item["kind"] == "NetworkPolicy"):
         assert policy["spec"]["ingress"][1] == {"ports": [{"port": 9400, "protocol": "TCP"}]}
@@ -328,7 +329,7 @@ def test_a_queue_is_named_by_jobs_and_by_no_pod() -> None:
     for item in render(cluster_settings(PIPELINES[0], "open mpijob in a queue")).steps.values():
         assert item["metadata"]["labels"][label] == "gpus"
         assert "suspend" not in item["spec"].get("runPolicy", item["spec"]), "a queue suspends what is its own"
-        assert all(label not in template["metadata"]["labels"] for template in pod_templates(item))
+        assert all(label not in template["metadata"]["labels"] for template in _pod_templates(item))
     for item in render(cluster_settings(PIPELINES[0], "mpijob")).steps.values():
         assert label not in item["metadata"]["labels"]
 
@@ -345,7 +346,7 @@ def test_fine_tuning_on_a_cluster_is_one_worker_with_all_its_cards() -> None:
     """However many workers train the model: an update is said in sequences, so their number changes nothing of it."""
     steps = render(load_pipeline(None, [*TASKS, *VARIANTS["cards and mpijob"], "finetune.metrics_port=9401"])).steps
     assert (steps["train"]["kind"], steps["finetune"]["kind"], steps["predict"]["kind"]) == ("MPIJob", "Job", "Job")
-    (template,) = pod_templates(steps["finetune"])
+    (template,) = _pod_templates(steps["finetune"])
     command = template["spec"]["containers"][0]["command"]
     assert command[command.index("-np") + 1] == "8"
     nodes = render(load_pipeline(None, [*TASKS, *VARIANTS["nodes and cards"]])).steps

@@ -54,7 +54,7 @@ def dealt_turns(
 def dealt_shards(
     sizes: list[int], seed: int, epoch: int, streams: int, sets: int, regions: Sequence[int] | None
 ) -> list[list[int]]:
-    """The shards of each stream, as `reading/dealing.py` describes them."""
+    """The shards of each stream, as `reading/global_order.py` describes them."""
     held = [shard for shard, size in enumerate(sizes) if size]
     if not held:
         return []

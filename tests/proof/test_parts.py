@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from gaudi_bert.artefacts.base import manifest_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata
-from gaudi_bert.artefacts.references import manifest_path
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock

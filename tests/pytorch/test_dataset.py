@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.references import NOTES_NAME
+from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.reading.dealing import regions_of_groups
-from gaudi_bert.reading.global_order import WINDOW_PACKS
+from gaudi_bert.reading.global_order import WINDOW_PACKS, regions_of_groups
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
 from gaudi_bert.tfrecords.convert import convert

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.histogram import form_groups
-from gaudi_bert.reading.dealing import deal_shards, regions_of_groups
-from gaudi_bert.reading.global_order import GlobalOrder, check_rank, numbers_of_rank, streams_of
+from gaudi_bert.reading.global_order import (
+    GlobalOrder,
+    check_rank,
+    deal_shards,
+    numbers_of_rank,
+    regions_of_groups,
+    streams_of,
+)
 from tests.builders.properties import examples
 from tests.oracles.global_order import dealt_epoch
 

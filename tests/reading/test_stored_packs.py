@@ -9,7 +9,7 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder
-from gaudi_bert.reading.stored_packs import StoredPacks
+from gaudi_bert.reading.streams import StoredPacks
 from tests.builders.agree import identical
 
 SIZES = np.array([31, 0, 53, 17, 29])

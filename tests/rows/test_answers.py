@@ -112,7 +112,7 @@ def test_tags_of_every_scheme(labels, right, guessed, spans, expected) -> None:
     found = task.metrics(*given)
     agree({name: found[name] for name in expected}, expected)
     assert {"loss", *found} == set(task.metric_names)
-    assert (task.note() is None) == (task.best_metric == "f1")
+    assert (task.note(()) is None) == (task.best_metric == "f1")
     (answer,) = task.answers(*given)
     assert [(tag["start"], tag["end"], tag["tag"]) for tag in answer["tags"]] == spans
 

@@ -21,7 +21,13 @@ from gaudi_bert.common.launch import Launch, find_launch, find_node
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.runners import launch
-from gaudi_bert.runners.launch import LARGEST_VALUE_BYTES, RendezvousServer, run_training_processes, training_command
+from gaudi_bert.runners.launch import (
+    _LARGEST_VALUE_BYTES,
+    _cores_of_processes,
+    _RendezvousServer,
+    run_training_processes,
+    training_command,
+)
 from gaudi_bert.training.input.source import open_source
 from tests.builders import training_data as data
 
@@ -36,7 +42,7 @@ def run(code: str, settings: PipelineSettings = TWO) -> None:
 @pytest.fixture(autouse=True)
 def _short_grace_and_horovod(monkeypatch) -> None:
     """What is told to processes depends on which engines are installed."""
-    monkeypatch.setattr(launch, "GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(launch, "_GRACE_SECONDS", 1.0)
     monkeypatch.setattr(launch, "find_spec", lambda name: True)
 
 
@@ -116,7 +122,7 @@ import os, time
 time.sleep(0.3)
 open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.sched_getaffinity(0)))
 """
-    cores = launch.cores_of_processes(settings.resources, resources["workers"])
+    cores = _cores_of_processes(settings.resources, resources["workers"])
     assert cores is not None
     assert all(own <= allowed for own in cores)
     run_training_processes(settings, "train", [sys.executable, "-c", code])
@@ -315,7 +321,7 @@ def test_over_ssh_all_slots_are_filled_and_the_port_is_told(workers: int, cards:
 
 @pytest.fixture
 def connection() -> Iterator[http.client.HTTPConnection]:
-    with RendezvousServer(("127.0.0.1", 0)) as server:
+    with _RendezvousServer(("127.0.0.1", 0)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
         yield connection
@@ -340,6 +346,6 @@ def test_a_value_is_absent_until_it_is_written_and_stays(connection: http.client
 
 def test_a_value_too_large_for_an_address_is_refused(connection: http.client.HTTPConnection) -> None:
     connection.putrequest("PUT", "/global/rank_0")
-    connection.putheader("Content-Length", str(LARGEST_VALUE_BYTES + 1))
+    connection.putheader("Content-Length", str(_LARGEST_VALUE_BYTES + 1))
     connection.endheaders()
     assert connection.getresponse().status == 413

@@ -14,7 +14,7 @@ from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners.compile_kernels import compile_kernels
-from gaudi_bert.runners.local import missing_inputs, run_stages
+from gaudi_bert.runners.local import _missing_inputs, run_stages
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import stages_of
 from gaudi_bert.tasks.task_data import make_built_in_rows
@@ -179,7 +179,7 @@ def test_verify_in_any_number_of_parts_and_any_order_is_the_proof_of_one_process
     for number in reversed(range(parts)):
         (result,) = run(not_verified.parent, settings, "verify", shard=(number, parts)).values()
         assert result["train"].groups == len(range(number, 5, parts))
-    assert missing_inputs(RunRequest(settings, not_verified, not_verified, QUIET).folder, "verify-finish") == []
+    assert _missing_inputs(RunRequest(settings, not_verified, not_verified, QUIET).folder, "verify-finish") == []
     run(not_verified.parent, settings, "verify", finish=True)
     seen = r".verification.seen"  # names files by their inodes, which are those of the copy
     made, wanted = (
@@ -263,7 +263,7 @@ def test_a_bucket_behind_a_bad_server(s3: S3Server, text: Path, on_disk: dict[st
         summaries = run_stages(run, stages_of(run.settings))
         assert sum(proxy.happened.values()) > 10
         again = run_stages(run, stages_of(run.settings))
-        assert missing_inputs(run.folder, "report") == []
+        assert _missing_inputs(run.folder, "report") == []
     assert list(summaries) == list(again) == stages_of(run.settings)
     assert again["train"].skipped
     made = contents("s3://bucket/work/small", objects)

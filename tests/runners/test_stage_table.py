@@ -8,25 +8,27 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.references import histogram_part, histogram_parts
+from gaudi_bert.artefacts.base import histogram_part, histogram_parts
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import render
-from gaudi_bert.runners.local import missing_inputs, run_stages, wait_for_inputs
-from gaudi_bert.runners.resources import evaluation_resources, quantity_value, training_resources
+from gaudi_bert.runners.local import _missing_inputs, run_stages, wait_for_inputs
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import (
     STAGES,
     STEPS,
-    image_reference,
+    _image_reference,
+    evaluation_resources,
     named_paths,
     preview_stage,
+    quantity_value,
     select_stages,
     stage_image,
     stages_of,
     steps_of,
+    training_resources,
 )
 from tests.builders.agree import agree
 from tests.builders.plans import write_plan
@@ -164,9 +166,9 @@ def make(folder: WorkFolder, name: str) -> None:
 def test_each_stage_waits_for_what_the_one_before_it_makes(folder: WorkFolder) -> None:
     for stage, needed in NEEDS.items():
         for number, name in enumerate(needed):
-            assert missing_inputs(folder, stage) == [folder.root / one for one in needed[number:]]
+            assert _missing_inputs(folder, stage) == [folder.root / one for one in needed[number:]]
             make(folder, name)
-        assert missing_inputs(folder, stage) == []
+        assert _missing_inputs(folder, stage) == []
 
 
 @pytest.mark.parametrize(
@@ -178,21 +180,21 @@ def test_each_stage_waits_for_what_the_one_before_it_makes(folder: WorkFolder) -
 )
 def test_what_no_stage_makes_is_not_waited_for(override: str, waiting: dict[str, list[str]], tmp_path: Path) -> None:
     folder = WorkFolder.of(load_pipeline(None, [override]), tmp_path, tmp_path)
-    assert {stage: missing_inputs(folder, stage) for stage in waiting} == {
+    assert {stage: _missing_inputs(folder, stage) for stage in waiting} == {
         stage: [folder.root / name for name in names] for stage, names in waiting.items()
     }
 
 
 @pytest.mark.parametrize("step", ["write-finish", "verify-finish"])
 def test_finishing_waits_for_the_plan_first(step: str, folder: WorkFolder) -> None:
-    assert missing_inputs(folder, step) == [folder.root / "plan.json", folder.root / "plan-evaluation.json"]
+    assert _missing_inputs(folder, step) == [folder.root / "plan.json", folder.root / "plan-evaluation.json"]
 
 
 def test_proofs_that_a_finished_verification_has_removed_are_not_waited_for(folder: WorkFolder) -> None:
     for name in ("plan.json", "plan-evaluation.json", "packed/train/verification.json"):
         make(folder, name)
     proofs = [folder.root / "packed" / "evaluation" / f"verification-0000{number}.json" for number in (0, 1)]
-    assert missing_inputs(folder, "verify-finish") == proofs
+    assert _missing_inputs(folder, "verify-finish") == proofs
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
@@ -238,7 +240,7 @@ def test_waiting_is_bounded_and_says_what_is_missing(folder: WorkFolder) -> None
 
 def test_a_stage_that_is_none_is_refused(folder: WorkFolder) -> None:
     with pytest.raises(InputError, match="--for packing: no such stage; choose one of prepare"):
-        missing_inputs(folder, "packing")
+        _missing_inputs(folder, "packing")
 
 
 def test_each_stage_has_its_image_and_its_resources() -> None:
@@ -276,9 +278,9 @@ def test_the_image_goes_by_cards_and_engine(given: list[str], train: str, finetu
 
 
 def test_images_have_registry_and_version() -> None:
-    assert image_reference(load_pipeline(None).images, "gaudi-bert-data") == f"gaudi-bert-data:{__version__}"
+    assert _image_reference(load_pipeline(None).images, "gaudi-bert-data") == f"gaudi-bert-data:{__version__}"
     images = load_pipeline(None, ["images.registry=registry.example:5000/us", "images.tag=v2"]).images
-    assert image_reference(images, "x") == "registry.example:5000/us/x:v2"
+    assert _image_reference(images, "x") == "registry.example:5000/us/x:v2"
 
 
 # --- quantities, and the resources that pods of a pipeline request

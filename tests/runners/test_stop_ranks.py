@@ -19,7 +19,7 @@ import pytest
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners import stop_ranks
 from gaudi_bert.runners.launch import USER_SSH_PORT, failed_rank, training_command
-from gaudi_bert.runners.stop_ranks import meeting_point, named_variables
+from gaudi_bert.runners.stop_ranks import _meeting_point, _named_variables, _run_ranks, _workers_of
 from tests.builders.recorded_answers import MPIRUN_FOOTER_ONLY, MPIRUN_OUTPUT
 from tests.builders.ssh_hosts import USER, WORKERS, Hosts, made_hosts, wait_until
 
@@ -84,8 +84,8 @@ def test_workers_that_never_answer_end_the_wait(
     worker: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(*next(iter(write_hosts(tmp_path, "localhost").items())))
-    monkeypatch.setattr(stop_ranks, "LONGEST_WAIT_SECONDS", 0.0)
-    assert stop_ranks.run_ranks(over_ssh(worker.getsockname()[1], "mpirun")) == 1
+    monkeypatch.setattr(stop_ranks, "_LONGEST_WAIT_SECONDS", 0.0)
+    assert _run_ranks(over_ssh(worker.getsockname()[1], "mpirun")) == 1
     assert "error: worker localhost does not answer on port" in capsys.readouterr().err
 
 
@@ -96,9 +96,9 @@ def test_only_ranks_of_a_stopped_worker_are_started_again(
     """Without an end of the launcher, so that the Job counts nothing and waits for no backoff."""
     worker.listen()
     monkeypatch.setenv(*next(iter(write_hosts(tmp_path, "127.0.0.1").items())))
-    monkeypatch.setattr(stop_ranks, "REMOVAL_SECONDS", 0.0)
+    monkeypatch.setattr(stop_ranks, "_REMOVAL_SECONDS", 0.0)
     ranks = [sys.executable, "-c", COUNTS, str(tmp_path / "starts"), str(code)]
-    ended = stop_ranks.run_ranks(over_ssh(worker.getsockname()[1], *ranks))
+    ended = _run_ranks(over_ssh(worker.getsockname()[1], *ranks))
     assert (ended, len((tmp_path / "starts").read_text())) == (0 if starts == 2 else code, starts)
 
 
@@ -116,9 +116,9 @@ def test_a_launcher_that_is_stopped_itself_starts_nothing_again(worker: socket.s
 
 def test_mpirun_inside_one_pod_waits_for_nobody(tmp_path: Path) -> None:
     environment = write_hosts(tmp_path, "demo-train-worker-0.invalid")
-    assert stop_ranks.workers_of(["mpirun", "-np", "8", "gaudi-bert"], environment) == []
-    assert stop_ranks.workers_of(over_ssh(22, "mpirun"), {}) == []
-    assert stop_ranks.workers_of(over_ssh(22, "mpirun"), environment) == [("demo-train-worker-0.invalid", 22)]
+    assert _workers_of(["mpirun", "-np", "8", "gaudi-bert"], environment) == []
+    assert _workers_of(over_ssh(22, "mpirun"), {}) == []
+    assert _workers_of(over_ssh(22, "mpirun"), environment) == [("demo-train-worker-0.invalid", 22)]
 
 
 # --- stopping what mpirun started: ranks save and end by themselves, and a lost rank ends the others soon
@@ -182,7 +182,7 @@ def test_requests_that_come_while_mpirun_starts_reach_it(
     monkeypatch.setattr(stop_ranks.subprocess, "Popen", start_and_be_stopped)
     script = (SAVES if requests == 1 else DEAF) + f"open({str(ready)!r}, 'w').close()\ntime.sleep(60)\n"
     script = script.replace("time.sleep(60)\n", "", 1) if is_ready else f"import time\ntime.sleep(0.5)\n{script}"
-    code = stop_ranks.run_ranks([sys.executable, "-c", script])
+    code = _run_ranks([sys.executable, "-c", script])
     output, said = capfd.readouterr()
     if is_ready:
         assert (code, said) == ((75, "") if requests == 1 else (128 + signal.SIGTERM, ""))
@@ -295,16 +295,18 @@ time.sleep(120)
 def test_variables_that_are_there_are_named_one_by_one() -> None:
     command = ["mpirun", "-x", "PATH", "-x", "HABANA_LOGS", "-x", "AWS_*", "-x", "AZURE_*", "gaudi-bert", "run", "x*"]
     environment = {"AWS_SECRET_ACCESS_KEY": "s", "PATH": "/bin", "AWS_ACCESS_KEY_ID": "k", "MY_AWS_X": ""}
-    assert named_variables(command, environment) == [
+    assert _named_variables(command, environment) == [
         *("mpirun", "-x", "PATH", "-x", "AWS_ACCESS_KEY_ID", "-x", "AWS_SECRET_ACCESS_KEY", "gaudi-bert", "run", "x*")
     ]
 
 
 def test_ranks_of_pytorch_meet_at_the_first_worker_or_on_this_machine(ranks: list[str], tmp_path: Path) -> None:
     """By the real mpirun, which hands on what its parent adds."""
-    first = meeting_point([("demo-train-worker-0.demo-train.ns.svc", 22), ("demo-train-worker-1.demo-train.ns.svc", 22)], {})
+    first = _meeting_point(
+        [("demo-train-worker-0.demo-train.ns.svc", 22), ("demo-train-worker-1.demo-train.ns.svc", 22)], {}
+    )
     assert first == {"MASTER_ADDR": "demo-train-worker-0.demo-train.ns.svc", "MASTER_PORT": "29500"}
-    assert meeting_point([("a", 22)], {"MASTER_PORT": "4711"}) == {"MASTER_ADDR": "a", "MASTER_PORT": "4711"}
+    assert _meeting_point([("a", 22)], {"MASTER_PORT": "4711"}) == {"MASTER_ADDR": "a", "MASTER_PORT": "4711"}
     code = """
 import os
 with open(os.environ["OUT"] + os.environ["OMPI_COMM_WORLD_RANK"], "w") as file:

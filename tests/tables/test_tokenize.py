@@ -12,7 +12,7 @@ pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
 from pyarrow import parquet  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers  # noqa: E402
 
-from gaudi_bert.artefacts.references import NOTES_NAME  # noqa: E402
+from gaudi_bert.artefacts.base import NOTES_NAME  # noqa: E402
 from gaudi_bert.artefacts.results import StageOutput, TokenisedShard  # noqa: E402
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.config.sections import TokenizeSettings  # noqa: E402

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +24,11 @@ from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
 from gaudi_bert.training.results import FineTuneInput
 from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout, write_bert
+from tests.builders.effort import LONG
 from tests.builders.encoders import TOKENIZER, write_encoder
+from tests.builders.launched import TORCHRUN, finished, kill_at
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.tasks.conftest import run
-from tests.training.test_engines import ENVIRONMENT, TORCHRUN, finished
 
 pytestmark = pytest.mark.slow
 
@@ -189,6 +186,17 @@ def test_settings_that_do_not_fit(rows: Any, settings: dict[str, Any], message: 
         train(write(tmp_path / "x.jsonl", made), None, model, tmp_path / "out", task_settings=settings)
 
 
+@pytest.mark.parametrize("loss", [None, "cosine"])
+def test_an_update_of_one_pair(loss: str | None, model: Path, tmp_path: Path) -> None:
+    """Teaches nothing where pairs are compared with each other."""
+    data, one = write(tmp_path / "x.jsonl", scored(3, 1)), {"batch_sequences": 1, "epochs": 1}
+    if loss is None:
+        with pytest.raises(InputError, match="batch_sequences = 1: an update of one pair has nothing to compare it with"):
+            train(data, None, model, tmp_path / "out", finetune=one)
+    else:
+        train(data, None, model, tmp_path / "out", finetune=one, task_settings={"loss": loss})
+
+
 def test_an_evaluation_file_of_another_kind(model: Path, tmp_path: Path) -> None:
     files = write(tmp_path / "x.jsonl", pairs(12, 1)), write(tmp_path / "y.jsonl", scored(5, 1))
     with pytest.raises(InputError, match=r"y.jsonl: has two texts and a score, .*x.jsonl has an anchor and a positive"):
@@ -204,6 +212,27 @@ def test_a_causal_model_needs_the_last_token(tmp_path: Path) -> None:
         train(data, None, tmp_path / "m", tmp_path / "out")
     train(data, None, tmp_path / "m", tmp_path / "out", task_settings={"pooling": "last"}, finetune={"epochs": 1})
     assert len(losses_of(tmp_path / "out")) == 2
+
+
+def test_what_is_written_of_held_out_rows(model: Path, tmp_path: Path) -> None:
+    """Ranks and metrics agree; equal texts are found once, and prompts are not shown."""
+    for kind, rows_of in (("pairs", pairs), ("scored", scored)):
+        rows, out = rows_of(23, 9), tmp_path / kind
+        files = write(tmp_path / f"{kind}.jsonl", rows_of(29, 1)), write(tmp_path / f"{kind}-held.jsonl", rows)
+        train(*files, model, out, finetune={"epochs": 1}, task_settings={"query_prompt": "find : "})
+        lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+        assert len(lines) == len(rows)
+        assert all(-1 <= line["cosine"] <= 1 for line in lines)
+        if kind == "scored":
+            continue
+        for line, row in zip(lines, rows, strict=True):
+            assert (line["rank"] == 1) == (line["nearest"][0] == row["positive"])
+            assert (line["rank"] > 3) == (row["positive"] not in line["nearest"])
+        best = {row["anchor"]: 99 for row in rows}
+        for line, row in zip(lines, rows, strict=True):
+            best[row["anchor"]] = min(best[row["anchor"]], line["rank"])
+        metrics = json.loads((out / "metrics.json").read_text())["metrics"]
+        agree(metrics["mrr@10"], np.mean([1 / rank if rank <= 10 else 0 for rank in best.values()]), 1e-12, scale=1.0)
 
 
 def test_the_commands_around(tmp_path: Path) -> None:
@@ -233,30 +262,37 @@ def test_a_stopped_and_resumed_run_leaves_the_same_bytes(model: Path, tmp_path: 
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_two_processes_are_one_and_survive_a_kill(tmp_path: Path) -> None:
+def lists(count: int, seed: int) -> list[dict[str, Any]]:
+    """Queries, each with some documents."""
+    return [
+        {"query": f"{row['anchor']} {number}", "positive": row["positive"], "negatives": sentences(1 + number % 3, number)}
+        for number, row in enumerate(pairs(count, seed))
+    ]
+
+
+# Of each task whose rows are learnt together: its name, its rows, and what is set besides.
+COUPLED = {"embedding": ("embedding", pairs, {}), "listwise": ("reranking", lists, {"loss": "listwise"})}
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("kind", COUPLED if LONG else ["embedding"])
+def test_two_processes_are_one_and_survive_a_kill(kind: str, tmp_path: Path) -> None:
+    task, rows_of, settings = COUPLED[kind]
     model = without_dropout(write_bert(tmp_path / "m", layers=1), tmp_path)
-    files = write(tmp_path / "x.jsonl", pairs(29, 1)), write(tmp_path / "y.jsonl", pairs(9, 9))
+    files = write(tmp_path / "x.jsonl", rows_of(29, 1)), write(tmp_path / "y.jsonl", rows_of(9, 9))
 
     def command(out: Path) -> list[str]:
-        words = ["finetune", "--task", "embedding", "--data", files[0], "--evaluation", files[1], "--model", model]
-        changes = {**SHORT, "max_sequence_length": 61, "log_every_updates": 1, "threads": 1}
-        sets = [word for name, value in changes.items() for word in ("--set", f"finetune.{name}={value}")]
-        return [*TORCHRUN, "-m", "gaudi_bert", *map(str, words), "--out", str(out), *sets, "--set", "task.too_long=truncate"]
+        words = ["finetune", "--task", task, "--data", files[0], "--evaluation", files[1], "--model", model]
+        section = {**SHORT, "max_sequence_length": 61, "log_every_updates": 1, "threads": 1}
+        changes = {f"finetune.{name}": value for name, value in section.items()}
+        changes |= {"task.too_long": "truncate", **{f"task.{name}": value for name, value in settings.items()}}
+        sets = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
+        return [*TORCHRUN, "-m", "gaudi_bert", *map(str, words), "--out", str(out), *sets]
 
     finished(command(tmp_path / "two"))
-    train(*files, model, tmp_path / "one", finetune=SHORT)
+    run(task, *files, model, tmp_path / "one", finetune=SHORT, task_settings=settings)
     agree(losses_of(tmp_path / "two"), losses_of(tmp_path / "one"), 1e-6)
-    process = subprocess.Popen(
-        command(tmp_path / "killed"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=ENVIRONMENT,
-        start_new_session=True,
-    )
-    while not list((tmp_path / "killed").glob("checkpoints/*.safetensors")) and process.poll() is None:
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    kill_at(tmp_path / "killed" / "checkpoints" / "update-00000002.safetensors", command(tmp_path / "killed"))
     finished(command(tmp_path / "killed"))
     for name in ("model.safetensors", "metrics.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

@@ -14,7 +14,7 @@ from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
 from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout as still
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import QUIET, Listener
 from tests.tasks.conftest import run
 
 QUERIES = ("the cat", "a hill and the river", "mat")
@@ -116,6 +116,40 @@ def test_listwise(model: Path, tmp_path: Path) -> None:
     assert len(results[0]) == 11
     agree(results[1], results[0], 1e-5)
     assert results[0][-1] < results[0][0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "rows", "message"),
+    [
+        ("cosent", scored_rows(), "task.loss = cosent: reranking has no other loss but listwise; leave it out"),
+        ("listwise", [{**row, "label": 0} for row in scored_rows()], "no query has several documents, one of them with a"),
+        (
+            "listwise",
+            [{"query": str(n), "document": "cat", "label": 1} for n in range(15)],
+            "no query has several documents",
+        ),
+    ],
+)
+def test_losses_that_do_not_fit(loss: str, rows: list[dict[str, Any]], message: str, model: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "x.jsonl", rows)
+    with pytest.raises(InputError, match=message):
+        run("reranking", data, None, model, tmp_path / "o", finetune={"batch_sequences": 2}, task_settings={"loss": loss})
+
+
+@pytest.mark.parametrize("loss", [None, "listwise"])
+def test_pairs_with_several_labels_are_named(loss: str | None, model: Path, tmp_path: Path) -> None:
+    """As one that is a positive and a negative; the same label twice is nothing to speak of."""
+    rows = [{"query": "the cat", "positive": "sat", "negatives": ["mat", "sat", "sat"]}, *scored_rows(), *scored_rows()]
+    said = []
+    for content in (rows, rows[1:]):
+        data, listener = write(tmp_path / "x.jsonl", content), Listener()
+        changes = {"finetune": {"batch_sequences": 2}, "task_settings": {"loss": loss}}
+        run("reranking", data, None, model, tmp_path / "out", reporter=listener, dry_run=True, **changes)
+        said.append([line for line in listener.lines if "had another label before" in line])
+    assert [len(lines) for lines in said] == [1, 0]
+    assert said[0][0].endswith(
+        "note: 2 pairs of a query and a document had another label before, the first in line 1 (row 1): all are learnt"
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.artefacts.references import VocabularyInfo
+from gaudi_bert.artefacts.base import VocabularyInfo
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
@@ -464,22 +464,22 @@ def test_bad_files_are_left_out_on_request_and_kept_in_mind(tmp_path: Path) -> N
     del good["part-001"]
     parts = [run_command("verify", records, packed, "--shard", f"{part}/2", "--overwrite") for part in range(2)]
     assert [part.returncode for part in parts] == [0, 0]
-    assert "3 bad files of the records left out: part-000" in run_command("verify", records, packed, "--finish").stderr
+    assert "3 bad files of the records skipped: part-000" in run_command("verify", records, packed, "--finish").stderr
     damaged = (records / "part-001").read_bytes()
     (records / "part-001").unlink()
-    refused_by_verify(records, packed, "part-001 was left out as bad, and is missing now")
+    refused_by_verify(records, packed, "part-001 was skipped as bad, and is missing now")
     (records / "part-001").write_bytes(damaged[:-1])
-    refused_by_verify(records, packed, "part-001: was left out as bad, and has changed since")
+    refused_by_verify(records, packed, "part-001: was skipped as bad, and has changed since")
     write_files(records, [9] * 2, 16, 3, seed=2)
-    refused_by_verify(records, packed, "part-00. was packed but|was left out as bad, and has changed since")
+    refused_by_verify(records, packed, "part-00. was packed but|was skipped as bad, and has changed since")
     shutil.copy(records / "part-002", records / "part-001")
     stored = json.loads((packed / "metadata.json").read_text())
     data = (records / "part-001").read_bytes()
     stored["bad_files"][1] |= {"bytes": len(data), "crc32c": crc32c(data)}
     (packed / "metadata.json").write_text(json.dumps(stored))
     (records / "part-000").write_bytes(b"")
-    refused_by_verify(records, packed, "part-001: was left out as bad, but can be read")
-    with pytest.raises(InputError, match="nothing is left to pack"):
+    refused_by_verify(records, packed, "part-001: was skipped as bad, but can be read")
+    with pytest.raises(InputError, match="nothing remains to pack"):
         histogram(records / "part-00[05]", out, on_bad_file="skip", reporter=QUIET)
 
 

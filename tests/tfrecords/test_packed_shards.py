@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.references import InputFile
+from gaudi_bert.artefacts.base import InputFile
 from gaudi_bert.common.dealing import Assignment
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.packed_shards import EncodeStatus, PackEncoder, largest_record

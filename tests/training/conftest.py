@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.references import VocabularyInfo
+from gaudi_bert.artefacts.base import VocabularyInfo
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.training.train import train
 from tests.builders import training_data as data

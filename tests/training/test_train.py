@@ -16,8 +16,8 @@ import pytest
 import tensorflow as tf
 import yaml
 
+from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.artefacts.training import TrainingResult
-from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline

@@ -6,6 +6,9 @@ file that marks an artefact as finished goes up last, as it is written last on a
 Files that grow line by line go up when a stage calls `publish`; hidden files stay here.
 The files of an earlier run come down when a stage requests them. Two writers put equal bytes, so they need no lock.
 
+Text, weights and tables are read by libraries that want files, more than once and in any order: `local_copies` fetches them
+before, into a mirrored bucket, so that their relative paths are those of the objects.
+
 The functions here take local paths. For a path that is in no mirrored folder they do what is right on a disk, mostly
 nothing.
 """
@@ -13,25 +16,28 @@ nothing.
 from __future__ import annotations
 
 import fcntl
+import fnmatch
 import math
 import os
+import re
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects, in_store, url_of
-from gaudi_bert.common.errors import GaudiBertError
-from gaudi_bert.common.files import explained_os_errors, open_file, whole_files_go_to
+from gaudi_bert.artefacts.base import complete_parts, histogram_parts
+from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects
+from gaudi_bert.common.errors import GaudiBertError, InputError
+from gaudi_bert.common.files import Mirror, explained_os_errors, in_store, mirror_of, mounted, open_file, url_of
 from gaudi_bert.config.places import StoreSettings
 
 
 @dataclass(frozen=True)
-class _Mirrored:
+class _Mirrored(Mirror):
     """A mirrored folder.
 
     Attributes:
@@ -51,7 +57,7 @@ class _Mirrored:
     def is_visible(self, path: Path) -> bool:
         return not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
 
-    def put_whole(self, path: Path) -> None:
+    def completed(self, path: Path) -> None:
         if self.is_visible(path):
             self.put(path)
 
@@ -92,13 +98,9 @@ def _state(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-_MIRRORED: dict[Path, _Mirrored] = {}
-
-
 def _mirrored_folder_of(path: Path) -> _Mirrored | None:
-    if not _MIRRORED:
-        return None
-    return next((_MIRRORED[folder] for folder in (path, *path.parents) if folder in _MIRRORED), None)
+    mirror = mirror_of(path)
+    return mirror if isinstance(mirror, _Mirrored) else None
 
 
 @contextmanager
@@ -112,13 +114,8 @@ def mirrored(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
         # A path with an ending is treated as a file, and this is a folder, whatever its name.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
-        mirror = _Mirrored(folder, url, objects)
-        _MIRRORED[folder] = mirror
-        try:
-            with _named_as_url(folder, url), whole_files_go_to(mirror.put_whole, folder):
-                yield folder
-        finally:
-            del _MIRRORED[folder]
+        with _named_as_url(folder, url), mounted(folder, _Mirrored(folder, url, objects)):
+            yield folder
 
 
 @contextmanager
@@ -347,3 +344,87 @@ def _remove_stale_scratch(parent: Path) -> None:
             pass
         finally:
             os.close(descriptor)
+
+
+# --- local copies of objects, for what is read completely
+
+_MAGIC = re.compile(r"[*?[]")
+
+
+@contextmanager
+def mirrored_bucket(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
+    """The local path that stands for a URL, of which nothing is there yet; a path of this machine as it is."""
+    if not in_store(location):
+        yield Path(location)
+        return
+    bucket, key = _bucket_and_key(location)
+    with mirrored(Path(bucket), store) as folder:
+        yield folder / key
+
+
+def fetch_below(path: Path) -> None:
+    """Fetch an object, all objects below a prefix, or those that a pattern means."""
+    folder, pattern = _split_pattern(path)
+    if not pattern:
+        fetch(path)
+        if path.is_file():
+            return
+    matched = pattern.replace("**/", "*")  # what is fetched too much (`*` also passes a slash here) is ignored by the reader
+    names = [name for name in names_in(folder) if not pattern or fnmatch.fnmatchcase(name, matched)]
+    if not names:
+        raise InputError(f"{shown_path(path)}: no objects there, or no such bucket; check the URL")
+    fetch(*(folder / name for name in names))
+
+
+@contextmanager
+def local_copy(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
+    """A file or folder to read: itself, or a copy of the object or of those below a prefix."""
+    with local_copies([location], store) as (path,):
+        yield path or Path(location)
+
+
+@contextmanager
+def local_copies(locations: Sequence[str | Path | None], store: StoreSettings | None = None) -> Iterator[list[Path | None]]:
+    """As `local_copy`, of several. What two of them mean has one copy, so that its path is the same."""
+    with ExitStack() as stack:
+        buckets: dict[str, Path] = {}
+
+        def copy(location: str | Path) -> Path:
+            if not in_store(location):
+                return Path(location)
+            bucket, key = _bucket_and_key(location)
+            if bucket not in buckets:
+                buckets[bucket] = stack.enter_context(mirrored(Path(bucket), store))
+            fetch_below(buckets[bucket] / key)
+            return buckets[bucket] / key
+
+        yield [None if location is None else copy(location) for location in locations]
+
+
+def _bucket_and_key(location: str | Path) -> tuple[str, str]:
+    scheme, _, rest = url_of(location).partition("://")
+    bucket, _, key = rest.partition("/")
+    return f"{scheme}://{bucket}", key
+
+
+def _split_pattern(path: Path) -> tuple[Path, str]:
+    """A path as the folder before the first part with a wildcard, and the rest."""
+    parts = _bucket_and_key(shown_path(path))[1].split("/")
+    for number, part in enumerate(parts):
+        if _MAGIC.search(part):
+            return path.parents[len(parts) - number - 1], "/".join(parts[number:])
+    return path, ""
+
+
+def exists(path: Path, store: StoreSettings | None = None) -> bool:
+    """Whether a file is there, on a disk or in a store."""
+    return Objects(store).info(path) is not None if in_store(path) else path.exists()
+
+
+def existing_histograms(histogram: Path, store: StoreSettings | None = None) -> list[Path]:
+    """As `histogram_parts`, on a disk or in a store."""
+    if not in_store(histogram):
+        return histogram_parts(histogram)
+    if exists(histogram, store):
+        return [histogram]
+    return complete_parts(histogram, Objects(store).list(histogram.parent, only_here=True))

@@ -23,51 +23,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from gaudi_bert.common.errors import FailedError, InputError, install_command, shortened
-from gaudi_bert.common.files import explained_os_errors
+from gaudi_bert.common.files import explained_os_errors, scheme_of, url_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
-
-# --- locations: a location in a store is written as its URL, or as the `Path` that `pathlib` makes of it
-#
-# `Path("s3://bucket/work") / "plan.json"` is `s3:/bucket/work/plan.json`: pathlib drops one slash and keeps the rest, so a
-# location in a store has a name, a parent and children as every path has. Its first part, `s3:`, tells it from a path on a
-# disk. A folder of this machine whose name ends in a colon is written `./s3:`.
-
-_URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)
-
-
-def in_store(location: str | Path) -> bool:
-    """Whether `location` is in an object store."""
-    return _URL.fullmatch(str(location)) is not None
-
-
-def url_of(location: str | Path) -> str:
-    """The URL of a location in a store, without a slash at its end."""
-    match = _URL.fullmatch(str(location))
-    if match is None:
-        raise InputError(f"{location}: is not an object-store URL; write for example s3://bucket/prefix")
-    scheme, rest = match[1], match[2].rstrip("/")
-    if "@" in rest.split("/")[0] and scheme in ("s3", "gs", "http", "https"):
-        raise InputError(
-            f"{scheme}://...: a URL with credentials in it; leave them out, the store's own variables or files give them"
-        )
-    return f"{scheme}://{rest}"
-
-
-def scheme_of(location: str | Path) -> str:
-    """`s3` of `s3://bucket/prefix`."""
-    return url_of(location).split(":", 1)[0]
-
-
-def path_below(folder: Path, text: str) -> Path:
-    """`text` as a location: a URL as it is, a relative path from `folder`."""
-    return Path(text) if in_store(text) else folder / text
-
-
-def shown_location(location: str | Path) -> str:
-    """How messages name a location: a URL, or the path."""
-    return url_of(location) if in_store(location) else str(location)
-
 
 # --- the libraries that reach the stores: one optional extra each; fsspec finds any other by the scheme of the URL
 
@@ -198,7 +156,7 @@ PART_BYTES = 16 << 20
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _PATIENCE_SECONDS = 2.0
-"""How long a request is repeated before a line says so, and between two such lines."""
+"""How long a request is repeated before a line reports it, and between two such lines."""
 _FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 
 
@@ -220,7 +178,7 @@ class Objects:
         self._sleep = sleep
         self._filesystems: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._told_at = -math.inf
+        self._shown_at = -math.inf
 
     def info(self, url: str | Path) -> ObjectInfo | None:
         """The object at `url`; None where there is none."""
@@ -348,9 +306,9 @@ class Objects:
     def _tell(self, line: str) -> None:
         """Say what is waited for, once in a while for all threads."""
         with self._lock:
-            if time.monotonic() - self._told_at < _PATIENCE_SECONDS:
+            if time.monotonic() - self._shown_at < _PATIENCE_SECONDS:
                 return
-            self._told_at = time.monotonic()
+            self._shown_at = time.monotonic()
         Reporter().say(line)
 
     def _refuse_what_stays(self, action: str, url: str, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""The training step of a pipeline as a graph, traced for given sizes without memory and without running anything.
+"""A training step as a graph, traced for given sizes without memory and without running anything.
 
 Forward and backward pass are traced on tensors that have shapes and no numbers. Gaudi compiles a graph once for one set of
 shapes: what depends on values, or goes to the host, is found here, before there is a card. Matrix products are counted
@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import flop_registry
 
-from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.graph_report import GraphProblem, GraphReport, PassMemory, TensorLives
-from gaudi_bert.engines.pytorch.bert import Network
-from gaudi_bert.engines.pytorch.losses import pretraining_sums
-from gaudi_bert.engines.pytorch.model import pretraining_outputs
-from gaudi_bert.model.config import BertConfig, parameter_specs
-from gaudi_bert.model.features import BatchSizes, packed_shapes
+from gaudi_bert.engines.protocol import ModelSpec, StepSpec
+from gaudi_bert.engines.pytorch.bert import plain_attention
+from gaudi_bert.engines.pytorch.model import TorchBert
+from gaudi_bert.pytorch.pooling import widen
 
 # Memory is measured at these numbers of packs, and is of the form c + d * B between them and beyond.
 _FEW_PACKS, _MANY_PACKS = 4, 6
@@ -33,47 +34,53 @@ _VIEWS = (
 )
 
 
-def report_on_step(
-    config: BertConfig,
-    settings: TrainingSettings,
-    sizes: BatchSizes,
-    accumulation_steps: int,
-    communication_MB: int,
-) -> GraphReport:
+def report_on_step(step: StepSpec, settings: LoopSettings, communication_MB: int) -> GraphReport:
     """Trace the step, check that it is fit for Gaudi, and say what it costs."""
-    few, many = (trace_pass(config, settings, sizes._replace(packs=packs)) for packs in (_FEW_PACKS, _MANY_PACKS))
-    flops_per_pack = (matrix_flops(many) - matrix_flops(few)) // (_MANY_PACKS - _FEW_PACKS)
+    few, many = (trace_pass(step, settings, packs) for packs in (_FEW_PACKS, _MANY_PACKS))
+
+    def flops(forward_only: bool) -> int:
+        fewer, more = (matrix_flops(graph, forward_only=forward_only) for graph in (few, many))
+        return fewer + (more - fewer) // (_MANY_PACKS - _FEW_PACKS) * (step.packs - _FEW_PACKS)
+
     return GraphReport.of(
         check_graph(few),
-        config,
+        step.config,
+        step.head,
         operations=sum(node.op == "call_function" for node in few.graph.nodes),
-        flops_per_micro_batch=matrix_flops(few) + flops_per_pack * (sizes.packs - _FEW_PACKS),
-        accumulation_steps=accumulation_steps,
+        flops_per_micro_batch=flops(forward_only=False),
+        repeated_flops=flops(forward_only=True) if step.is_coupled else 0,
+        accumulation_steps=step.accumulation_steps,
         few=_pass_memory(few, _FEW_PACKS),
         many=_pass_memory(many, _MANY_PACKS),
-        packs=sizes.packs,
+        packs=step.packs,
         communication_MB=communication_MB,
     )
 
 
-def trace_pass(config: BertConfig, settings: TrainingSettings, sizes: BatchSizes) -> torch.fx.GraphModule:
-    """The graph of one forward and backward pass, as `updates.py` runs it; it ends in the sums and the gradients."""
-    autocasts = settings.precision == "bfloat16"
+def trace_pass(step: StepSpec, settings: LoopSettings, packs: int) -> torch.fx.GraphModule:
+    """The graph of one forward and backward pass, as `updates.py` runs it.
+
+    It ends in what the forward pass ended in (the sums, or outputs whose gradient the host gives), and the gradients.
+    """
+    model = TorchBert(ModelSpec(step.config, step.head), seed=None, compute_dtype=settings.precision)
+    model.recomputes, model.attention = settings.recompute, plain_attention  # as on Gaudi
+    shapes, seed = model.shapes(), np.zeros(2, np.int32)
 
     def forward_and_backward(parameters: dict[str, Any], batch: dict[str, Any]) -> Any:
-        leaves = {name: value.requires_grad_() for name, value in parameters.items()}
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocasts):
-            network = Network(config, leaves, training=True, recomputes=settings.recompute)
-            outputs = pretraining_outputs(network, batch)
-        sums = pretraining_sums(*outputs, batch, settings.loss)
-        sums = sums * 1.0  # the operation at which the forward pass ends
-        gradients = torch.autograd.grad(sums[0] + sums[2], list(leaves.values()), allow_unused=True)
-        return sums, [gradient for gradient in gradients if gradient is not None]
+        model.parameters_by_name = {name: value.requires_grad_() for name, value in parameters.items()}
+        if step.is_coupled:
+            last = start = widen(model.training_outputs(batch, seed))
+        else:
+            start, sums = model.loss(batch, seed, torch.ones(2))
+            last = sums * 1.0  # the operation at which the forward pass ends
+        leaves = list(model.parameters_by_name.values())
+        gradients = torch.autograd.grad(start, leaves, torch.ones_like(start), allow_unused=True)
+        return last, [gradient for gradient in gradients if gradient is not None]
 
-    with FakeTensorMode():
-        parameters = {name: torch.empty(spec.shape) for name, spec in parameter_specs(config).items()}
+    with FakeTensorMode(), torch.random.fork_rng(devices=[]):
+        parameters = {name: torch.empty(shape) for name, shape in shapes.items()}
         batch = {
-            name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (shape, kind) in packed_shapes(sizes).items()
+            name: torch.empty((packs, *shape), dtype=getattr(torch, kind)) for name, (shape, kind) in step.features.items()
         }
         graph: torch.fx.GraphModule = make_fx(forward_and_backward)(parameters, batch)
     return graph
@@ -99,10 +106,10 @@ def _problems(node: torch.fx.Node) -> Iterator[GraphProblem]:
             yield problem("double precision", f"it is {tensor.dtype}")
 
 
-def matrix_flops(graph: torch.fx.GraphModule) -> int:
+def matrix_flops(graph: torch.fx.GraphModule, *, forward_only: bool = False) -> int:
     """Floating-point operations of all matrix products, attention by one operation among them."""
-    total = 0
-    for node in graph.graph.nodes:
+    total, last = 0, _end_of_forward_pass(graph) if forward_only else None
+    for node in takewhile(lambda node: node is not last, graph.graph.nodes):
         formula = flop_registry.get(getattr(torch.ops.aten, _kind(node).replace("_for_cpu", ""), None))
         if formula is not None:
             arguments, options = torch.fx.node.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
@@ -130,9 +137,14 @@ def _pass_memory(graph: torch.fx.GraphModule, packs: int) -> PassMemory:
             owners[node] = owners.get(node.all_input_nodes[0]) if is_view else node
             if not is_view:
                 lives.create(node, moment, _bytes(node))
-    output = next(node for node in graph.graph.nodes if node.op == "output")
-    end = moments[output.args[0][0]]
+    end = moments[_end_of_forward_pass(graph)]
     return PassMemory(packs, lives.alive(moment + 1), lives.retained(created_before=end, read_after=end))
+
+
+def _end_of_forward_pass(graph: torch.fx.GraphModule) -> torch.fx.Node:
+    (results,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
+    last: torch.fx.Node = results[0]
+    return last
 
 
 def _kind(node: torch.fx.Node) -> str:

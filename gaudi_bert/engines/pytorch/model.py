@@ -181,7 +181,7 @@ class TorchBert(TorchModel):
         for name, variable in variables_of(self.config, spec.head).items():
             value = torch.from_numpy(initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
-        self._attention = _attention_on(self.device.type, device is not None and device.fuses_attention)
+        self.attention = _attention_on(self.device.type, device is not None and device.fuses_attention)
         self._looks_up_rows = self.device.type == "cpu" and compiler is None
         self._compute: Callable[..., Any] = self._heads
         if compiler is not None:
@@ -236,7 +236,7 @@ class TorchBert(TorchModel):
         return parameters
 
     def _network(self, parameters: Tensors, training: bool = False) -> Network:
-        return Network(self.config, parameters, training, self._attention, training and self.recomputes)
+        return Network(self.config, parameters, training, self.attention, training and self.recomputes)
 
     def _heads(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
         """From features to what the head gives; one graph for a set of shapes."""

@@ -1,4 +1,4 @@
-"""The training step of a pipeline, traced for given sizes without making a variable or running anything.
+"""A training step, traced for given sizes without making a variable or running anything.
 
 Inside a `tf.Graph` a variable is only a handle, so the step of a BERT-large is traced in as little memory as a toy's, on any
 machine: the graphs are those that `TensorFlowUpdates.run` builds, with Gaudi's plain kernels.
@@ -7,19 +7,16 @@ machine: the graphs are those that `TensorFlowUpdates.run` builds, with Gaudi's 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from dataclasses import replace
 
 import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import LoopSettings, TrainingSettings
+from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.graph_report import GraphProblem, GraphReport, PassMemory, TensorLives
-from gaudi_bert.engines.protocol import Communicator, ModelSpec
+from gaudi_bert.engines.protocol import Communicator, ComputeDtype, ModelSpec, StepSpec
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.updates import SUMS_NAME, TensorFlowUpdates
-from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.features import BatchSizes, packed_shapes
-from gaudi_bert.model.heads import PretrainingHead
 
 # Memory is measured at these numbers of packs. TensorFlow makes one operation of zeros with less than 1000 elements, and two
 # of more; no integer c has with 64 * c < 1000 <= 66 * c, so both graphs have the same operations.
@@ -33,55 +30,46 @@ def refuse_recompute(settings: LoopSettings) -> None:
         raise InputError(f"{section}.recompute = true: PyTorch only; set {section}.engine = pytorch, or set it to false")
 
 
-def report_on_step(
-    config: BertConfig,
-    settings: TrainingSettings,
-    sizes: BatchSizes,
-    accumulation_steps: int,
-    communication_MB: int,
-) -> GraphReport:
+def report_on_step(step: StepSpec, settings: LoopSettings, communication_MB: int) -> GraphReport:
     """Trace the step, check it, and say what it costs."""
     refuse_recompute(settings)
-    step, batch = abstract_step(config, settings, sizes, accumulation_steps, "float32")
-    graphs = step.trace(batch)
-    few, many = (_memory(config, settings, sizes._replace(packs=packs)) for packs in (FEW_PACKS, MANY_PACKS))
+    updates, batch = abstract_step(step, settings, "float32")
+    graphs = updates.trace(batch, is_coupled=step.is_coupled)
+    few, many = (_memory(replace(step, packs=packs), settings) for packs in (FEW_PACKS, MANY_PACKS))
     return GraphReport.of(
         check_graphs(graphs),
-        config,
+        step.config,
+        step.head,
         operations=sum(len(graph.get_operations()) for graph in graphs.values()),
         flops_per_micro_batch=max(matrix_flops(graph) for graph in graphs.values()),
-        accumulation_steps=accumulation_steps,
+        repeated_flops=matrix_flops(graphs["outputs"]) if step.is_coupled else 0,
+        accumulation_steps=step.accumulation_steps,
         few=few,
         many=many,
-        packs=sizes.packs,
+        packs=step.packs,
         communication_MB=communication_MB,
     )
 
 
-def _memory(config: BertConfig, settings: TrainingSettings, sizes: BatchSizes) -> PassMemory:
+def _memory(step: StepSpec, settings: LoopSettings) -> PassMemory:
     """The memory of the pass of a micro-batch.
 
     With bfloat16, Gaudi's conversion is stood in for by the model's own, which rounds about the same tensors.
     """
-    step, batch = abstract_step(config, settings, sizes, 2, settings.precision)
-    graph = step.trace_pass(batch)
-    return pass_memory(graph, graph.get_operation_by_name(SUMS_NAME), sizes.packs)
+    updates, batch = abstract_step(replace(step, accumulation_steps=2), settings, settings.precision)
+    graph = updates.trace_pass(batch, is_coupled=step.is_coupled)
+    return pass_memory(graph, graph.get_operation_by_name(SUMS_NAME), step.packs)
 
 
 def abstract_step(
-    config: BertConfig,
-    settings: TrainingSettings,
-    sizes: BatchSizes,
-    accumulation_steps: int,
-    compute_dtype: Literal["float32", "bfloat16"],
+    step: StepSpec, settings: LoopSettings, compute_dtype: ComputeDtype
 ) -> tuple[TensorFlowUpdates, dict[str, tf.TensorSpec]]:
     """A step over variables without memory, and the batch to trace it with."""
-    batch = {name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in packed_shapes(sizes).items()}
+    batch = {name: tf.TensorSpec((step.packs, *shape), dtype) for name, (shape, dtype) in step.features.items()}
     with tf.Graph().as_default():
-        spec = ModelSpec(config, PretrainingHead(settings.loss))
-        model = TensorFlowModel(spec, seed=0, compute_dtype=compute_dtype)
-        step = TensorFlowUpdates(model, settings, Communicator(), accumulation_steps)
-    return step, batch
+        model = TensorFlowModel(ModelSpec(step.config, step.head), seed=0, compute_dtype=compute_dtype)
+        updates = TensorFlowUpdates(model, settings, Communicator(), step.accumulation_steps)
+    return updates, batch
 
 
 # --- Costs: matrix products, counted exactly, 2 * m * k * n each (everything else of BERT is small compared with them), and

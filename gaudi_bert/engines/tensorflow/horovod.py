@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.launch import find_launch
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator
-from gaudi_bert.engines.watchdog import ConnectedProcess
+from gaudi_bert.engines.watchdog import ConnectedProcess, shared_facts
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class HorovodCommunicator(ConnectedProcess):
 
 
 def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """The communicator of all processes of this launch; without a launcher, of this one alone. `facts` are not compared."""
+    """The communicator of all processes of this launch; without a launcher, of this one alone."""
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()
@@ -80,4 +80,6 @@ def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
             f"{who}: Horovod reports rank {rank} of {size}; it was probably built without MPI: "
             "start the processes by `horovodrun --gloo`, or build Horovod with MPI"
         )
-    return HorovodCommunicator(rank, size, local_size, horovod=hvd)
+    # Compared later: sums need the device, which is opened after this.
+    facts = {"tensorflow": tf.__version__, **shared_facts(settings, facts)}
+    return HorovodCommunicator(rank, size, local_size, facts=facts, horovod=hvd)

@@ -114,9 +114,9 @@ class TensorFlowUpdates:
             tape.watch(self._variables)
             return self._outputs(batch, seed), tape
 
-    def _gradients_by(self, output: tf.Tensor, tape: tf.GradientTape, gradient: FloatArray) -> list[tf.Tensor]:
+    def _gradients_by(self, output: tf.Tensor, tape: tf.GradientTape, gradient: FloatArray | tf.Tensor) -> list[tf.Tensor]:
         """The gradients of the variables, from that of an output."""
-        given, none = tf.constant(gradient, output.dtype), tf.UnconnectedGradients.ZERO
+        given, none = tf.convert_to_tensor(gradient, output.dtype), tf.UnconnectedGradients.ZERO
         gradients = tape.gradient(output, self._variables, output_gradients=given, unconnected_gradients=none)
         return [tf.convert_to_tensor(each) for each in gradients]
 
@@ -138,14 +138,22 @@ class TensorFlowUpdates:
             for name, moment in moments.items():
                 moment.assign(values[name])
 
-    def trace(self, batch: Mapping[str, tf.TensorSpec]) -> dict[str, tf.Graph]:
+    def trace(self, batch: Mapping[str, tf.TensorSpec], *, is_coupled: bool = False) -> dict[str, tf.Graph]:
         """The graphs that `run` would use for such batches; nothing is run.
 
-        `update` alone, where one micro-batch of one process is an update; else `first`, `next` and `finish`.
+        `update` alone, where one micro-batch of one process is an update; else `first`, `next` and `finish`. With a loss of
+        all micro-batches together `outputs`, `pass` and `finish`.
         """
         scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([self._model.spec.head.sums], tf.float32)
         passed = _pass_specs(batch)
         scalars = UpdateScalars(scalar, scalar, scalar)
+        if is_coupled:
+            gradients = [tf.TensorSpec(variable.shape, tf.float32) for variable in self._variables]
+            return {
+                "outputs": self._outputs.get_concrete_function(*passed[:2]).graph,
+                "pass": self.trace_pass(batch, is_coupled=True),
+                "finish": self._finish_coupled.get_concrete_function(gradients, sums, scalars).graph,
+            }
         if self._is_single_graph:
             return {"update": self._single_update.get_concrete_function(*passed, scalars).graph}
         return {
@@ -154,8 +162,10 @@ class TensorFlowUpdates:
             "finish": self._finish.get_concrete_function(sums, scalars).graph,
         }
 
-    def trace_pass(self, batch: Mapping[str, tf.TensorSpec]) -> tf.Graph:
+    def trace_pass(self, batch: Mapping[str, tf.TensorSpec], *, is_coupled: bool = False) -> tf.Graph:
         """Build the graph of the first of several micro-batches: up to the operation `SUMS_NAME` it is the forward pass."""
+        if is_coupled:
+            return as_graph(self._trace_coupled).get_concrete_function(*_pass_specs(batch)[:2]).graph
         return self._first.get_concrete_function(*_pass_specs(batch)).graph
 
     @property
@@ -211,6 +221,13 @@ class TensorFlowUpdates:
     def _trace_outputs(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
         self._passes.append(tf.compat.v1.get_default_graph())
         return self._model.forward(batch, seed if self._has_dropout else None)
+
+    def _trace_coupled(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> list[tf.Tensor]:
+        """As one graph what `_taped` and `_gradients_by` compute: the gradient of the outputs is the host's."""
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._variables)
+            outputs = tf.identity(self._trace_outputs(batch, seed), name=SUMS_NAME)
+        return self._gradients_by(outputs, tape, tf.ones_like(outputs))
 
     def _trace_finish(self, sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         return self._update([tf.convert_to_tensor(accumulated) for accumulated in self._accumulated], sums, scalars)

@@ -183,7 +183,7 @@ CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
 REDUCED_COST = 1e-9
 
 MOST_CLOSED = 2**29
-"""Lengths, times tokens of a pack, that are priced exactly where there is no limit of depth: half a second."""
+"""Lengths, times tokens of a pack, that are priced exactly where depth has no limit: half a second."""
 
 Pricer = TablePricer | BoundedPricer | ListedPricer
 

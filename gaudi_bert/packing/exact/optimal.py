@@ -55,7 +55,7 @@ PATIENCE = 4
 """Simplex iterations for each length before the NNLS supplies strategies."""
 
 SMALLER_DEPTHS_WORK = 15e9
-"""What the plans of smaller depths may do together. None is begun for which as much as the last one took is not left."""
+"""What the plans of smaller depths may do together. None is begun unless as much as the last one took remains."""
 
 FAR = 1_000
 """Above one pack in so many of the bound, the limit of work has cut the search off, and `nnls` may have come further."""
@@ -107,7 +107,7 @@ def solve_optimally(counts: IntArray, depth: int, work: Work | None = None) -> S
     """As `pack_optimally`, in the form of the table of algorithms, with what else may save a pack.
 
     A plan of a smaller depth is one of a larger depth too. So where there is a gap, the smaller depths are planned as well,
-    each as if it were asked for, until they need too many packs, or no work is left for another.
+    each as if it were requested, until they need too many packs, or too little work remains for another.
     """
     lengths = np.flatnonzero(counts) + 1
     deepest = deepest_pack(lengths, counts[lengths - 1], len(counts))

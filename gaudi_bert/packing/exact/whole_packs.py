@@ -5,7 +5,7 @@ basis, is still optimal; from there some of the largest fractions are fixed to o
 with what remains to cover (diving, as in Sadykov et al. 2019). While fixed packs plus the rest's objective stay within the
 target, the known strategies are enough; when they do not, column generation supplies strategies for the rest. After every
 step the rest is searched exhaustively, within a limit of nodes, for packs that meet the target (`search_packs`). A step that
-loses the target is taken back; where no other is left, so is the one before it.
+loses the target is taken back; where no other remains, so is the one before it.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ class Dived(NamedTuple):
     Attributes:
         packs: slots may hold shorter sequences, see `fill_slots`.
         waiting: int64 [rows], the sequences that they do not hold.
-        is_hopeless: there are no packs that meet the target, whatever the settings.
+        is_hopeless: no packs meet the target, whatever the settings.
     """
 
     packs: Mixture

@@ -16,14 +16,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from gaudi_bert.artefacts.store.objects import in_store, scheme_of, shown_location
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import in_store, scheme_of, shown_location
 from gaudi_bert.common.launch import TORCH_PORT, torch_environment
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodResources, StoreSettings
 from gaudi_bert.runners.launch import horovod_environment, training_command
-from gaudi_bert.runners.resources import quantity_value
-from gaudi_bert.runners.stage_table import STAGES, named_paths, stage_engine, stage_image
+from gaudi_bert.runners.stage_table import STAGES, named_paths, quantity_value, stage_engine, stage_image
 
 # --- what a container sees of the host's disk: the work folder, the pipeline file, and read-only what that names
 #
@@ -39,7 +38,7 @@ _OF_THE_IMAGE = (
 )
 
 
-def bind_mount(path: Path, key: str, *, source: Path | None = None, read_only: bool = True) -> _Mount:
+def _bind_mount(path: Path, key: str, *, source: Path | None = None, read_only: bool = True) -> _Mount:
     """Show `path` (or `source` instead of it) at the same path in the container.
 
     `key` is the setting that named `path`, for the error; `path` must not hide files of the image.
@@ -59,13 +58,13 @@ def _secret_mount(path: Path, target: str) -> _Mount:
     return {"Type": "bind", "Source": os.path.realpath(path), "Target": target, "ReadOnly": True}
 
 
-def input_mounts(settings: PipelineSettings, stage: str, pipeline_folder: Path) -> list[_Mount]:
+def _input_mounts(settings: PipelineSettings, stage: str, pipeline_folder: Path) -> list[_Mount]:
     """Mounts of all that the pipeline file names and `stage` reads, but for what is in object stores."""
     mounts: dict[str, _Mount] = {}
     for key, text in named_paths(settings):
         if key in STAGES[stage].reads and not in_store(text):
             for path, source in _shown(key, text, pipeline_folder):
-                mount = bind_mount(path, key, source=source)
+                mount = _bind_mount(path, key, source=source)
                 mounts[mount["Target"]] = mount
     return [mount for target, mount in mounts.items() if not _is_inside_another(target, mounts)]
 
@@ -108,7 +107,7 @@ def _is_inside_another(target: str, mounts: dict[str, _Mount]) -> bool:
 # Variables go to the daemon with the container, as `docker run --env NAME` sends them; files are shown read-only. Neither is
 # written anywhere. Scratch is on the host's disk: a container's /tmp is memory.
 
-HOME = "/tmp"
+_HOME = "/tmp"
 
 
 class _StoreTools(NamedTuple):
@@ -172,7 +171,7 @@ def store_urls(settings: PipelineSettings, work: Path, stage: str) -> list[str]:
     return [str(path) for path in [work, *named] if in_store(path)]
 
 
-def store_access(
+def _store_access(
     urls: Iterable[str], store: StoreSettings, scratch: Path, environment: Mapping[str, str], workers: int = 1
 ) -> StoreAccess:
     """What a container gets to use `urls`.
@@ -182,7 +181,7 @@ def store_access(
     schemes = {scheme_of(url) for url in urls}
     home = Path(environment.get("HOME", "/"))
     variables: dict[str, str] = {}
-    mounts = [bind_mount(scratch, "store.scratch", read_only=False)]
+    mounts = [_bind_mount(scratch, "store.scratch", read_only=False)]
     for scheme in sorted(schemes):
         variables |= _store_variables(scheme, environment)
         tools = STORE_TOOLS.get(scheme)
@@ -190,7 +189,7 @@ def store_access(
             if name in variables:
                 variables[name] = _show_file(mounts, name, Path(variables[name]))
         if tools and (home / tools.folder).is_dir():
-            mounts.append(_secret_mount(home / tools.folder, f"{HOME}/{tools.folder}"))
+            mounts.append(_secret_mount(home / tools.folder, f"{_HOME}/{tools.folder}"))
     if store.ca_file:
         variables["AWS_CA_BUNDLE"] = _show_file(mounts, "store.ca_file", Path(store.ca_file))
     loopback = _loopback_endpoint(store, environment) if schemes & {"s3", "s3a"} else None
@@ -277,7 +276,7 @@ class DockerRun:
         urls = store_urls(self.settings, self.work, stage)
         if self.scratch is None or not urls:
             return StoreAccess()
-        return store_access(urls, self.settings.store, self.scratch / "files", self.environment, self.workers(stage))
+        return _store_access(urls, self.settings.store, self.scratch / "files", self.environment, self.workers(stage))
 
     def workers(self, stage: str) -> int:
         """How many containers a stage has."""
@@ -318,7 +317,7 @@ def rendezvous_container(run: DockerRun) -> Container:
         "name": run.name("rendezvous"),
         "labels": run.labels,
         "entrypoint": ["python3", "-m", "gaudi_bert.runners.launch", str(_RENDEZVOUS_PORT)],
-        "environment": {"HOME": HOME},
+        "environment": {"HOME": _HOME},
         "network": run.name("network"),
     }
 
@@ -329,10 +328,10 @@ def _single_container(run: DockerRun, stage: str) -> Container:
     trains = STAGES[stage].trains
     on_cards = trains and resources.cards > 0
     access = run.access(stage)
-    environment = {"HOME": HOME, **access.environment}
-    mounts = input_mounts(settings, stage, run.pipeline.parent)
-    mounts += [] if in_store(run.work) else [bind_mount(run.root, "--work", read_only=False)]
-    mounts.append(bind_mount(run.pipeline, "PIPELINE", source=run.settings_file))
+    environment = {"HOME": _HOME, **access.environment}
+    mounts = _input_mounts(settings, stage, run.pipeline.parent)
+    mounts += [] if in_store(run.work) else [_bind_mount(run.root, "--work", read_only=False)]
+    mounts.append(_bind_mount(run.pipeline, "PIPELINE", source=run.settings_file))
     if trains:
         environment |= resources.environment
     container = {

@@ -25,9 +25,8 @@ from typing import Any, NoReturn
 import yaml
 
 from gaudi_bert.artefacts.store.mirrored_folder import scratch_folder
-from gaudi_bert.artefacts.store.objects import in_store, shown_location
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
-from gaudi_bert.common.files import exclusive_lock, explained_os_errors, write_text
+from gaudi_bert.common.files import exclusive_lock, explained_os_errors, in_store, shown_location, write_text
 from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings

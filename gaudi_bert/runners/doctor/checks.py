@@ -1,4 +1,4 @@
-"""The result of one check of `gaudi-bert doctor`, and the check of an object store.
+"""The result of one check of `gaudi-bert doctor`, what a cluster answered, and the check of an object store.
 
 Asking and checking are apart: `ask_*` collects what commands, files and the API answer, and the checks are functions of
 those answers alone, so that they are tested on recorded ones.
@@ -7,13 +7,16 @@ those answers alone, so that they are tested on recorded ones.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from gaudi_bert.artefacts.store.objects import Objects, url_of
+from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import GaudiBertError
+from gaudi_bert.common.files import url_of
 from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.runners.kubernetes.client import Json
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,36 @@ def warning(check: str, finding: str, remedy: str) -> CheckResult:
 def failed(check: str, finding: str, remedy: str) -> CheckResult:
     """It will not do."""
     return CheckResult(check, "failed", finding, remedy)
+
+
+@dataclass(frozen=True)
+class ClusterAnswers:
+    """What the API server answered; None where this account may not ask.
+
+    `namespace` is None where it does not exist, too, and `pods_are_hidden` tells of the pods of other namespaces. Missing
+    rights read as `create jobs`; `claims` are those that the pipeline uses and that exist, `mpi_operator` is that pod's
+    image, `local_queues` are Kueue's in the namespace, `secret_keys` the names of what is in `kubernetes.store_secret`,
+    never its values, and `pod_classes` the names of all objects of each kind that pods may name.
+    """
+
+    version: tuple[int, int]
+    namespace: Json | None
+    namespace_is_hidden: bool = False
+    pods_are_hidden: bool = False
+    missing_rights: tuple[str, ...] = ()
+    claims: dict[str, Json] = field(default_factory=dict)
+    nodes: Sequence[Json] | None = None
+    plugin_pods: Sequence[Json] | None = None
+    serves_mpijobs: bool | None = None
+    serves_trainjobs: bool | None = None
+    mpi_operator: str | None = None
+    storage_classes: Sequence[Json] | None = None
+    volumes: Sequence[Json] | None = None
+    local_queues: Sequence[str] | None = None
+    secret_keys: Sequence[str] | None = None
+    limit_ranges: Sequence[Json] | None = ()
+    quotas: Sequence[Json] | None = ()
+    pod_classes: Mapping[str, Sequence[str] | None] = field(default_factory=dict)
 
 
 # --- an object store

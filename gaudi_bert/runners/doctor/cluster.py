@@ -1,29 +1,33 @@
-"""What the answers of a cluster mean for a pipeline; room on nodes and in the namespace is in `room.py`."""
+"""What a cluster answers about its version, rights, nodes and storage, and what that means for a pipeline.
+
+Room on nodes and in the namespace is in `room.py`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from gaudi_bert.artefacts.store.objects import scheme_of
+from gaudi_bert.common.files import scheme_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.docker.containers import STORE_TOOLS
-from gaudi_bert.runners.doctor.answers import ClusterAnswers, ask_cluster, named_classes
-from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
+from gaudi_bert.runners.doctor.checks import CheckResult, ClusterAnswers, failed, passed, warning
 from gaudi_bert.runners.doctor.room import check_limits, check_nodes
-from gaudi_bert.runners.kubernetes.client import Cluster, Connection, Json
-from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE, work_claim_name
+from gaudi_bert.runners.kubernetes.client import KINDS, Cluster, Connection, ForbiddenError, Json, NotFoundError
+from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE
+from gaudi_bert.runners.kubernetes.pods import work_claim_name
 from gaudi_bert.runners.kubernetes.run import (
     ALONE,
+    OPERATOR_REMEDIES,
     SHARED,
     find_class,
     has_several_workers,
     shares_volumes,
     sharing_remedy,
 )
-from gaudi_bert.runners.resources import quantity_value
-from gaudi_bert.runners.stage_table import STAGES, stage_image, stages_of
+from gaudi_bert.runners.stage_table import STAGES, quantity_value, stage_image, stages_of
 
 _OLDEST = (1, 24)
 
@@ -31,10 +35,156 @@ _OLDEST = (1, 24)
 def examine_cluster(settings: PipelineSettings, reporter: Reporter) -> list[CheckResult]:
     """What is right and wrong with the cluster that the kubeconfig file names."""
     cluster = Cluster(settings.kubernetes.namespace, Connection(say=reporter.say))
-    return check_cluster(ask_cluster(cluster, settings), settings)
+    return _check_cluster(_ask_cluster(cluster, settings), settings)
 
 
-def check_cluster(answers: ClusterAnswers, settings: PipelineSettings) -> list[CheckResult]:
+# --- what is asked
+
+
+def _ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers:
+    """Ask the cluster for all that matters to `settings`."""
+    version = cluster.version()
+    namespace, is_hidden = _ask_namespace(cluster)
+    pods = cluster.find_everywhere("Pod")
+    plugin_pods = None if pods is None else [pod for pod in pods if "device-plugin" in _images(pod) and _is_gaudi(pod)]
+    rights = _needed_rights(
+        training="nodes" if settings.needs_service else settings.training_kind,
+        queue=settings.kubernetes.queue is not None,
+        network_policy=settings.has_network_policy,
+    )
+    return ClusterAnswers(
+        version=version,
+        namespace=namespace,
+        namespace_is_hidden=is_hidden,
+        pods_are_hidden=pods is None,
+        missing_rights=tuple(str(right) for right in rights if not cluster.is_allowed(*right)),
+        claims=_claims(cluster, settings),
+        nodes=cluster.find_everywhere("Node"),
+        plugin_pods=plugin_pods,
+        serves_mpijobs=cluster.serves("MPIJob"),
+        serves_trainjobs=cluster.serves("TrainJob") if settings.training_kind == "trainjob" else None,
+        mpi_operator=next((image for pod in pods or () for image in _images(pod).split() if "mpi-operator" in image), None),
+        storage_classes=cluster.find_everywhere("StorageClass"),
+        volumes=cluster.find_everywhere("PersistentVolume"),
+        local_queues=_local_queues(cluster) if settings.kubernetes.queue else None,
+        secret_keys=_secret_keys(cluster, settings.kubernetes.store_secret),
+        limit_ranges=_find(cluster, "LimitRange"),
+        quotas=_find(cluster, "ResourceQuota"),
+        pod_classes={
+            kind: _names(cluster.find_everywhere(kind)) for kind in {kind for kind, *_ in _named_classes(settings)}
+        },
+    )
+
+
+class _Right(NamedTuple):
+    """One thing that an account may do in the namespace of a run."""
+
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}"
+
+
+def _needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[_Right]:
+    """What an account must be allowed to do in its namespace; `training` is `job`, `nodes`, `mpijob` or `trainjob`.
+
+    A run without an MPIJob still looks for those of others; what is submitted to a queue has Workloads that say
+    why it waits.
+    """
+    rights = {_Right(kind.group, kind.plural, verb) for kind in KINDS.values() for verb in kind.verbs} | {
+        _Right("", "pods/log", "get")
+    }
+    if training != "mpijob":
+        rights = {right for right in rights if right.resource != KINDS["MPIJob"].plural or right.verb == "list"}
+    optional = {
+        "Workload": queue,
+        "NetworkPolicy": network_policy,
+        "Service": training == "nodes",
+        "TrainJob": training == "trainjob",
+        "TrainingRuntime": training == "trainjob",
+    }
+    unneeded = {KINDS[kind].plural for kind, needed in optional.items() if not needed}
+    return sorted(right for right in rights if right.resource not in unneeded)
+
+
+def _ask_namespace(cluster: Cluster) -> tuple[Json | None, bool]:
+    """The namespace, and whether this account may not look at it."""
+    try:
+        return cluster.read_namespace(), False
+    except (ForbiddenError, NotFoundError) as error:
+        return None, isinstance(error, ForbiddenError)
+
+
+def _claims(cluster: Cluster, settings: PipelineSettings) -> dict[str, Json]:
+    claims = {}
+    for name in filter(None, (work_claim_name(settings), settings.kubernetes.data_claim)):
+        try:
+            claim = cluster.read("PersistentVolumeClaim", name)
+        except ForbiddenError:
+            continue  # The missing right is reported by itself.
+        if claim is not None:
+            claims[name] = claim
+    return claims
+
+
+def _find(cluster: Cluster, kind: str) -> list[Json] | None:
+    """The objects of a kind in the namespace; None where this account may not list them."""
+    try:
+        return cluster.find(kind, "")
+    except ForbiddenError:
+        return None
+
+
+def _names(items: Sequence[Json] | None) -> list[str] | None:
+    return None if items is None else sorted(item["metadata"]["name"] for item in items)
+
+
+# What a pod may name of a cluster, by the key of `kubernetes.data_pods` and `training_pods`.
+_POD_CLASSES = {"PriorityClass": "priority_class", "RuntimeClass": "runtime_class"}
+
+
+def _named_classes(settings: PipelineSettings) -> list[tuple[str, str, str]]:
+    """The kind, the full key and the name of each class that the pods of a pipeline name."""
+    pods = {"data_pods": settings.kubernetes.data_pods, "training_pods": settings.kubernetes.training_pods}
+    named = [
+        (kind, f"kubernetes.{section}.{key}", getattr(placement, key))
+        for kind, key in _POD_CLASSES.items()
+        for section, placement in pods.items()
+    ]
+    return [row for row in named if row[2]]
+
+
+def _secret_keys(cluster: Cluster, name: str | None) -> list[str] | None:
+    """The keys of a Secret, without their values; None where this account may not read it."""
+    if name is None:
+        return None
+    try:
+        secret = cluster.read("Secret", name) or {}
+    except ForbiddenError:
+        return None
+    return sorted(secret.get("data") or ())
+
+
+def _local_queues(cluster: Cluster) -> list[str] | None:
+    """The names of the queues, whichever version of Kueue's API there is; None where this account may not list them."""
+    queues = [_find(cluster, "LocalQueue"), _find(cluster, "OlderLocalQueue")]
+    return None if None in queues else sorted({queue["metadata"]["name"] for each in queues for queue in each or ()})
+
+
+def _images(pod: Json) -> str:
+    return " ".join(container["image"] for container in pod["spec"]["containers"])
+
+
+def _is_gaudi(pod: Json) -> bool:
+    return "habana" in pod["metadata"]["name"] or "habana" in pod["metadata"].get("namespace", "")
+
+
+# --- what the answers mean
+
+
+def _check_cluster(answers: ClusterAnswers, settings: PipelineSettings) -> list[CheckResult]:
     """One result per check, in an order in which fixing makes sense."""
     checks = [_version, _namespace, _rights, _check_storage, _images_on_nodes]
     if settings.resources.cards:
@@ -120,8 +270,7 @@ def _device_plugin(answers: ClusterAnswers, settings: PipelineSettings) -> Check
 
 def _mpi(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
     if answers.serves_mpijobs is False:
-        remedy = "install the MPI operator (docs/kubernetes.md), or set kubernetes.training to job with one worker"
-        return failed("MPI operator", "kubeflow.org/v2beta1 is not served", remedy)
+        return failed("MPI operator", "kubeflow.org/v2beta1 is not served", OPERATOR_REMEDIES["MPIJob"])
     if not answers.mpi_operator and answers.pods_are_hidden:
         known = "MPIJobs are known, but the operator's pod" if answers.serves_mpijobs else "the operator"
         return warning("MPI operator", f"{known} is not seen by this account", "ask whether it runs")
@@ -141,15 +290,14 @@ def _trainer(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult
     if answers.serves_trainjobs is None:
         return warning(name, "this account may not list trainjobs", "ask whether Kubeflow Trainer is installed")
     if not answers.serves_trainjobs:
-        remedy = "install Kubeflow Trainer 2 (docs/kubernetes.md), or set kubernetes.training to job, which needs nothing"
-        return failed(name, "trainer.kubeflow.org/v1alpha1 is not served", remedy)
+        return failed(name, "trainer.kubeflow.org/v1alpha1 is not served", OPERATOR_REMEDIES["TrainJob"])
     return passed(name, "trainer.kubeflow.org/v1alpha1 is served")
 
 
 def _pod_classes(answers: ClusterAnswers, settings: PipelineSettings) -> list[CheckResult]:
     """One check for each class that pods name: the API refuses a pod whose class does not exist."""
     checks = []
-    for kind, key, name in named_classes(settings):
+    for kind, key, name in _named_classes(settings):
         existing = answers.pod_classes.get(kind)
         if existing is None:
             check = warning(kind, f"this account may not list the classes ({key} is {name})", f"ask whether {name} exists")

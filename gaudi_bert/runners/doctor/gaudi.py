@@ -20,7 +20,7 @@ from gaudi_bert.config.values import EngineName
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 
 # The release of the image of each engine: docker/train-gaudi.Dockerfile, docker/train-gaudi-pytorch.Dockerfile.
-IMAGE_RELEASES: Mapping[EngineName, str] = {"tensorflow": "1.14.0", "pytorch": "1.24.0"}
+_IMAGE_RELEASES: Mapping[EngineName, str] = {"tensorflow": "1.14.0", "pytorch": "1.24.0"}
 BRIDGES: Mapping[EngineName, str] = {"tensorflow": "habana-tensorflow", "pytorch": "habana-torch-plugin"}
 
 
@@ -71,7 +71,7 @@ def check_driver(facts: GaudiFacts, bridges: Mapping[EngineName, str], settings:
     engine = settings.training.engine
     if engine == "auto":  # the only one with a bridge here, or that of the image for cards
         engine = "tensorflow" if bridges["tensorflow"] and not bridges["pytorch"] else "pytorch"
-    software = _release(r"^", bridges[engine]) or IMAGE_RELEASES[engine]
+    software = _release(r"^", bridges[engine]) or _IMAGE_RELEASES[engine]
     if not facts.driver:
         remedy = f"install the Gaudi driver {software} (habanalabs-dkms)"
         return failed("driver", "hl-smi is missing or does not answer", remedy)
@@ -85,15 +85,15 @@ def check_driver(facts: GaudiFacts, bridges: Mapping[EngineName, str], settings:
 
 
 def _remedy(driver: str, software: str, engine: EngineName) -> str:
-    if engine == "pytorch" and driver == IMAGE_RELEASES["tensorflow"]:
+    if engine == "pytorch" and driver == _IMAGE_RELEASES["tensorflow"]:
         return "set training.engine to tensorflow, whose image has this release"
     if engine == "pytorch" or _numbers(driver) < _numbers(software):
         return f"install driver {software} on the host, or build the image on the vendor's of {driver} (BASE_IMAGE)"
-    if driver == IMAGE_RELEASES["pytorch"]:
+    if driver == _IMAGE_RELEASES["pytorch"]:
         return "set training.engine to pytorch, whose image has this release"
     return (
         f"set training.engine to pytorch and build its image on the vendor's of {driver} (BASE_IMAGE): "
-        f"no later software than {IMAGE_RELEASES['tensorflow']} has TensorFlow"
+        f"no later software than {_IMAGE_RELEASES['tensorflow']} has TensorFlow"
     )
 
 

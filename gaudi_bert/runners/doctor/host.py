@@ -23,7 +23,7 @@ from gaudi_bert.config.values import EngineName
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.doctor.gaudi import BRIDGES, GaudiFacts, check_cards, check_driver, check_software, read_facts
 from gaudi_bert.runners.launch import EFA_SSH_PORT
-from gaudi_bert.runners.resources import quantity_value
+from gaudi_bert.runners.stage_table import quantity_value
 
 _COMMAND_SECONDS = 20
 
@@ -72,7 +72,7 @@ class HostAnswers:
 
     def as_json(self) -> dict[str, Any]:
         """What a program may want to know of this machine."""
-        states = engine_states(self.packages, on_cards=bool(self.device_nodes))
+        states = _engine_states(self.packages, on_cards=bool(self.device_nodes))
         return {
             "gaudi": self.gaudi.as_json() | {"bridges": dict(self.packages.bridges)},
             "engines": {state.name: state.as_json() for state in states},
@@ -125,7 +125,7 @@ _PAGE_BYTES = 2 * 2**20
 
 def check_host(answers: HostAnswers, settings: PipelineSettings) -> list[CheckResult]:
     """One result per check, in an order in which fixing makes sense; without any cards, only what matters there."""
-    engines = check_engines(answers.packages, settings, on_cards=bool(answers.device_nodes))
+    engines = _check_engines(answers.packages, settings, on_cards=bool(answers.device_nodes))
     if not settings.resources.cards and not answers.device_nodes and not answers.gaudi.cards:
         cards = passed("cards", "none here, and the pipeline asks for none")
         return [engines, cards, _runtime(answers, settings)]
@@ -271,7 +271,7 @@ def _installed(package: str) -> str:
         return ""
 
 
-def engine_states(packages: Packages, *, on_cards: bool) -> list[_EngineState]:
+def _engine_states(packages: Packages, *, on_cards: bool) -> list[_EngineState]:
     """Both engines; `on_cards`: on the Gaudi cards of this machine."""
     states = [_tensorflow(packages), _pytorch(packages)]
     return [_with_bridge(state, packages) if on_cards else state for state in states]
@@ -307,9 +307,9 @@ def _with_bridge(state: _EngineState, packages: Packages) -> _EngineState:
     return _EngineState(state.name, state.title, reason, remedy)
 
 
-def check_engines(packages: Packages, settings: PipelineSettings, *, on_cards: bool) -> CheckResult:
+def _check_engines(packages: Packages, settings: PipelineSettings, *, on_cards: bool) -> CheckResult:
     """Which engine can run here, and why the other cannot; a warning where none can, or not the one that is named."""
-    states = engine_states(packages, on_cards=on_cards)
+    states = _engine_states(packages, on_cards=on_cards)
     named = settings.training.engine
     finding = f"Python {'.'.join(map(str, packages.python))}: {'; '.join(_described(states))}"
     missing = [state for state in states if state.reason and named in ("auto", state.name)]

@@ -13,22 +13,21 @@ from typing import Any
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodPlacement
-from gaudi_bert.runners.doctor.answers import ClusterAnswers
-from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
+from gaudi_bert.runners.doctor.checks import CheckResult, ClusterAnswers, failed, passed, warning
 from gaudi_bert.runners.kubernetes.client import Json
-from gaudi_bert.runners.kubernetes.kustomizations import Manifest
-from gaudi_bert.runners.kubernetes.manifests import Manifests, render, training_placement
+from gaudi_bert.runners.kubernetes.manifests import Manifests, render
+from gaudi_bert.runners.kubernetes.pods import Manifest, training_placement
 from gaudi_bert.runners.kubernetes.problems import expected_pods, needs_all_pods
-from gaudi_bert.runners.resources import (
+from gaudi_bert.runners.stage_table import (
     CARD_RESOURCE,
     EFA_RESOURCE,
     HUGE_PAGES,
+    STEPS,
     pod_resources,
     quantity_text,
     quantity_value,
     training_resources,
 )
-from gaudi_bert.runners.stage_table import STEPS
 
 _SCRATCH = "ephemeral-storage"
 # What a check of one resource is called, and the remedy where there is too little of it.
@@ -169,7 +168,7 @@ def _text(request: Mapping[str, str]) -> str:
 
 # --- the limits of the namespace
 
-Amounts = dict[str, float]
+_Amounts = dict[str, float]
 
 # What a quota on one of them requires every container to name.
 _REQUIRED = ("requests.cpu", "requests.memory", "limits.cpu", "limits.memory")
@@ -197,7 +196,7 @@ def check_limits(answers: ClusterAnswers, settings: PipelineSettings) -> list[Ch
     ]
 
 
-def _new_claims(answers: ClusterAnswers, manifests: Manifests) -> list[Amounts]:
+def _new_claims(answers: ClusterAnswers, manifests: Manifests) -> list[_Amounts]:
     """The storage of the claim that a run creates; nothing if it exists."""
     claims = [item for item in manifests.shared if item["kind"] == "PersistentVolumeClaim"]
     new = [item for item in claims if item["metadata"]["name"] not in answers.claims]
@@ -211,8 +210,8 @@ def _new_claims(answers: ClusterAnswers, manifests: Manifests) -> list[Amounts]:
 class _Container:
     """What a container asks for once the namespace's defaults are filled in."""
 
-    requests: Amounts
-    limits: Amounts
+    requests: _Amounts
+    limits: _Amounts
 
 
 def _refused_by_ranges(answers: ClusterAnswers, manifests: Manifests) -> Iterator[CheckResult]:
@@ -226,7 +225,7 @@ def _refused_by_ranges(answers: ClusterAnswers, manifests: Manifests) -> Iterato
                 yield failed("limits", f"LimitRange {name} refuses {reason[0]}", f"{reason[1]}, {_ASK}")
 
 
-def _broken(limit: Json, manifests: Manifests, claims: list[Amounts]) -> Iterator[tuple[str, str]]:
+def _broken(limit: Json, manifests: Manifests, claims: list[_Amounts]) -> Iterator[tuple[str, str]]:
     """What breaks one limit of a LimitRange, each with its remedy."""
     kind = limit.get("type")
     if kind == "PersistentVolumeClaim":
@@ -273,7 +272,7 @@ def _filled(container: Manifest, limits: list[Json]) -> _Container:
     return _Container(_values({**limited, **requests}), _values(limited))
 
 
-def _values(amounts: Mapping[str, Any]) -> Amounts:
+def _values(amounts: Mapping[str, Any]) -> _Amounts:
     return {name: quantity_value(str(amount)) for name, amount in amounts.items()}
 
 
@@ -283,7 +282,7 @@ def _pod(containers: list[_Container]) -> _Container:
     return _Container(requests, limits)
 
 
-def _sum(parts: list[Amounts]) -> Amounts:
+def _sum(parts: list[_Amounts]) -> _Amounts:
     return {name: sum(part.get(name, 0.0) for part in parts) for name in {name for part in parts for name in part}}
 
 

@@ -27,7 +27,7 @@ from gaudi_bert.common.progress import human_seconds
 
 
 @dataclass(frozen=True)
-class _Kind:
+class Kind:
     """One kind of object.
 
     `verbs` are what a run does with objects of this kind; empty for what only `doctor` looks at, as far as it may. The
@@ -42,68 +42,36 @@ class _Kind:
     namespaced: bool = True
 
 
-@dataclass(frozen=True, order=True)
-class Right:
-    """One thing that an account may do in the namespace of a run."""
-
-    group: str
-    resource: str
-    verb: str
-
-    def __str__(self) -> str:
-        return f"{self.verb} {self.resource}"
-
-
 _JOB_VERBS = ("create", "get", "list", "watch", "delete")
 _OWN_VERBS = ("create", "get", "delete")
 _ROWS = (
-    _Kind("Job", "jobs", "batch", verbs=_JOB_VERBS),
-    _Kind("MPIJob", "mpijobs", "kubeflow.org", "v2beta1", verbs=_JOB_VERBS),
-    _Kind("TrainJob", "trainjobs", "trainer.kubeflow.org", "v1alpha1", verbs=_JOB_VERBS),
-    _Kind("TrainingRuntime", "trainingruntimes", "trainer.kubeflow.org", "v1alpha1", verbs=(*_OWN_VERBS, "update")),
-    _Kind("Service", "services", verbs=_OWN_VERBS),
-    _Kind("ConfigMap", "configmaps", verbs=("create", "get", "list", "update", "delete")),
-    _Kind("PersistentVolumeClaim", "persistentvolumeclaims", verbs=("create", "get", "delete")),
-    _Kind("NetworkPolicy", "networkpolicies", "networking.k8s.io", verbs=("create", "get", "update", "delete")),
-    _Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
-    _Kind("Workload", "workloads", "kueue.x-k8s.io", "v1beta2", verbs=("list",)),
-    _Kind("OlderWorkload", "workloads", "kueue.x-k8s.io", "v1beta1", verbs=("list",)),
-    _Kind("LocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta2"),
-    _Kind("OlderLocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta1"),
-    _Kind("Pod", "pods", verbs=("list",)),
-    _Kind("Event", "events", verbs=("list",)),
-    _Kind("Secret", "secrets"),
-    _Kind("Namespace", "namespaces", namespaced=False),
-    _Kind("Node", "nodes", namespaced=False),
-    _Kind("PersistentVolume", "persistentvolumes", namespaced=False),
-    _Kind("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False),
-    _Kind("LimitRange", "limitranges"),
-    _Kind("ResourceQuota", "resourcequotas"),
-    _Kind("PriorityClass", "priorityclasses", "scheduling.k8s.io", namespaced=False),
-    _Kind("RuntimeClass", "runtimeclasses", "node.k8s.io", namespaced=False),
-    _Kind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False),
+    Kind("Job", "jobs", "batch", verbs=_JOB_VERBS),
+    Kind("MPIJob", "mpijobs", "kubeflow.org", "v2beta1", verbs=_JOB_VERBS),
+    Kind("TrainJob", "trainjobs", "trainer.kubeflow.org", "v1alpha1", verbs=_JOB_VERBS),
+    Kind("TrainingRuntime", "trainingruntimes", "trainer.kubeflow.org", "v1alpha1", verbs=(*_OWN_VERBS, "update")),
+    Kind("Service", "services", verbs=_OWN_VERBS),
+    Kind("ConfigMap", "configmaps", verbs=("create", "get", "list", "update", "delete")),
+    Kind("PersistentVolumeClaim", "persistentvolumeclaims", verbs=("create", "get", "delete")),
+    Kind("NetworkPolicy", "networkpolicies", "networking.k8s.io", verbs=("create", "get", "update", "delete")),
+    Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
+    Kind("Workload", "workloads", "kueue.x-k8s.io", "v1beta2", verbs=("list",)),
+    Kind("OlderWorkload", "workloads", "kueue.x-k8s.io", "v1beta1", verbs=("list",)),
+    Kind("LocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta2"),
+    Kind("OlderLocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta1"),
+    Kind("Pod", "pods", verbs=("list",)),
+    Kind("Event", "events", verbs=("list",)),
+    Kind("Secret", "secrets"),
+    Kind("Namespace", "namespaces", namespaced=False),
+    Kind("Node", "nodes", namespaced=False),
+    Kind("PersistentVolume", "persistentvolumes", namespaced=False),
+    Kind("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False),
+    Kind("LimitRange", "limitranges"),
+    Kind("ResourceQuota", "resourcequotas"),
+    Kind("PriorityClass", "priorityclasses", "scheduling.k8s.io", namespaced=False),
+    Kind("RuntimeClass", "runtimeclasses", "node.k8s.io", namespaced=False),
+    Kind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False),
 )
-KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
-
-
-def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[Right]:
-    """What an account must be allowed to do in its namespace; `training` is `job`, `nodes`, `mpijob` or `trainjob`.
-
-    A run without an MPIJob still looks for those of others; what is submitted to a queue has Workloads that say
-    why it waits.
-    """
-    rights = {Right(kind.group, kind.plural, verb) for kind in _ROWS for verb in kind.verbs} | {Right("", "pods/log", "get")}
-    if training != "mpijob":
-        rights = {right for right in rights if right.resource != KINDS["MPIJob"].plural or right.verb == "list"}
-    optional = {
-        "Workload": queue,
-        "NetworkPolicy": network_policy,
-        "Service": training == "nodes",
-        "TrainJob": training == "trainjob",
-        "TrainingRuntime": training == "trainjob",
-    }
-    unneeded = {KINDS[kind].plural for kind, needed in optional.items() if not needed}
-    return sorted(right for right in rights if right.resource not in unneeded)
+KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
 
 
 # --- the connection, by the official client's `DynamicClient`: raw JSON answers, one-line errors
@@ -376,11 +344,11 @@ class Cluster:
 
     def create(self, item: Json) -> Json:
         """Make an object."""
-        return self._call(f"create {_title(item)}", "create", item["kind"], body=item)
+        return self._call(f"create {title_of(item)}", "create", item["kind"], body=item)
 
     def replace(self, item: Json) -> Json:
         """Replace an object."""
-        return self._call(f"replace {_title(item)}", "replace", item["kind"], name=item["metadata"]["name"], body=item)
+        return self._call(f"replace {title_of(item)}", "replace", item["kind"], name=item["metadata"]["name"], body=item)
 
     def read(self, kind: str, name: str) -> Json | None:
         """An object, or None where there is none of that name."""
@@ -421,10 +389,10 @@ class Cluster:
         except (ForbiddenError, NotFoundError):
             return None
 
-    def is_allowed(self, right: Right) -> bool:
-        """Whether this account has a right in the namespace."""
-        resource, _, part = right.resource.partition("/")
-        attributes = {"namespace": self.namespace, "group": right.group, "resource": resource, "verb": right.verb}
+    def is_allowed(self, group: str, resource: str, verb: str) -> bool:
+        """Whether this account has a right in the namespace; a part of a resource is written as `pods/log`."""
+        resource, _, part = resource.partition("/")
+        attributes = {"namespace": self.namespace, "group": group, "resource": resource, "verb": verb}
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
@@ -475,5 +443,6 @@ class Cluster:
         return self.connection.call(action, verb, kind, namespace=self.namespace, **arguments)
 
 
-def _title(item: Json) -> str:
+def title_of(item: Json) -> str:
+    """Its kind and name, for messages."""
     return f"{item['kind']} {item['metadata']['name']}"

@@ -9,45 +9,37 @@ its time to start begins again. So it goes with what is suspended while it runs,
 
 from __future__ import annotations
 
-import functools
+import re
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, human_seconds
-from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, Json, StreamDroppedError
-from gaudi_bert.runners.kubernetes.logs import LogFollower, StepProgress
-from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL, pod_specs
+from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Json, NotFoundError, StreamDroppedError, title_of
+from gaudi_bert.runners.kubernetes.manifests import QUEUE_LABEL
+from gaudi_bert.runners.kubernetes.pod_problems import RUN_AGAIN, Problem, is_worker, last_warning, worst_problem
 from gaudi_bert.runners.kubernetes.problems import (
-    RUN_AGAIN,
-    Problem,
-    ReadLog,
-    claim_problem,
-    few_pods_problem,
-    is_worker,
+    claim_problems,
+    describe_suspension,
+    is_suspended,
     job_outcome,
     lacks_pods,
-    last_warning,
-    lost_node,
-    missing_object,
-    no_pods_problem,
-    one_line,
-    pod_problem,
-    worst_problem,
+    log_reader,
+    needs_all_pods,
+    pods_of,
+    problem_of,
 )
+from gaudi_bert.runners.launch import MPIRUN_FOOTER, rank_pieces
 
-WATCH_SECONDS = 5
-SHORTEST_ROUND_SECONDS = 0.2
+_WATCH_SECONDS = 5
+_SHORTEST_ROUND_SECONDS = 0.2
 _LOG_END_SECONDS = 10
 # What passes sooner is not reported: most volumes are bound, and most pods placed, a moment after a Job is created.
-PASSING_SECONDS = 15.0
+_PASSING_SECONDS = 15.0
 # How long a Job may take to replace pods that were stopped on request; its backoff begins with 10 s, and doubles.
-RESTART_SECONDS = 15.0
-# Enough for what the ranks and mpirun write after one has failed.
-_LOG_END_LINES = 1000
-# Of Kueue: the label that names the owner of a Workload, and the kinds, the newest version of the API first.
-_OWNER_LABEL = "kueue.x-k8s.io/job-uid"
-_WORKLOADS = ("Workload", "OlderWorkload")
+_RESTART_SECONDS = 15.0
 
 
 class PodsDisruptedError(FailedError):
@@ -56,37 +48,6 @@ class PodsDisruptedError(FailedError):
     def __init__(self, message: str, *, saved: bool) -> None:
         super().__init__(message)
         self.saved = saved
-
-
-def pods_of(cluster: Cluster, item: Json) -> list[Json]:
-    """The pods of a step."""
-    return cluster.find("Pod", f"{POD_LABELS[item['kind']]}={item['metadata']['name']}")
-
-
-def workloads_of(cluster: Cluster, item: Json) -> list[Json]:
-    """The Workloads of `item`; none without Kueue, or where this account may not see them."""
-    try:
-        for kind in _WORKLOADS:
-            workloads = cluster.find(kind, f"{_OWNER_LABEL}={item['metadata'].get('uid', '')}")
-            if workloads:
-                return workloads
-    except ForbiddenError:
-        pass
-    return []
-
-
-def log_reader(cluster: Cluster) -> ReadLog:
-    """How the end of a container's log is read, for the error of a rank that failed; empty where it cannot be read."""
-
-    @functools.cache
-    def log_end(name: str, container: str) -> str:
-        try:
-            lines = list(cluster.log_lines(name, container, follow=False, last=_LOG_END_LINES))
-        except (ClusterError, StreamDroppedError):
-            return ""
-        return "\n".join(line.partition(" ")[2] for line in lines)
-
-    return lambda pod, container: log_end(pod["metadata"]["name"], container)
 
 
 def follow(
@@ -101,16 +62,16 @@ def follow(
 
     Its pods may wait `start_seconds` for a node, a volume or an image.
     """
-    progress = StepProgress(item, reporter)
-    logs = LogFollower(cluster, reporter, progress)
+    progress = _StepProgress(item, reporter)
+    logs = _LogFollower(cluster, reporter, progress)
     read_log = log_reader(cluster)
-    limit, stops = StartLimit(start_seconds, reporter), _Stops()
+    limit, stops = _StartLimit(start_seconds, reporter), _Stops()
     try:
         while True:
             round_started = time.monotonic()
             current = cluster.read(item["kind"], item["metadata"]["name"])
             if current is None:
-                raise FailedError(f"{item['kind']} {item['metadata']['name']} was removed while it ran; run it again")
+                raise FailedError(f"{title_of(item)} was removed while it ran; run it again")
             current = {"kind": item["kind"], **current}  # Answers about one object do not always name its kind.
             pods = pods_of(cluster, current)
             if shows_logs:
@@ -124,7 +85,7 @@ def follow(
                 return
             if suspended:
                 limit.begin_again()
-                progress.show_waiting(describe_suspension(current, workloads_of(cluster, current)))
+                progress.show_waiting(describe_suspension(cluster, current))
             else:
                 if problem is None:
                     limit.begin_again()
@@ -134,14 +95,14 @@ def follow(
                     cluster.delete(current["kind"], current["metadata"]["name"])
                     raise PodsDisruptedError(f"{current['metadata']['name']} was stopped on request", saved=True)
                 progress.show(current, pods)
-            cluster.wait_for_change(current, WATCH_SECONDS)
-            if time.monotonic() - round_started < SHORTEST_ROUND_SECONDS:
-                time.sleep(SHORTEST_ROUND_SECONDS)
+            cluster.wait_for_change(current, _WATCH_SECONDS)
+            if time.monotonic() - round_started < _SHORTEST_ROUND_SECONDS:
+                time.sleep(_SHORTEST_ROUND_SECONDS)
     finally:
         logs.finish(0)
 
 
-class StartLimit:
+class _StartLimit:
     """How long pods that cannot start are waited for; each new problem is reported once."""
 
     def __init__(self, start_seconds: float, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
@@ -176,7 +137,7 @@ class StartLimit:
         """Report what has ended, and what lasts."""
         since = self._noticed.setdefault(problem.without_names, self._clock())
         may_pass = problem.may_pass or not problem.started
-        if may_pass and self._clock() - since < PASSING_SECONDS:
+        if may_pass and self._clock() - since < _PASSING_SECONDS:
             return
         self._reported.add(problem.without_names)
         if not problem.started:
@@ -214,44 +175,21 @@ class _Stops:
         if waits or not all(end is not None and end.saved for end in ends):
             return False
         self._since = time.monotonic() if self._since is None else self._since
-        return time.monotonic() - self._since >= RESTART_SECONDS
-
-
-def problem_of(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
-    """What is wrong with the pods of a running Job or MPIJob, or why it has none, or too few."""
-    if not pods:
-        return no_pods_problem(item, _events_of_maker(cluster, item))
-    problem = worst_problem(pods, read_log)
-    if problem is None or problem.disrupted:
-        problem = next(filter(None, (lost_node(pod, cluster.events) for pod in pods)), problem)
-    if problem is not None and not problem.only_slow and not problem.disrupted:
-        return problem
-    if lacks_pods(item, pods):
-        refused = few_pods_problem(item, pods, _events_of_maker(cluster, item))
-        if refused is not None:
-            return refused
-    return problem if problem is None or problem.disrupted else _why_slow(cluster, pods) or problem
-
-
-def _why_slow(cluster: Cluster, pods: Sequence[Json]) -> Problem | None:
-    """What is missing to pods that do not start; those with the same containers need the same."""
-    slow = {pod["spec"]["containers"][0]["name"]: pod for pod in pods if pod_problem(pod) is not None}
-    missing = (missing_object(pod, cluster.events(pod["metadata"]["name"])) for pod in slow.values())
-    return next(filter(None, missing), None)
+        return time.monotonic() - self._since >= _RESTART_SECONDS
 
 
 def _raise_unless_complete(item: Json, outcome: str, problem: Problem | None) -> None:
     if outcome == "complete":
         return
     if problem is None or problem.only_slow:
-        raise FailedError(f"{item['kind']} {item['metadata']['name']} {outcome}; see `gaudi-bert k8s logs`")
+        raise FailedError(f"{title_of(item)} {outcome}; see `gaudi-bert k8s logs`")
     raise PodsDisruptedError(str(problem), saved=problem.saved) if problem.disrupted else FailedError(str(problem))
 
 
 def _give_up(cluster: Cluster, item: Json, pods: Sequence[Json], problem: Problem, waited: float) -> None:
     """Remove what only holds resources, and say why."""
     reason, remedy = problem.reason, problem.remedy
-    claims = [] if problem.started else _claim_problems(cluster, item)
+    claims = [] if problem.started else claim_problems(cluster, item)
     if claims and (problem.only_slow or "laim" in reason):
         reason, remedy = claims[0].reason, claims[0].remedy
     elif problem.only_slow:
@@ -260,90 +198,190 @@ def _give_up(cluster: Cluster, item: Json, pods: Sequence[Json], problem: Proble
         reason += f": {warnings[-1]}" if warnings else ""
     cluster.delete(item["kind"], item["metadata"]["name"])
     after = f" after {human_seconds(waited)}" if waited >= 1 else ""
-    raise FailedError(f"{reason}{after} ({item['kind']} {item['metadata']['name']} was removed); {remedy}")
+    raise FailedError(f"{reason}{after} ({title_of(item)} was removed); {remedy}")
 
 
-def _events_of_maker(cluster: Cluster, item: Json) -> list[Json]:
-    """What the cluster noted about who makes the pods of `item`: itself, and an MPIJob's Job that launches."""
-    name, created = item["metadata"]["name"], item["metadata"].get("creationTimestamp") or ""
-    launcher = cluster.events(f"{name}-launcher") if item["kind"] == "MPIJob" else []
-    events = [*launcher, *cluster.events(name)]
-    # Events outlive the object that they are about, and an earlier one may have had the same name.
-    return [event for event in events if (event.get("lastTimestamp") or created) >= created]
-
-
-def _claim_problems(cluster: Cluster, item: Json) -> list[Problem]:
-    """What keeps the volumes of `item` from being bound."""
-    volumes = [volume for spec in pod_specs(item) for volume in spec.get("volumes") or ()]
-    names = {volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume}
-    problems = []
-    for name in sorted(names):
-        claim = cluster.read("PersistentVolumeClaim", name)
-        problem = claim_problem(claim, cluster.events(name)) if claim is not None else None
-        if problem is not None:
-            problems.append(problem)
-    return problems
-
-
-# --- what waits for a queue: suspended until it is admitted, and again when others come first
+# --- what the pods of a step write: the log of one that is alone line by line, of those that share a step the last line
 #
-# Kueue suspends whatever carries the label of one of its queues, by itself, and creates a Workload for it, whose
-# conditions say what it waits for (kueue.sigs.k8s.io, "Troubleshooting Jobs"). An MPIJob has one Workload with launcher and
-# workers, so that it is admitted as one; its pods carry no label of their own. Where Workloads may not be read, the Job's
-# own condition is all that is known.
+# A thread follows each log. When the connection drops, the log is read again from a little before the last line that came,
+# and what was shown already is recognised by its time.
+
+_EVERY_SECONDS = 60.0
+# More logs at once than a person can read help nobody.
+_MOST_LOGS = 8
+_OVERLAP_SECONDS = 5
 
 
-def is_suspended(item: Json) -> bool:
-    """Whether a Job or an MPIJob is held back, so that it has no pods, or loses those that it has."""
-    spec = item.get("spec", {})
-    return bool((spec.get("runPolicy") or {}).get("suspend") if item["kind"] == "MPIJob" else spec.get("suspend"))
+class _StepProgress:
+    """How far a step is, in one line a minute where nothing else is shown."""
 
+    def __init__(self, item: Json, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = item["metadata"]["name"]
+        # Pods that train together report once, in the first one's log.
+        self._parts = 1 if needs_all_pods(item) else int(item.get("spec", {}).get("completions") or 1)
+        self._reporter, self._clock = reporter, clock
+        self._began = self._last_shown = clock()
+        self._last_lines: dict[str, str] = {}
+        self._waits_for: str | None = None
+        self._waiting_since = 0.0
 
-def describe_suspension(item: Json, workloads: Sequence[Json]) -> str:
-    """What a suspended Job or MPIJob waits for, in one line; `workloads` is what its queue keeps about it."""
-    title = f"{item['kind']} {item['metadata']['name']}"
-    queue = (item["metadata"].get("labels") or {}).get(QUEUE_LABEL)
-    own = (item.get("status") or {}).get("conditions") or ()
-    own_reasons = [_message_of(each) for each in own if each["type"] == "Suspended" and each.get("status") == "True"]
-    reason = _queue_reason(workloads) or "; ".join(own_reasons)
-    if queue is None:
-        because = f": {reason}" if reason else ""
-        return f"{title} is suspended{because}; a queue of the cluster, or `kubectl edit`, resumes it"
-    return f"{title} waits for its queue {queue}: {reason or 'not looked at yet'}"
+    @property
+    def is_shared(self) -> bool:
+        """Whether several pods share the step."""
+        return self._parts > 1
 
+    def take(self, pod: str, prefix: str, lines: Sequence[str]) -> None:
+        """Show lines of a pod that is alone; of others keep the last one."""
+        for line in lines:
+            if self.is_shared:
+                self._last_lines[pod] = line
+            else:
+                self._last_shown = self._clock()
+                self._reporter.say(prefix + line)
 
-def _queue_reason(workloads: Sequence[Json]) -> str:
-    """Why the newest of `workloads` is not admitted; empty where the reason is unknown."""
-    if not workloads:
-        return ""
-    newest = max(workloads, key=lambda workload: str(workload["metadata"].get("creationTimestamp") or ""))
-    return "; ".join(dict.fromkeys(_reasons(newest)))
-
-
-def _reasons(workload: Json) -> Iterator[str]:
-    status = workload.get("status") or {}
-    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
-    if workload.get("spec", {}).get("active") is False:
-        yield "it was deactivated, and waits until its Workload is active again"
-    if _is(conditions, "Evicted", "True"):
-        yield _message_of(conditions["Evicted"])
-    if _is(conditions, "QuotaReserved", "True"):
-        for check in status.get("admissionChecks") or ():
-            if check.get("state") != "Ready":
-                message = one_line(check.get("message") or "") or check.get("state", "Pending")
-                yield f"admission check {check['name']}: {message}"
-        return
-    for kind in ("QuotaReserved", "Admitted"):
-        if _is(conditions, kind, "False"):
-            yield _message_of(conditions[kind])
-            if conditions[kind].get("reason") == "Inadmissible":
-                yield "see `kubectl get localqueues`, and correct kubernetes.queue"
+    def show(self, item: Json, pods: Sequence[Json]) -> None:
+        """Show how far the step is, where a minute has gone by (on a terminal: at once)."""
+        self._waits_for = None
+        at_work = [pod["metadata"]["name"] for pod in pods if pod.get("status", {}).get("phase") == "Running"]
+        if not at_work or not self._is_due():
             return
+        text = f"running for {human_seconds(self._clock() - self._began)}"
+        if self.is_shared:
+            done = int(item.get("status", {}).get("succeeded") or 0)
+            last_lines = [f"{pod}: {self._last_lines[pod]}" for pod in at_work if pod in self._last_lines]
+            text = "; ".join([f"{done} of {self._parts} parts done, {len(at_work)} at work", *(last_lines or [text])])
+        self._reporter.show(f"{self._name}: {text}")
+
+    def show_waiting(self, reason: str) -> None:
+        """Say what the step waits for: at once where that is new, and then every minute with the time that it took."""
+        if reason != self._waits_for:
+            if self._waits_for is None:
+                self._waiting_since = self._clock()
+            self._waits_for, self._last_shown = reason, self._clock()
+            self._reporter.say(reason)
+        elif self._is_due():
+            self._reporter.show(f"{reason} ({human_seconds(self._clock() - self._waiting_since)} so far)")
+
+    def _is_due(self) -> bool:
+        """Whether a line may be shown now; the minute then starts again."""
+        now = self._clock()
+        if not self._reporter.live and now - self._last_shown < _EVERY_SECONDS:
+            return False
+        self._last_shown = now
+        return True
 
 
-def _is(conditions: Json, kind: str, status: str) -> bool:
-    return kind in conditions and conditions[kind].get("status") == status
+def followed_container(pod: Json) -> str | None:
+    """The container whose log is of interest; None for a pod that only serves others (a worker of an MPIJob)."""
+    return None if is_worker(pod) else pod["spec"]["containers"][0]["name"]
 
 
-def _message_of(condition: Json) -> str:
-    return one_line(condition.get("message") or "") or str(condition.get("reason", condition["type"]))
+def _is_later_node(pod: Json) -> bool:
+    """Whether a pod trains together with a first one, which reports for all."""
+    metadata = pod["metadata"]
+    index = (metadata.get("annotations") or {}).get("batch.kubernetes.io/job-completion-index", "0")
+    return index != "0" and (metadata.get("labels") or {}).get("app.kubernetes.io/component") == "train"
+
+
+class _Advice:
+    """Holds back what mpirun writes between two lines of dashes, until it is known whether that is the cause of an end.
+
+    It is, where no rank writes after it; mpirun's word that a rank has failed is not, since the reason names that rank.
+    """
+
+    _EDGE = re.compile(r"-{60,}")
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+        self._is_open = False
+
+    def shown(self, line: str) -> list[str]:
+        """What of `line`, and of what was held back, is to be shown now."""
+        is_edge = self._EDGE.fullmatch(line) is not None
+        if is_edge or self._is_open:
+            self._is_open ^= is_edge
+            self._held.append(line)
+            return []
+        if any(rank is not None for rank, _ in rank_pieces(line)):
+            self._held = []
+        return [line]
+
+    def rest(self) -> list[str]:
+        """What is still held back when the log has ended."""
+        held, self._held, self._is_open = self._held, [], False
+        return MPIRUN_FOOTER.sub("", "".join(f"{line}\n" for line in held)).splitlines()
+
+
+@dataclass
+class _Followed:
+    advice: _Advice = field(default_factory=_Advice)
+    thread: threading.Thread | None = None
+    last_moment: str = ""
+    started: float = field(default_factory=time.monotonic)
+    reached_end: bool = False
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody reads it at present."""
+        return self.thread is not None and self.thread.is_alive()
+
+
+class _LogFollower:
+    """Reads the logs of a step's pods for `progress`."""
+
+    def __init__(self, cluster: Cluster, reporter: Reporter, progress: _StepProgress) -> None:
+        self._cluster = cluster
+        self._reporter = reporter
+        self._progress = progress
+        self._followed: dict[str, _Followed] = {}
+        self._reported: set[int | None] = set()
+
+    def update(self, pods: Sequence[Json]) -> None:
+        """Read the logs of those pods whose container has started, and resume those that were dropped."""
+        for pod in pods:
+            name, container = pod["metadata"]["name"], followed_container(pod)
+            statuses = pod.get("status", {}).get("containerStatuses") or ()
+            states = [status.get("state") or {} for status in statuses if status["name"] == container]
+            state = next(iter(states[0]), "waiting") if states else "waiting"
+            reading = sum(log.is_read for log in self._followed.values())
+            log = self._followed.get(name)
+            ended = log is not None and (log.is_read or (log.reached_end and state == "terminated"))
+            if container is None or _is_later_node(pod) or state == "waiting" or ended or reading >= _MOST_LOGS:
+                continue
+            prefix = f"[{name}] " if len(pods) > 1 else ""
+            self._read(log or self._followed.setdefault(name, _Followed()), name, container, prefix)
+
+    def finish(self, seconds: float) -> None:
+        """Let the logs that are still coming in end, for so long at the most."""
+        until = time.monotonic() + seconds
+        for log in self._followed.values():
+            if log.thread is not None:
+                log.thread.join(max(0.0, until - time.monotonic()))
+
+    def _read(self, log: _Followed, pod: str, container: str, prefix: str) -> None:
+        shown_until = log.last_moment
+        since = int(time.monotonic() - log.started) + _OVERLAP_SECONDS if shown_until else None
+
+        def show() -> None:
+            try:
+                for line in self._cluster.log_lines(pod, container, since):
+                    moment, _, text = line.partition(" ")
+                    if moment > shown_until:
+                        log.last_moment = moment
+                        self._progress.take(pod, prefix, log.advice.shown(text))
+                self._progress.take(pod, prefix, log.advice.rest())
+                log.reached_end = True
+            except StreamDroppedError:
+                pass  # The next update takes the log up again.
+            except ClusterError as error:
+                self._report(error)
+
+        log.reached_end = False
+        log.thread = threading.Thread(target=show, daemon=True)
+        log.thread.start()
+
+    def _report(self, error: ClusterError) -> None:
+        """Report that logs cannot be read, once for each reason; the status of a pod that is gone explains its end."""
+        if not isinstance(error, NotFoundError) and error.status not in self._reported:
+            self._reported.add(error.status)
+            self._reporter.say(f"{error}; the run continues without this log")

@@ -6,22 +6,33 @@ file. `k8s/overlays/` are the same manifests filled by kustomize for the demo; t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
 
-from gaudi_bert.artefacts.store.objects import in_store
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import in_store
+from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.places import PodPlacement
-from gaudi_bert.runners.kubernetes.kustomizations import Manifest, build
-from gaudi_bert.runners.kubernetes.trainjob import as_trainjob
+from gaudi_bert.runners.kubernetes.pods import DATA_FOLDER, Manifest, fill_pods, pod_specs, set_option
 from gaudi_bert.runners.launch import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, training_command
-from gaudi_bert.runners.resources import evaluation_resources, pod_resources, quantity_value, training_resources
-from gaudi_bert.runners.stage_table import STEPS, Stage, named_paths, stage_engine, stage_image, stages_of, steps_of
+from gaudi_bert.runners.stage_table import (
+    STEPS,
+    Stage,
+    evaluation_resources,
+    named_paths,
+    pod_resources,
+    quantity_value,
+    stage_engine,
+    stages_of,
+    steps_of,
+    training_resources,
+)
 
 PIPELINE_LABEL = "app.kubernetes.io/instance"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -33,7 +44,6 @@ POD_LABELS = {
     "MPIJob": "training.kubeflow.org/job-name",
     "TrainJob": "jobset.sigs.k8s.io/jobset-name",
 }
-DATA_FOLDER = "/data"
 # Paths that mean the same inside every container.
 _MOUNTED = (DATA_FOLDER, "/work")
 # Next to the pipeline in its ConfigMap, mounted as /etc/passwd.
@@ -70,7 +80,7 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     training = "training-nodes" if settings.trains_on_nodes else training
     network = ("training-network",) if settings.has_network_policy and settings.trains_as_mpijob else ()
     tasks = ("finetuning",) if settings.finetunes else ()
-    objects = build(("base", "data", training, *network, *tasks, "results"), _components(settings, server_version))
+    objects = _build(("base", "data", training, *network, *tasks, "results"), _components(settings, server_version))
     jobs = {item["metadata"]["name"]: item for item in objects if item["kind"] in ("Job", "MPIJob")}
     steps = {step: jobs[step] for step in steps_of(stages_of(settings))}
     shared = {item["kind"]: item for item in objects if item["kind"] not in ("Job", "MPIJob")}
@@ -100,7 +110,7 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     if settings.kubernetes.work_claim or settings.kubernetes.store:
         del shared["PersistentVolumeClaim"]
     if "train" in steps and settings.training_kind == "trainjob":
-        steps["train"], shared["TrainingRuntime"] = as_trainjob(settings, steps["train"])
+        steps["train"], shared["TrainingRuntime"] = _as_trainjob(settings, steps["train"])
     return Manifests(namespace, tuple(shared.values()), steps)
 
 
@@ -191,7 +201,7 @@ def _fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
         _share_out(item, settings.resources.data_workers)
     if is_main_step and stage.parallel:
         # As many as a pod's memory is meant for, however many cores the node has.
-        _set_option(next(pod_specs(item))["containers"][0], "--workers", str(settings.resources.data_processes))
+        set_option(next(pod_specs(item))["containers"][0], "--workers", str(settings.resources.data_processes))
     if item["kind"] == "MPIJob":
         _fill_mpijob(settings, item)
     elif is_main_step and step == "train" and settings.trains_on_nodes:
@@ -202,21 +212,13 @@ def _fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
         container = next(pod_specs(item))["containers"][0]
         resources = settings.resources
         container["resources"] = evaluation_resources(resources) if stage.trains else pod_resources(resources.data)
-    for spec in pod_specs(item):
-        _fill_pod(settings, step, spec)
-    _set_placement(settings, step, item)
-    port = {"train": settings.training.metrics_port, "finetune": settings.finetune.metrics_port}.get(step)
-    if port is not None:
-        # Rank 0 is on the only worker, or on the first one, and all workers share one template.
-        *_, worker = pod_templates(item)
-        _announce_metrics(port, worker)
-    _use_store(settings, item)
+    fill_pods(settings, step, item)
 
 
 def _share_out(item: Manifest, pods: int) -> None:
     """Let `pods` pods do an indexed step, each its part, and with retries for each where the Job counts them together."""
     _set_pods(item, pods)
-    _set_option(next(pod_specs(item))["containers"][0], "--shard", f"$(JOB_COMPLETION_INDEX)/{pods}")
+    set_option(next(pod_specs(item))["containers"][0], "--shard", f"$(JOB_COMPLETION_INDEX)/{pods}")
 
 
 def _set_pods(item: Manifest, pods: int) -> None:
@@ -296,137 +298,102 @@ def _set_environment(settings: PipelineSettings, container: Manifest) -> None:
         container["env"] = variables
 
 
-def _set_option(container: Manifest, option: str, value: str) -> None:
-    command = container["command"]
-    command[command.index(option) + 1] = value
-
-
-# --- the pods of a step
-
-
-def _fill_pod(settings: PipelineSettings, step: str, spec: Manifest) -> None:
-    """What all pods take from the pipeline: account, volumes, images, how long to wait."""
-    kubernetes, images = settings.kubernetes, settings.images
-    spec["serviceAccountName"] = f"{settings.name}-{spec['serviceAccountName']}"
-    if spec["securityContext"].get("runAsNonRoot"):
-        spec["securityContext"] |= dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), kubernetes.user)
-    if images.pull_secret:
-        spec["imagePullSecrets"] = [{"name": images.pull_secret}]
-    _fill_volumes(settings, spec)
-    for container in (*spec.get("initContainers", ()), *spec["containers"]):
-        container["image"] = stage_image(settings, STEPS[step])
-        container["imagePullPolicy"] = images.pull_policy
-        if kubernetes.data_claim and "volumeMounts" in container:
-            container["volumeMounts"].append({"name": "data", "mountPath": DATA_FOLDER, "readOnly": True})
-        if container["name"] == "wait":
-            _set_option(container, "--timeout", str(kubernetes.wait_seconds))
-
-
-def _fill_volumes(settings: PipelineSettings, spec: Manifest) -> None:
-    for volume in spec["volumes"]:
-        if "configMap" in volume:
-            volume["configMap"]["name"] = f"{settings.name}-pipeline"
-        if "persistentVolumeClaim" in volume:
-            volume["persistentVolumeClaim"]["claimName"] = work_claim_name(settings)
-        if volume["name"] == "shared-memory":
-            volume["emptyDir"]["sizeLimit"] = settings.resources.shared_memory
-        if volume["name"] == "scratch":
-            volume["emptyDir"]["sizeLimit"] = settings.kubernetes.scratch
-            for container in spec["containers"]:
-                container["resources"]["requests"]["ephemeral-storage"] = settings.kubernetes.scratch
-    if settings.kubernetes.data_claim:
-        claim = {"claimName": settings.kubernetes.data_claim, "readOnly": True}
-        spec["volumes"].append({"name": "data", "persistentVolumeClaim": claim})
-
-
-def _fill_placement(placement: PodPlacement, template: Manifest, *, chooses_node: bool = True) -> None:
-    """Set where a pod may run and how it is marked; `chooses_node` is False for one that only starts others."""
-    spec, metadata = template["spec"], template["metadata"]
-    values: dict[str, Any] = {
-        "tolerations": [toleration.as_manifest() for toleration in placement.tolerations],
-        "priorityClassName": placement.priority_class,
-    }
-    if chooses_node:
-        values |= {
-            "nodeSelector": dict(placement.node_selector),
-            "affinity": dict(placement.affinity),
-            "runtimeClassName": placement.runtime_class,
-        }
-    spec |= {key: value for key, value in values.items() if value}
-    # Our own labels, by which pods are selected, cannot be replaced.
-    metadata["labels"] = {**placement.labels, **metadata["labels"]}
-    if placement.annotations:
-        metadata["annotations"] = {**metadata.get("annotations", {}), **placement.annotations}
-
-
-def _announce_metrics(port: int, template: Manifest) -> None:
-    """Announce where a pod serves its figures: a named port, and the annotations that Prometheus usually reads."""
-    annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(port), "prometheus.io/path": "/metrics"}
-    metadata = template["metadata"]
-    metadata["annotations"] = {**annotations, **metadata.get("annotations", {})}
-    template["spec"]["containers"][0]["ports"] = [{"name": "metrics", "containerPort": port}]
-
-
-def training_placement(settings: PipelineSettings) -> PodPlacement:
-    """Where training pods may run; `kubernetes.node_selector` is for those that train alone."""
-    placement = settings.kubernetes.training_pods
-    selector = {**settings.kubernetes.node_selector, **placement.node_selector}
-    return placement.model_copy(update={"node_selector": selector})
-
-
-def _set_placement(settings: PipelineSettings, step: str, item: Manifest) -> None:
-    kubernetes, (first, *workers) = settings.kubernetes, pod_templates(item)
-    if not STEPS[step].trains:
-        _fill_placement(kubernetes.data_pods, first)
-        return
-    placement = training_placement(settings) if STEPS[step].distributed else kubernetes.training_pods
-    _fill_placement(placement, first, chooses_node=not workers)
-    for template in workers:
-        _fill_placement(placement, template)
-
-
-# --- the work folder in an object store: no volume, but scratch on the node (/tmp), and credentials from a Secret
+# --- the pods of an Indexed Job for Kubeflow Trainer: a TrainJob has their number, a TrainingRuntime their template
 #
-# The component `k8s/components/object-store` does the same for kubectl.
+# Trainer makes a JobSet of them, and sets the variables by which they meet in the container `node`.
+
+_TRAINER = "trainer.kubeflow.org"
 
 
-def _use_store(settings: PipelineSettings, item: Manifest) -> None:
-    """Let the pods of a Job or MPIJob work in `kubernetes.store`, if the pipeline names one."""
-    store, secret = settings.kubernetes.store, settings.kubernetes.store_secret
-    if store is None:
-        return
-    for spec in pod_specs(item):
-        spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "work"]
-        for container in (*spec.get("initContainers", ()), *spec["containers"]):
-            if "volumeMounts" in container:
-                container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] != "work"]
-            command = container["command"]
-            if "--work" in command:
-                command[command.index("--work") + 1] = store
-                if secret:
-                    container["envFrom"] = [{"secretRef": {"name": secret}}]
+def _as_trainjob(settings: PipelineSettings, job: Manifest) -> tuple[Manifest, Manifest]:
+    """The TrainJob and its TrainingRuntime that run the pods of `job`."""
+    metadata, spec = job["metadata"], copy.deepcopy(job["spec"])
+    for key in ("completions", "parallelism", "completionMode", "ttlSecondsAfterFinished"):
+        del spec[key]
+    pod = spec["template"]["spec"]
+    del pod["subdomain"]
+    container = pod["containers"][0]
+    container["name"] = "node"
+    theirs = ("JOB_NAME", NODE_ADDRESS, *NODE_VARIABLES)
+    container["env"] = [variable for variable in container["env"] if variable["name"] not in theirs]
+    node = {"metadata": {"labels": {f"{_TRAINER}/trainjob-ancestor-step": "trainer"}}, "spec": spec}
+    workers, processes = settings.resources.workers, settings.resources.processes_per_worker
+    runtime = {
+        "apiVersion": f"{_TRAINER}/v1alpha1",
+        "kind": "TrainingRuntime",
+        "metadata": {**metadata, "labels": {**metadata["labels"], f"{_TRAINER}/framework": "torch"}},
+        "spec": {
+            "mlPolicy": {"numNodes": workers, "torch": {}},
+            "template": {"spec": {"replicatedJobs": [{"name": "node", "template": node}]}},
+        },
+    }
+    train_job = {
+        "apiVersion": f"{_TRAINER}/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": metadata,
+        "spec": {
+            "runtimeRef": {"apiGroup": _TRAINER, "kind": "TrainingRuntime", "name": metadata["name"]},
+            "trainer": {"numNodes": workers, "numProcPerNode": processes},
+        },
+    }
+    return train_job, runtime
 
 
-# --- reading what was rendered
+# --- our own kustomizations, built without kustomize: resources, components and JSON patches (RFC 6902), and nothing else
+#
+# So the very manifests that `kubectl apply -k` takes are filled, on machines without kubectl too. What only overlays use
+# (name prefixes, image tags, generators) comes from the pipeline file instead.
+
+_MANIFESTS = Path(__file__).parent / "manifests"
+# Where PyYAML has libyaml, a hundred files are read in a tenth of a second.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def pod_templates(item: Manifest) -> Iterator[Manifest]:
-    """The pod templates of a Job, a TrainingRuntime or an MPIJob (launcher, then workers); a TrainJob has none itself."""
-    if item["kind"] == "TrainingRuntime":
-        yield from (job["template"]["spec"]["template"] for job in item["spec"]["template"]["spec"]["replicatedJobs"])
-    elif item["kind"] == "MPIJob":
-        for replica in ("Launcher", "Worker"):
-            yield item["spec"]["mpiReplicaSpecs"][replica]["template"]
-    elif item["kind"] == "Job":
-        yield item["spec"]["template"]
+def _build(resources: Sequence[str], components: Sequence[str] = ()) -> list[Manifest]:
+    """The objects of the kustomizations `resources`, patched by `components`; all are folders below `k8s/`."""
+    objects = [item for folder in resources for item in _build_folder(_MANIFESTS / folder)]
+    for component in components:
+        _apply_patches(_MANIFESTS / component, objects)
+    return objects
 
 
-def pod_specs(item: Manifest) -> Iterator[Manifest]:
-    """The pod specs of what has pod templates."""
-    for template in pod_templates(item):
-        yield template["spec"]
+def _build_folder(folder: Path) -> list[Manifest]:
+    kustomization = _read(folder / "kustomization.yaml")
+    objects: list[Manifest] = []
+    for name in kustomization.get("resources", ()):
+        path = (folder / name).resolve()
+        objects += _build_folder(path) if path.is_dir() else [_read(path)]
+    for name in kustomization.get("components", ()):
+        _apply_patches((folder / name).resolve(), objects)
+    _apply_patches(folder, objects)
+    return objects
 
 
-def work_claim_name(settings: PipelineSettings) -> str:
-    """The claim of the volume that holds the work folder: the one that the pipeline names, or its own."""
-    return settings.kubernetes.work_claim or f"{settings.name}-work"
+def _apply_patches(folder: Path, objects: Sequence[Manifest]) -> None:
+    """Apply the patches that `folder`'s kustomization lists to those of `objects` that they are meant for."""
+    for patch in _read(folder / "kustomization.yaml").get("patches", ()):
+        operations, target = _read(folder / patch["path"]), patch["target"]
+        for item in objects:
+            if item["kind"] == target["kind"] and re.fullmatch(target.get("name", ".*"), item["metadata"]["name"]):
+                for operation in operations:
+                    _apply_operation(item, operation)
+
+
+def _apply_operation(item: Any, operation: Mapping[str, Any]) -> None:
+    """One `add`, `replace` or `remove`; an index of a list is a number, and `-` is its end."""
+    *parents, last = operation["path"].lstrip("/").split("/")
+    for part in parents:
+        item = item[int(part)] if isinstance(item, list) else item[part]
+    value = copy.deepcopy(operation.get("value"))
+    if operation["op"] == "remove":
+        del item[int(last) if isinstance(item, list) else last]
+    elif not isinstance(item, list):
+        item[last] = value
+    elif operation["op"] == "replace":
+        item[int(last)] = value
+    else:
+        item.insert(len(item) if last == "-" else int(last), value)
+
+
+def _read(path: Path) -> Any:
+    return yaml.load(path.read_text(encoding="utf-8"), _LOADER)

@@ -1,352 +1,112 @@
-"""What is wrong with the objects of a run on a cluster, and what to do about it: from what the API server answers.
+"""What is wrong with a step on a cluster, or what it waits for, and what to do about it.
 
-Of pods: why one does not start, or failed. Of Jobs and MPIJobs: what became of one, why it has no pods. Of volume claims:
-why one is not bound.
+Of Jobs, MPIJobs and TrainJobs: what became of one, why it has no pods or too few. Of their volume claims: why one is not
+bound. Of what a queue holds back: why.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from gaudi_bert.runners.kubernetes.client import Json
-from gaudi_bert.runners.launch import MPIRUN_FOOTER, failed_rank, rank_pieces
-from gaudi_bert.runners.stage_table import STAGES
+from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, Json, StreamDroppedError, title_of
+from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL
+from gaudi_bert.runners.kubernetes.pod_problems import (
+    Problem,
+    ReadLog,
+    is_worker,
+    last_warning,
+    lost_node,
+    missing_object,
+    one_line,
+    pod_problem,
+    worst_problem,
+)
+from gaudi_bert.runners.kubernetes.pods import pod_specs
 
-# The end of the log of a container of a pod.
-ReadLog = Callable[[Json, str], str]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong.
-
-    `hopeless`: waiting or trying again cannot help. `started`: the pod's containers ran. `only_slow`: every pod is like
-    this for a while, only its length is a problem. `may_pass`: nothing has ended, so it is reported only if it lasts.
-    `disrupted`: the cluster took the pod away, or somebody did, so the same work may be submitted again; `saved`: it
-    stopped on request before that, which counts for nothing.
-    """
-
-    reason: str
-    remedy: str
-    hopeless: bool = False
-    started: bool = True
-    only_slow: bool = False
-    may_pass: bool = False
-    disrupted: bool = False
-    saved: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.reason}; {self.remedy}"
-
-    @property
-    def without_names(self) -> str:
-        """The same without the names of pods, which change with every attempt to make one, and with every other pod."""
-        return _POD_NAME.sub("pod", _LIKEWISE.sub("", str(self)))
+# Enough for what the ranks and mpirun write after one has failed.
+_LOG_END_LINES = 1000
+# Of Kueue: the label that names the owner of a Workload, and the kinds, the newest version of the API first.
+_OWNER_LABEL = "kueue.x-k8s.io/job-uid"
+_WORKLOADS = ("Workload", "OlderWorkload")
 
 
-_LIKEWISE = re.compile(r" \(likewise [^)]*\)")
-_POD_NAME = re.compile(r'\bpods? (?:"[^"]*"|[a-z0-9][-a-z0-9.]*)')
+def pods_of(cluster: Cluster, item: Json) -> list[Json]:
+    """The pods of a step."""
+    return cluster.find("Pod", f"{POD_LABELS[item['kind']]}={item['metadata']['name']}")
 
 
-def one_line(text: str) -> str:
-    """`text` without line breaks and double spaces."""
-    return " ".join(text.split())
+def _workloads_of(cluster: Cluster, item: Json) -> list[Json]:
+    """The Workloads of `item`; none without Kueue, or where this account may not see them."""
+    try:
+        for kind in _WORKLOADS:
+            workloads = cluster.find(kind, f"{_OWNER_LABEL}={item['metadata'].get('uid', '')}")
+            if workloads:
+                return workloads
+    except ForbiddenError:
+        pass
+    return []
 
 
-# --- pods
+def log_reader(cluster: Cluster) -> ReadLog:
+    """How the end of a container's log is read, for the error of a rank that failed; empty where it cannot be read."""
 
-_BAD_INPUT = 2
-_STOPPED = 75
-_KILLED = 137
-# Of training pods, and of the workers of an MPIJob.
-_TRAINING_CONTAINERS = ("worker", "node", *(name for name, stage in STAGES.items() if stage.trains))
+    @functools.cache
+    def log_end(name: str, container: str) -> str:
+        try:
+            lines = list(cluster.log_lines(name, container, follow=False, last=_LOG_END_LINES))
+        except (ClusterError, StreamDroppedError):
+            return ""
+        return "\n".join(line.partition(" ")[2] for line in lines)
 
-# What is requested and lacking, as the scheduler writes it, and the remedy.
-_SCARCE = {
-    "Insufficient habana.ai/gaudi": (
-        "wait until cards are free, lower resources.cards or resources.workers, and see `gaudi-bert doctor --cluster`"
-    ),
-    "Insufficient hugepages-2Mi": "reserve huge pages on the nodes (vm.nr_hugepages), or lower resources.hugepages_2Mi",
-    "Insufficient vpc.amazonaws.com/efa": "use nodes with EFA and its device plugin, or set kubernetes.efa to 0",
-    "Insufficient memory": "lower resources.data.memory or resources.training.memory, or add nodes",
-    "Insufficient cpu": "lower resources.data.cpu or resources.training.cpu, or add nodes",
-    "PersistentVolumeClaim": "see whether the claim is bound: kubernetes.storage_class and kubernetes.access_mode must suit",
-    "persistentvolumeclaim": "see whether the claim exists and is bound: kubernetes.work_claim, kubernetes.data_claim",
-    "untolerated taint": "set kubernetes.data_pods.tolerations or kubernetes.training_pods.tolerations, or remove the taint",
-    "didn't match Pod's node": "correct kubernetes.node_selector, or what kubernetes.data_pods and training_pods select",
-    "Insufficient ephemeral-storage": "lower kubernetes.scratch, or free the nodes' disks",
-}
-_IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
-# Answers of a registry that retrying does not change.
-_NO_SUCH_IMAGE = re.compile(r"not found|manifest unknown|denied|unauthorized|no such|invalid", re.IGNORECASE)
-# ... and errors of a node that did not reach the registry, which may pass.
-_NO_REGISTRY = re.compile(r"no such host|dial tcp|server misbehaving|connection refused|timeout|x509", re.IGNORECASE)
-_DESCRIBE = "see `kubectl describe pod`"
-RUN_AGAIN = "run it again: it resumes where it stopped"
-# Of several pods with the same problem, so many are named in addition to the first one.
-_MOST_NAMED = 3
-# What training reports when it stops on request.
-# ... and a rank that ends because another one has.
-_BECAUSE_OF_ANOTHER = " aborts: "
-_STOP = re.compile(r"stopped on request after update \d+")
-# How long after the removal of a worker, at most, its launcher has ended: ranks save, and mpirun notices.
-_REPLACEMENT_SECONDS = 60.0
-# The message of a node whose pod mounts or reads an object that does not exist.
-_NO_SUCH_OBJECT = re.compile(r'(configmap|secret) "([^"]+)" not found', re.IGNORECASE)
-_SETUP_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
+    return lambda pod, container: log_end(pod["metadata"]["name"], container)
 
 
-def pod_problem(pod: Json, read_log: ReadLog = lambda pod, container: "") -> Problem | None:
-    """What is wrong with `pod`; None for a pod that waits its turn, runs or has succeeded.
+def problem_of(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
+    """What is wrong with the pods of a running Job or MPIJob, or why it has none, or too few."""
+    if not pods:
+        return _no_pods_problem(item, _events_of_maker(cluster, item))
+    problem = worst_problem(pods, read_log)
+    if problem is None or problem.disrupted:
+        problem = next(filter(None, (lost_node(pod, cluster.events) for pod in pods)), problem)
+    if problem is not None and not problem.only_slow and not problem.disrupted:
+        return problem
+    if lacks_pods(item, pods):
+        refused = _few_pods_problem(item, pods, _events_of_maker(cluster, item))
+        if refused is not None:
+            return refused
+    return problem if problem is None or problem.disrupted else _why_slow(cluster, pods) or problem
 
-    `read_log` gives the end of the log of one of its containers, which tells why a rank failed.
-    """
-    status = pod.get("status", {})
-    if status.get("phase") == "Succeeded":
-        return None
-    evicted = _eviction(pod)
-    if evicted is not None:
-        return evicted
-    for container in _container_statuses(status):
-        problem = _container_problem(pod, container, read_log)
+
+def _why_slow(cluster: Cluster, pods: Sequence[Json]) -> Problem | None:
+    """What is missing to pods that do not start; those with the same containers need the same."""
+    slow = {pod["spec"]["containers"][0]["name"]: pod for pod in pods if pod_problem(pod) is not None}
+    missing = (missing_object(pod, cluster.events(pod["metadata"]["name"])) for pod in slow.values())
+    return next(filter(None, missing), None)
+
+
+def _events_of_maker(cluster: Cluster, item: Json) -> list[Json]:
+    """What the cluster noted about who makes the pods of `item`: itself, and an MPIJob's Job that launches."""
+    name, created = item["metadata"]["name"], item["metadata"].get("creationTimestamp") or ""
+    launcher = cluster.events(f"{name}-launcher") if item["kind"] == "MPIJob" else []
+    events = [*launcher, *cluster.events(name)]
+    # Events outlive the object that they are about, and an earlier one may have had the same name.
+    return [event for event in events if (event.get("lastTimestamp") or created) >= created]
+
+
+def claim_problems(cluster: Cluster, item: Json) -> list[Problem]:
+    """What keeps the volumes of `item` from being bound."""
+    volumes = [volume for spec in pod_specs(item) for volume in spec.get("volumes") or ()]
+    names = {volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume}
+    problems = []
+    for name in sorted(names):
+        claim = cluster.read("PersistentVolumeClaim", name)
+        problem = _claim_problem(claim, cluster.events(name)) if claim is not None else None
         if problem is not None:
-            return problem
-    for condition in status.get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            message = one_line(condition.get("message", ""))
-            remedies = [remedy for sign, remedy in _SCARCE.items() if sign in message]
-            return Problem(f"pod {_name(pod)} is Unschedulable: {message}", "; ".join(remedies) or _DESCRIBE, started=False)
-    if status.get("phase") == "Failed":
-        return Problem(f"pod {_name(pod)} failed: {one_line(status.get('message', 'no reason given'))}", "run it again")
-    return _slow_start(pod)
-
-
-def _slow_start(pod: Json) -> Problem | None:
-    """A pod that has its node, but none of whose containers runs yet: volumes and images are being brought."""
-    status = pod.get("status", {})
-    states = [container.get("state") or {} for container in _container_statuses(status)]
-    if status.get("phase") != "Pending" or any("running" in state for state in states):
-        return None
-    reasons = {state["waiting"].get("reason", "") for state in states if "waiting" in state}
-    shown = ", ".join(sorted(filter(None, reasons))) or "not scheduled"
-    return Problem(f"pod {_name(pod)} does not start ({shown})", _DESCRIBE, started=False, only_slow=True)
-
-
-def worst_problem(pods: Sequence[Json], read_log: ReadLog = lambda pod, container: "") -> Problem | None:
-    """The problem to report of several pods': a hopeless one first, then one of a pod that ran, the newest first.
-
-    What a pod does that has been replaced counts only if nothing is wrong with its successors; of a launcher, not at all.
-    """
-    newest_first = sorted(pods, key=_created, reverse=True)
-    launchers = [pod for pod in newest_first if _role(pod) == "launcher"]
-    newest_first = [pod for pod in newest_first if pod not in launchers[1:]]
-    lost = _lost_worker(newest_first, read_log)
-    if lost is not None:
-        return lost
-    problems = {_name(pod): problem for pod in newest_first if (problem := pod_problem(pod, read_log)) is not None}
-    if not problems:
-        return None
-    newest = {_task_of(pod): _created(pod) for pod in reversed(newest_first)}
-    replaced = {_name(pod) for pod in pods if _created(pod) < newest[_task_of(pod)]}
-    name, worst = min(
-        problems.items(),
-        key=lambda item: (
-            item[0] in replaced,
-            not item[1].hopeless,
-            item[1].only_slow,
-            not item[1].started,
-            _BECAUSE_OF_ANOTHER in item[1].reason,
-        ),
-    )
-    likewise = [one for one, problem in problems.items() if one != name and problem.without_names == worst.without_names]
-    if not likewise or worst.only_slow:
-        return worst
-    more = f" and {len(likewise) - _MOST_NAMED} more" if len(likewise) > _MOST_NAMED else ""
-    return replace(worst, reason=f"{worst.reason} (likewise {', '.join(likewise[:_MOST_NAMED])}{more})")
-
-
-def _created(pod: Json) -> str:
-    """When a pod was created, as the API writes it; the texts sort as the times do."""
-    return pod["metadata"].get("creationTimestamp") or ""
-
-
-def _task_of(pod: Json) -> str:
-    """What one pod after another does: a part of an Indexed Job, the launcher or a worker of an MPIJob, or a Job."""
-    annotations = pod["metadata"].get("annotations") or {}
-    return _name(pod) if is_worker(pod) else str(annotations.get("batch.kubernetes.io/job-completion-index", ""))
-
-
-def _role(pod: Json) -> str | None:
-    return (pod["metadata"].get("labels") or {}).get("training.kubeflow.org/job-role")
-
-
-def is_worker(pod: Json) -> bool:
-    """Whether a pod is a worker of an MPIJob, which serves the launcher."""
-    return _role(pod) == "worker"
-
-
-def _lost_worker(pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
-    """A worker of an MPIJob that is being removed, or was while the launcher ran: it is why the launcher ended, if it has.
-
-    A removed worker is replaced at once, by a pod of the same name.
-    """
-    launcher = next((pod for pod in pods if not is_worker(pod)), None)
-    ended = _ended(launcher) if launcher else {}
-    if ended.get("exitCode") in (0, _BAD_INPUT):
-        return None
-    since = _seconds(ended.get("finishedAt")) - _REPLACEMENT_SECONDS
-    for pod in filter(is_worker, pods):
-        removed = _eviction(pod) or (_deleted(pod) if "deletionTimestamp" in pod["metadata"] else None)
-        if removed is None and ended and since <= _seconds(_created(pod)) and _created(pod) > str(ended.get("startedAt")):
-            removed = _deleted(pod)
-        if removed is not None:
-            stop = _last_stop(launcher, read_log) if launcher and ended else None
-            remedy = stop or ("training resumes from its newest checkpoint" if ended else "its ranks save first")
-            return replace(removed, reason=f"worker {removed.reason}", remedy=remedy, saved=stop is not None)
-    return None
-
-
-def _last_stop(pod: Json, read_log: ReadLog) -> str | None:
-    """What the ranks of a launcher reported when they stopped on request; None if they did not stop."""
-    ended, (container, *_) = _ended(pod), pod["spec"]["containers"]
-    stops = _STOP.findall(ended.get("message") or "") or _STOP.findall(read_log(pod, container["name"]))
-    return f"{stops[-1]}, saved" if stops else None
-
-
-def _ended(pod: Json) -> Json:
-    """How the first container of a pod ended; nothing while it runs or waits."""
-    states = [status.get("state") or {} for status in pod.get("status", {}).get("containerStatuses") or ()]
-    return (states[0].get("terminated") if states else None) or {}
-
-
-def _seconds(moment: Any) -> float:
-    return datetime.fromisoformat(str(moment).replace("Z", "+00:00")).timestamp() if moment else 0.0
-
-
-def missing_object(pod: Json, events: Sequence[Json]) -> Problem | None:
-    """Why a pod that does not start never will: it mounts a ConfigMap or a Secret that is not there."""
-    return _missing(f"pod {_name(pod)}", last_warning(events))
-
-
-def _missing(where: str, message: str) -> Problem | None:
-    match = _NO_SUCH_OBJECT.search(message)
-    if match is None:
-        return None
-    kind = "ConfigMap" if match[1].lower() == "configmap" else "Secret"
-    remedy = "submit the run again, which creates it: `gaudi-bert run --on kubernetes`, or `kubectl apply -k`"
-    if kind == "Secret":
-        remedy = "create it, or correct kubernetes.store_secret and images.pull_secret"
-    return Problem(f"{where} cannot start: {kind} {match[2]} does not exist", remedy, hopeless=True, started=False)
-
-
-def _container_problem(pod: Json, status: Json, read_log: ReadLog) -> Problem | None:
-    state = status.get("state") or {}
-    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
-    where = f"pod {_name(pod)}, container {status['name']}"
-    if waiting.get("reason") in _IMAGE_REASONS:
-        message = one_line(waiting.get("message", ""))
-        remedy = "build and push it (`make images`), or set images.registry, images.tag and images.pull_secret"
-        if _NO_REGISTRY.search(message):
-            remedy = "the node did not reach the registry: check images.registry and the node's network and DNS"
-        named_wrongly = waiting["reason"] in ("InvalidImageName", "ErrImageNeverPull")
-        hopeless = named_wrongly or bool(_NO_SUCH_IMAGE.search(message) and not _NO_REGISTRY.search(message))
-        reason = f"{where}: {waiting['reason']}: image {status['image']}: {message}"
-        return Problem(reason, remedy, hopeless, started=False)
-    if waiting.get("reason") in _SETUP_REASONS and not (status.get("lastState") or {}).get("terminated"):
-        message = one_line(waiting.get("message", ""))
-        return _missing(where, message) or Problem(f"{where}: {waiting['reason']}: {message}", _DESCRIBE, started=False)
-    if not ended and waiting.get("reason") == "CrashLoopBackOff":
-        ended = status["lastState"]["terminated"]
-    if not ended or ended.get("exitCode") == 0:
-        return None
-    return _exit_problem(where, pod, status, ended, read_log)
-
-
-def _exit_problem(where: str, pod: Json, status: Json, ended: Json, read_log: ReadLog) -> Problem:
-    code = ended.get("exitCode")
-    reason = _reason(ended.get("message") or "", lambda: read_log(pod, status["name"]))
-    because = f": {reason}" if reason else ""
-    if ended.get("reason") == "OOMKilled":
-        limit = _memory_limit(pod, status["name"])
-        part = "training" if status["name"] in _TRAINING_CONTAINERS else "data"
-        remedy = f"raise resources.{part}.memory_limit (or memory, on cards)"
-        return Problem(f"{where}: OOMKilled: it needed more memory than its limit of {limit}", remedy)
-    if code == _BAD_INPUT:
-        return Problem(
-            f"{where}: exit code {code}{because}", "correct the pipeline file or the data, then run it again", True
-        )
-    if code == _STOPPED:
-        stop = _last_stop(pod, read_log) or "stopped on request, saved"
-        return Problem(f"{where}: {stop}", RUN_AGAIN, disrupted=True, saved=True)
-    if code == _KILLED:
-        return Problem(f"{where}: killed (exit code {code}){because}", "run it again: finished parts are not done again")
-    return Problem(f"{where}: exit code {code}{because}", "see `gaudi-bert k8s logs`, then run it again")
-
-
-def _eviction(pod: Json) -> Problem | None:
-    status = pod.get("status", {})
-    if status.get("reason") in ("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated"):
-        message = one_line(status.get("message", ""))
-        return Problem(f"pod {_name(pod)} was taken away ({status['reason']}): {message}", RUN_AGAIN, disrupted=True)
-    for condition in status.get("conditions") or ():
-        if condition["type"] == "DisruptionTarget" and condition.get("status") == "True":
-            message = one_line(condition.get("message", ""))
-            reason = f"pod {_name(pod)} was taken away ({condition.get('reason')}): {message}"
-            return Problem(reason, RUN_AGAIN, disrupted=True, saved=condition.get("reason") != "TerminationByKubelet")
-    # What becomes of a worker matters only to its launcher: when that is done, all workers are removed.
-    return _deleted(pod) if "deletionTimestamp" in pod["metadata"] and not is_worker(pod) else None
-
-
-def _deleted(pod: Json) -> Problem:
-    return Problem(f"pod {_name(pod)} was deleted", RUN_AGAIN, disrupted=True, saved=True)
-
-
-def lost_node(pod: Json, read_events: Callable[[str], Sequence[Json]]) -> Problem | None:
-    """The node of a pod that seems to run, if the cluster has lost contact with it; events are read by a pod's name."""
-    conditions = {each["type"]: each.get("status") for each in pod.get("status", {}).get("conditions") or ()}
-    if pod.get("status", {}).get("phase") != "Running" or conditions.get("Ready") != "False":
-        return None
-    if not any(event.get("reason") == "NodeNotReady" for event in read_events(_name(pod))):
-        return None
-    node = pod["spec"].get("nodeName", "unknown")
-    remedy = f"wait until it is back, or remove it: `kubectl describe node {node}`"
-    return Problem(f"node {node} is NotReady, and pod {_name(pod)} is on it", remedy, may_pass=True)
-
-
-def _container_statuses(status: Json) -> Iterator[Json]:
-    yield from status.get("initContainerStatuses") or ()
-    yield from status.get("containerStatuses") or ()
-
-
-def _memory_limit(pod: Json, name: str) -> str:
-    spec = pod.get("spec", {})
-    for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
-        if container["name"] == name:
-            return str((container.get("resources") or {}).get("limits", {}).get("memory", "unknown"))
-    return "unknown"
-
-
-def _reason(message: str, read_log: Callable[[], str]) -> str:
-    """Why a container ended, from its termination message, which is the end of its log.
-
-    What mpirun writes last hides the error of the rank that failed. So that is looked for above it: in the log, or in what
-    the message has of it where the log cannot be read.
-    """
-    if MPIRUN_FOOTER.search(message):
-        reason = failed_rank(read_log()) or failed_rank(message)
-        if reason is not None:
-            return reason
-        message = MPIRUN_FOOTER.sub("", message)
-    lines = ["".join(text for _, text in rank_pieces(line)).strip() for line in message.splitlines()]
-    return " | ".join([line for line in lines if line.strip("-")][-3:])
-
-
-def _name(item: Json) -> str:
-    return str(item["metadata"]["name"])
+            problems.append(problem)
+    return problems
 
 
 # --- Jobs, MPIJobs and volume claims
@@ -375,8 +135,6 @@ _REFUSALS = (
         "the namespace's LimitRange refuses such pods: change resources.data or resources.training to what it allows",
     ),
 )
-
-
 # Who makes the pods where Kubernetes itself does not.
 _MAKERS = {
     "MPIJob": "see that the MPI operator runs",
@@ -396,16 +154,16 @@ def job_outcome(item: Json) -> str | None:
     return None
 
 
-def no_pods_problem(item: Json, events: Sequence[Json]) -> Problem:
+def _no_pods_problem(item: Json, events: Sequence[Json]) -> Problem:
     """A Job or MPIJob that has no pods yet; `events` is what the cluster noted about it, oldest first."""
     refused = _refusal(item, "no pods", events)
     if refused is not None:
         return refused
     remedy = _MAKERS.get(item["kind"], "see `kubectl describe job`")
-    return Problem(f"{item['kind']} {_name(item)} has no pods", remedy, started=False, only_slow=True)
+    return Problem(f"{title_of(item)} has no pods", remedy, started=False, only_slow=True)
 
 
-def few_pods_problem(item: Json, pods: Sequence[Json], events: Sequence[Json]) -> Problem | None:
+def _few_pods_problem(item: Json, pods: Sequence[Json], events: Sequence[Json]) -> Problem | None:
     """Why a Job or MPIJob has fewer pods than it wants, where the cluster refuses some; None where it refuses none.
 
     The pods that a Job has do its work one after another; those that train together wait for the others.
@@ -448,17 +206,11 @@ def _refusal(item: Json, gets: str, events: Sequence[Json]) -> Problem | None:
     refusal = last_warning(events)
     for pattern, hopeless, remedy in _REFUSALS:
         if pattern.search(refusal):
-            return Problem(f"{item['kind']} {_name(item)} gets {gets}: {refusal}", remedy, hopeless, started=False)
+            return Problem(f"{title_of(item)} gets {gets}: {refusal}", remedy, hopeless, started=False)
     return None
 
 
-def last_warning(events: Sequence[Json]) -> str:
-    """The newest warning that the cluster noted, or an empty text."""
-    warnings = [one_line(event.get("message", "")) for event in events if event.get("type") == "Warning"]
-    return warnings[-1] if warnings else ""
-
-
-def claim_problem(claim: Json, events: Sequence[Json]) -> Problem | None:
+def _claim_problem(claim: Json, events: Sequence[Json]) -> Problem | None:
     """Why a PersistentVolumeClaim is not bound; None where it is."""
     phase = claim.get("status", {}).get("phase")
     if phase == "Bound":
@@ -470,3 +222,72 @@ def claim_problem(claim: Json, events: Sequence[Json]) -> Problem | None:
     reason += f": {warning}" if warning else ""
     remedy = "set kubernetes.storage_class to one of `kubectl get storageclass`, or kubernetes.work_claim to a bound claim"
     return Problem(reason, remedy, started=False)
+
+
+# --- what waits for a queue: suspended until it is admitted, and again when others come first
+#
+# Kueue suspends whatever carries the label of one of its queues, by itself, and creates a Workload for it, whose
+# conditions say what it waits for (kueue.sigs.k8s.io, "Troubleshooting Jobs"). An MPIJob has one Workload with launcher and
+# workers, so that it is admitted as one; its pods carry no label of their own. Where Workloads may not be read, the Job's
+# own condition is all that is known.
+
+
+def is_suspended(item: Json) -> bool:
+    """Whether a Job or an MPIJob is held back, so that it has no pods, or loses those that it has."""
+    spec = item.get("spec", {})
+    return bool((spec.get("runPolicy") or {}).get("suspend") if item["kind"] == "MPIJob" else spec.get("suspend"))
+
+
+def describe_suspension(cluster: Cluster, item: Json) -> str:
+    """What a suspended Job or MPIJob waits for, in one line."""
+    return _suspension(item, _workloads_of(cluster, item))
+
+
+def _suspension(item: Json, workloads: Sequence[Json]) -> str:
+    """The same, where `workloads` is what its queue keeps about it."""
+    title = title_of(item)
+    queue = (item["metadata"].get("labels") or {}).get(QUEUE_LABEL)
+    own = (item.get("status") or {}).get("conditions") or ()
+    own_reasons = [_message_of(each) for each in own if each["type"] == "Suspended" and each.get("status") == "True"]
+    reason = _queue_reason(workloads) or "; ".join(own_reasons)
+    if queue is None:
+        because = f": {reason}" if reason else ""
+        return f"{title} is suspended{because}; a queue of the cluster, or `kubectl edit`, resumes it"
+    return f"{title} waits for its queue {queue}: {reason or 'not looked at yet'}"
+
+
+def _queue_reason(workloads: Sequence[Json]) -> str:
+    """Why the newest of `workloads` is not admitted; empty where the reason is unknown."""
+    if not workloads:
+        return ""
+    newest = max(workloads, key=lambda workload: str(workload["metadata"].get("creationTimestamp") or ""))
+    return "; ".join(dict.fromkeys(_reasons(newest)))
+
+
+def _reasons(workload: Json) -> Iterator[str]:
+    status = workload.get("status") or {}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
+    if workload.get("spec", {}).get("active") is False:
+        yield "it was deactivated, and waits until its Workload is active again"
+    if _is(conditions, "Evicted", "True"):
+        yield _message_of(conditions["Evicted"])
+    if _is(conditions, "QuotaReserved", "True"):
+        for check in status.get("admissionChecks") or ():
+            if check.get("state") != "Ready":
+                message = one_line(check.get("message") or "") or check.get("state", "Pending")
+                yield f"admission check {check['name']}: {message}"
+        return
+    for kind in ("QuotaReserved", "Admitted"):
+        if _is(conditions, kind, "False"):
+            yield _message_of(conditions[kind])
+            if conditions[kind].get("reason") == "Inadmissible":
+                yield "see `kubectl get localqueues`, and correct kubernetes.queue"
+            return
+
+
+def _is(conditions: Json, kind: str, status: str) -> bool:
+    return kind in conditions and conditions[kind].get("status") == status
+
+
+def _message_of(condition: Json) -> str:
+    return one_line(condition.get("message") or "") or str(condition.get("reason", condition["type"]))

@@ -24,17 +24,22 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.runners.kubernetes.client import Cluster, ConflictError, Connection, Json
+from gaudi_bert.runners.kubernetes.client import Cluster, ConflictError, Connection, Json, title_of
 from gaudi_bert.runners.kubernetes.follow import PodsDisruptedError, follow
-from gaudi_bert.runners.kubernetes.kustomizations import Manifest
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, Manifests, render, work_claim_name
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, Manifests, render
+from gaudi_bert.runners.kubernetes.pods import Manifest, work_claim_name
 from gaudi_bert.runners.kubernetes.problems import job_outcome
 from gaudi_bert.runners.stage_table import KUSTOMIZATIONS, STAGES, steps_of
 
-DIGEST = "gaudi-bert/manifest-sha256"
+_DIGEST = "gaudi-bert/manifest-sha256"
 _REMOVAL_SECONDS = 120
 # How often a step is submitted again whose pods the cluster took away before they could save.
 _RESUBMISSIONS = 3
+# What to do where a cluster does not serve a kind of object.
+OPERATOR_REMEDIES = {
+    "MPIJob": "install the MPI operator (docs/kubernetes.md), or set training.engine to pytorch, or resources.workers to 1",
+    "TrainJob": "install Kubeflow Trainer 2 (docs/kubernetes.md), or set kubernetes.training to job, which needs nothing",
+}
 
 
 def run_on_kubernetes(
@@ -49,13 +54,14 @@ def run_on_kubernetes(
         cluster = Cluster(settings.kubernetes.namespace, Connection(settings.kubernetes.outage_seconds, reporter.say))
     cluster.check_namespace()
     manifests = render(settings, cluster.version())
+    _check_operators(cluster, {manifests.steps[step]["kind"] for step in steps_of(stages)})
     work = _prepare_shared(cluster, settings, manifests)
     steps = {step: _signed(manifests.steps[step], manifests.shared, work) for step in steps_of(stages)}
     _refuse_other_runs(cluster, settings, steps)
     _make_shared(cluster, manifests)
     summary = {}
     for step, item in steps.items():
-        reporter.say(f"--- {step}: {item['kind']} {item['metadata']['name']} in namespace {cluster.namespace}")
+        reporter.say(f"--- {step}: {title_of(item)} in namespace {cluster.namespace}")
         try:
             summary[step] = _run_step(cluster, item, reporter, settings.kubernetes.start_seconds)
         except KeyboardInterrupt:
@@ -136,12 +142,19 @@ def _signed(item: Manifest, shared: Sequence[Manifest], work: str) -> Manifest:
     read += [one["spec"] for one in shared if one["kind"] == "TrainingRuntime" and item["kind"] == "TrainJob"]
     text = json.dumps([item, read, work], sort_keys=True)
     digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
-    metadata = {**item["metadata"], "annotations": {**item["metadata"].get("annotations", {}), DIGEST: digest}}
+    metadata = {**item["metadata"], "annotations": {**item["metadata"].get("annotations", {}), _DIGEST: digest}}
     return {**item, "metadata": metadata}
 
 
 def _digest(item: Manifest) -> str | None:
-    return (item["metadata"].get("annotations") or {}).get(DIGEST)
+    return (item["metadata"].get("annotations") or {}).get(_DIGEST)
+
+
+def _check_operators(cluster: Cluster, kinds: set[str]) -> None:
+    """Refuse what nobody on the cluster would run, before anything is created there."""
+    for kind in kinds & OPERATOR_REMEDIES.keys():
+        if cluster.serves(kind) is False:
+            raise InputError(f"this cluster serves no {kind}s; {OPERATOR_REMEDIES[kind]}")
 
 
 def _refuse_other_runs(cluster: Cluster, settings: PipelineSettings, steps: dict[str, Manifest]) -> None:

@@ -7,10 +7,11 @@ the distinct anchors of the rows, the documents all their other texts; of the se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from itertools import chain
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -30,11 +31,12 @@ from gaudi_bert.tasks.contrast import (
     in_batch_negatives,
 )
 from gaudi_bert.tasks.kinds.task import Draw, Task
-from gaudi_bert.tasks.ranking import correlations, cosines, search_figures
+from gaudi_bert.tasks.ranking import correlations, cosines, search, search_figures
 from gaudi_bert.tasks.update_plan import GroupedRows
 
 CORRELATIONS = ("spearman", "pearson")
 """Metrics of pairs with a score; the others are those of a search."""
+_SHOWN = 3
 
 
 class Embedding(Task):
@@ -62,15 +64,51 @@ class Embedding(Task):
     def metrics(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Those of a search, or pearson and spearman; `vectors` are of the distinct texts."""
         table, scores = texts_of_rows(self.settings, rows), _scores(rows)
-        anchors, positives = table.members[table.starts[:-1]], table.members[table.starts[:-1] + 1]
         if scores is not None:
-            return correlations(cosines(vectors[anchors], vectors[positives]), scores)
-        queries, of_row = np.unique(anchors, return_inverse=True)
-        documents = np.unique(np.delete(table.members, table.starts[:-1]))
-        answering = np.searchsorted(documents, positives)
-        pairs = np.unique(of_row * len(documents) + answering)
-        answers = np.split(pairs % len(documents), np.searchsorted(pairs // len(documents), np.arange(1, len(queries))))
-        return search_figures(vectors[queries], vectors[documents], answers)
+            return correlations(_cosines(vectors, table), scores)
+        found = _search_of(table)
+        pairs = np.unique(found.query_of_row * len(found.documents) + found.answer_of_row)
+        bounds = np.arange(1, len(found.queries)) * len(found.documents)
+        answers = np.split(pairs % len(found.documents), np.searchsorted(pairs, bounds))
+        return search_figures(vectors[found.queries], vectors[found.documents], answers)
+
+    def predictions(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+        """`{"cosine"}` of the two texts; of an anchor and its positive also its `rank` and the nearest texts.
+
+        The rank is None where a hundred texts are nearer.
+        """
+        table = texts_of_rows(self.settings, rows)
+        alike = _cosines(vectors, table)
+        if _scores(rows) is not None:
+            yield from ({"cosine": float(cosine)} for cosine in alike)
+            return
+        found, texts = _search_of(table), chain.from_iterable(cast(TupleRow, row).texts for row in rows)
+        text_of = dict(zip(table.members.tolist(), texts, strict=True))
+        nearest_QK = search(vectors[found.queries], vectors[found.documents])
+        for cosine, query, answer in zip(alike, found.query_of_row, found.answer_of_row, strict=True):
+            above = np.flatnonzero(nearest_QK[query] == answer)
+            best = found.documents[nearest_QK[query][:_SHOWN]]
+            yield {
+                "cosine": float(cosine),
+                "rank": int(above[0]) + 1 if len(above) else None,
+                "nearest": [text_of[document] for document in best.tolist()],
+            }
+
+
+class _Search(NamedTuple):
+    """The distinct anchors and the distinct other texts of a table, and which of them are those of each row."""
+
+    queries: IntArray
+    documents: IntArray
+    query_of_row: IntArray
+    answer_of_row: IntArray
+
+
+def _search_of(table: TextTable) -> _Search:
+    anchors, positives = table.members[table.starts[:-1]], table.members[table.starts[:-1] + 1]
+    queries, query_of_row = np.unique(anchors, return_inverse=True)
+    documents = np.unique(np.delete(table.members, table.starts[:-1]))
+    return _Search(queries, documents, query_of_row, np.searchsorted(documents, positives))
 
 
 @dataclass(frozen=True)
@@ -111,6 +149,12 @@ def texts_of_rows(settings: TaskSettings, rows: Sequence[Row], *, lower_case: bo
     """The distinct texts of rows, with the prompts that the settings name."""
     prompts = settings.query_prompt or "", settings.document_prompt or ""
     return text_table(cast(Sequence[TupleRow], rows), *prompts, lower_case=lower_case)
+
+
+def _cosines(vectors: Float32Array, table: TextTable) -> FloatArray:
+    """Of the first two texts of each row."""
+    firsts = table.starts[:-1]
+    return cosines(vectors[table.members[firsts]], vectors[table.members[firsts + 1]])
 
 
 def _scores(rows: Sequence[Row]) -> FloatArray | None:

@@ -14,10 +14,12 @@ from typing import Any, cast
 import numpy as np
 
 from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import count_of
 from gaudi_bert.rows.answers import score_answers
 from gaudi_bert.rows.types import Row, Sequences, TextRow
 from gaudi_bert.tasks.contrast import CoupledLoss, listwise
-from gaudi_bert.tasks.kinds.classification import TextTask
+from gaudi_bert.tasks.kinds.task import TextTask
 from gaudi_bert.tasks.ranking import figures_of_groups
 from gaudi_bert.tasks.update_plan import GroupedRows
 
@@ -34,13 +36,30 @@ class Reranking(TextTask):
         """One value."""
         return 1
 
+    def note(self, rows: Sequence[Row]) -> str | None:
+        """Where a query and a document have several labels."""
+        labels: dict[tuple[str, str | None], Any] = {}
+        pairs = [(row, (row.text, row.text_pair)) for row in cast(Sequence[TextRow], rows)]
+        other = [row.position for row, pair in pairs if labels.setdefault(pair, row.label) != row.label]
+        if not other:
+            return None
+        return (
+            f"note: {count_of(len(other), 'pair')} of a query and a document had another label before, the first in "
+            f"{other[0]}: all are learnt"
+        )
+
     def coupled(self, sequences: Sequences, rows: Sequence[Row]) -> _Lists | None:
         """The documents of each query, where the loss is `listwise`."""
         if self.settings.loss != "listwise":
             return None
         _, of_row = np.unique(np.array([cast(TextRow, row).text for row in rows], object).astype(str), return_inverse=True)
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(of_row))])
-        return _Lists(GroupedRows(np.argsort(of_row, kind="stable"), starts), np.asarray(sequences.target, np.float64))
+        labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
+        if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
+            raise InputError(
+                "task.loss = listwise: no query has several documents, one of them with a label above 0; leave it out"
+            )
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)])
+        return _Lists(GroupedRows(np.argsort(of_row, kind="stable"), starts), labels)
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """ndcg@10, mrr@10, map."""

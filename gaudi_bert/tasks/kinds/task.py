@@ -16,6 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
+import numpy as np
+
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
@@ -88,8 +90,8 @@ class Task(ABC):
         """Values of the head for each sequence or token (C)."""
         return len(self.labels)
 
-    def note(self) -> str | None:
-        """What people should know of how this data is measured, if anything."""
+    def note(self, rows: Sequence[Row]) -> str | None:
+        """What people should know of these rows, or of how they are measured, if anything."""
         return None
 
     @abstractmethod
@@ -124,6 +126,10 @@ class Task(ABC):
         """One JSON object for each row, in the order of the rows."""
         raise InputError(f"task {self.name}: it has no answers to predict; embed its texts, or fine-tune another task")
 
+    def predictions(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+        """What `predictions.jsonl` holds of each labelled row: what is answered, or more."""
+        return self.answers(outputs, sequences, rows)
+
     def config_json(self) -> dict[str, Any]:
         """The head's part of `config.json`, as transformers reads it."""
         content: dict[str, Any] = {"architectures": [self.architecture]}
@@ -133,3 +139,16 @@ class Task(ABC):
         if self.problem_type is not None:
             content["problem_type"] = self.problem_type
         return content
+
+
+class TextTask(Task):
+    """A task with one vector of answers for a text or pair, from BERT's pooled vector of the sequence."""
+
+    architecture = "BertForSequenceClassification"
+
+    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
+        """`targets` [B, S] or [B, S, C], `target_weights` [B, S]: 1 for each sequence."""
+        weights = placed.each(np.ones(len(placed.sequences), np.float32))
+        if sequences.target is None:
+            return {"target_weights": weights}
+        return {"targets": placed.each(sequences.target[placed.sequences]), "target_weights": weights}

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from gaudi_bert.artefacts.store.copies import local_copies
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in, publish, remove
+from gaudi_bert.artefacts.store.mirrored_folder import local_copies, mirrored, names_in, publish, remove
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, open_file, write_json
 from gaudi_bert.common.progress import Reporter

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gaudi_bert.artefacts.base import METADATA_NAME
 from gaudi_bert.artefacts.packed import Metadata, pack_kind
-from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import open_file
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.reading.global_order import MOST_STREAMS, streams_of
-from gaudi_bert.reading.stored_packs import StoredPacks
+from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
 from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_before_reading, open_packs, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles

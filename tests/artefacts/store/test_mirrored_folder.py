@@ -5,16 +5,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.store.copies import local_copies, local_copy
 from gaudi_bert.artefacts.store.mirrored_folder import (
     fetch,
     files_in,
     is_mirrored,
+    local_copies,
+    local_copy,
     mirrored,
     names_in,
     publish,
@@ -117,6 +119,26 @@ def test_two_writers_put_equal_bytes_and_neither_waits_or_fails(s3: S3Server) ->
         list(pool.map(write, range(2)))
     wanted = {name: (name * 1000).encode() for name in names}
     assert contents(url, Objects(quick(s3.endpoint))) == {**wanted, "manifest.json": b"whole"}
+
+
+def test_two_runs_in_one_process_do_not_see_each_others_folder(s3: S3Server) -> None:
+    store = quick(s3.endpoint)
+    both_are_open, names = threading.Barrier(2, timeout=60), ("run-a", "run-b")
+
+    def run(name: str) -> Path:
+        with mirrored(Path(f"{URL}/{name}"), store) as folder:
+            both_are_open.wait()
+            with ThreadPoolExecutor(2) as pool:  # a run's files are also written by threads of its own
+                list(pool.map(lambda number: write_text(folder / f"{number}", name), range(3)))
+            assert [shown_path(folder / "0"), *names_in(folder)] == [f"{URL}/{name}/0", "0", "1", "2"]
+            both_are_open.wait()
+        return folder
+
+    with ThreadPoolExecutor(2) as pool:
+        folders = list(pool.map(run, names))
+    for name, folder in zip(names, folders, strict=True):
+        assert contents(f"{URL}/{name}", Objects(store)) == {f"{number}": name.encode() for number in range(3)}
+        assert not is_mirrored(folder), "a run's folder ends with its block"
 
 
 def test_what_is_released_is_in_the_store_and_what_is_removed_is_nowhere(s3: S3Server) -> None:

@@ -16,6 +16,7 @@ from gaudi_bert.engines.pytorch.bert import fused_attention, plain_attention  # 
 from gaudi_bert.engines.pytorch.graph import check_graph, matrix_flops, report_on_step, trace_pass  # noqa: E402
 from gaudi_bert.model.config import BertConfig  # noqa: E402
 from gaudi_bert.model.features import BatchSizes  # noqa: E402
+from tests.builders.model_packs import pretraining_step  # noqa: E402
 
 SIZES = BatchSizes(packs=5, positions=11, masked_slots=4, depth=2)
 CONFIG = BertConfig(
@@ -29,7 +30,7 @@ CONFIG = BertConfig(
 
 
 def report(**settings: object):
-    return report_on_step(CONFIG, TrainingSettings(**settings), SIZES, 2, 0)
+    return report_on_step(pretraining_step(CONFIG, SIZES, 2), TrainingSettings(**settings), 0)
 
 
 def flops_of_layers() -> int:
@@ -69,8 +70,8 @@ def test_what_recompute_retains_grows_by_the_input_of_each_layer() -> None:
         ("Gaudi2", True),
     ]
     retained = [
-        report_on_step(dataclasses.replace(CONFIG, num_hidden_layers=layers), TrainingSettings(recompute=True), SIZES, 1, 0)
-        for layers in (3, 4)
+        report_on_step(pretraining_step(config, SIZES), TrainingSettings(recompute=True), 0)
+        for config in (CONFIG, dataclasses.replace(CONFIG, num_hidden_layers=4))
     ]
     input_of_a_layer = 4 * SIZES.packs * SIZES.positions * CONFIG.hidden_size
     assert 1 <= (retained[1].activation_bytes - retained[0].activation_bytes) / input_of_a_layer < 1.5
@@ -97,11 +98,12 @@ def test_attention_by_one_operation_is_counted(form) -> None:
 
 def test_faults_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that depends on values, and double precision, in the pass itself."""
-    from gaudi_bert.engines.pytorch import graph
+    from gaudi_bert.engines.pytorch import model
 
-    right = graph.pretraining_sums
-    monkeypatch.setattr(graph, "pretraining_sums", lambda words, *others: right(words.double(), *others).float())
-    found = {(problem.kind, problem.graph) for problem in check_graph(trace_pass(CONFIG, TrainingSettings(), SIZES))}
+    right = model.pretraining_sums
+    monkeypatch.setattr(model, "pretraining_sums", lambda words, *others: right(words.double(), *others).float())
+    traced = trace_pass(pretraining_step(CONFIG, SIZES), TrainingSettings(), SIZES.packs)
+    found = {(problem.kind, problem.graph) for problem in check_graph(traced)}
     assert found == {("double precision", "update")}
     with FakeTensorMode(shape_env=torch.fx.experimental.symbolic_shapes.ShapeEnv()):
         traced = make_fx(lambda numbers: numbers.nonzero() * 2)(torch.empty(4))

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.graph_report import CARDS, USABLE_SHARE, MemoryModel, memory_model
-from gaudi_bert.engines.protocol import ModelSpec
 from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST
 from gaudi_bert.engines.tensorflow.graph import (
     abstract_step,
@@ -22,11 +21,9 @@ from gaudi_bert.engines.tensorflow.graph import (
     pass_memory,
     report_on_step,
 )
-from gaudi_bert.engines.tensorflow.model import TensorFlowModel
-from gaudi_bert.engines.tensorflow.operations import as_graph
 from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.model.features import BatchSizes
-from gaudi_bert.model.heads import VectorHead
+from tests.builders.model_packs import pretraining_step
 
 NUMBERS = tf.TensorSpec([4], tf.float32)
 CONFIG = BertConfig(
@@ -97,28 +94,6 @@ def test_every_planted_fault_is_found(name) -> None:
     assert all(problem.graph.startswith("step") for problem in problems)
 
 
-def test_vectors_and_their_gradients_are_fit() -> None:
-    """The two passes of a loss of all micro-batches, which the host computes between them."""
-    config, sizes = BertConfig(vocab_size=53, hidden_size=24, num_hidden_layers=2, num_attention_heads=2), (3, 40, 5)
-    packs, length, depth = sizes
-    shapes = {name: [packs, length] for name in ("input_ids", "input_mask", "segment_ids", "positions")}
-    shapes |= {name: [packs, depth] for name in ("sequence_positions", "last_positions", "text_numbers")}
-    batch = {name: tf.TensorSpec(shape, tf.int32) for name, shape in shapes.items()}
-    given = tf.TensorSpec([2], tf.int32), tf.TensorSpec([packs, depth, 24], tf.float32)
-    with tf.Graph().as_default():
-        model = TensorFlowModel(ModelSpec(config, VectorHead("mean", normalize=False)), seed=0)
-
-    def passes(features, seed, gradient):
-        variables = list(model.variables.values())
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            vectors = model.forward(features, seed)
-        return vectors, tape.gradient(vectors, variables, output_gradients=gradient)
-
-    graph = as_graph(passes).get_concrete_function(batch, *given).graph
-    assert check_graphs({"passes": graph}) == []
-
-
 def called(function):
     return tf.function(function, autograph=False)
 
@@ -160,7 +135,8 @@ def test_counters_seeds_and_keys_of_64_bits_pass() -> None:
 
 
 def graphs_of(config: BertConfig, sizes: BatchSizes = SIZES, steps: int = 1, dtype: str = "float32", **training):
-    step, batch = abstract_step(config, TrainingSettings(**training), sizes, steps, dtype)
+    loss = training.pop("loss", "token")
+    step, batch = abstract_step(pretraining_step(config, sizes, steps, loss), TrainingSettings(**training), dtype)
     return step.trace(batch)
 
 
@@ -283,8 +259,8 @@ def test_measurements_that_do_not_belong_together_are_a_defect() -> None:
 
 @pytest.mark.slow
 def test_the_report_adds_up() -> None:
-    one = report_on_step(CONFIG, TrainingSettings(), SIZES, 1, communication_MB=0)
-    many = report_on_step(CONFIG, TrainingSettings(precision="bfloat16"), SIZES, 3, communication_MB=0)
+    one = report_on_step(pretraining_step(CONFIG, SIZES), TrainingSettings(), communication_MB=0)
+    many = report_on_step(pretraining_step(CONFIG, SIZES, 3), TrainingSettings(precision="bfloat16"), communication_MB=0)
     assert one.problems == many.problems == ()
     assert one.parameters == parameter_count(CONFIG)
     assert (one.parameter_bytes, one.optimizer_bytes) == (4 * one.parameters, 8 * one.parameters)

@@ -7,7 +7,9 @@ import queue
 import socket
 import subprocess
 import sys
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.engines.watchdog import (
+    ConnectedProcess,
     Member,
     Watchdog,
     WatchServer,
@@ -119,6 +122,37 @@ def test_the_fusion_threshold_is_set_before_horovod_starts(monkeypatch) -> None:
     connect(TrainingSettings(fusion_bytes="16MiB"), {})
     assert seen["threshold"] == str(16 * 2**20)
     monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD")
+
+
+# --- what all processes must have alike
+
+
+@pytest.mark.parametrize(("size", "others"), [(2, ()), (2, (1,)), (3, (2,)), (5, (4, 1, 3)), (7, (1, 2, 3, 4, 5, 6))])
+def test_all_end_alike_and_name_the_first_rank_that_runs_something_else(size: int, others: tuple[int, ...]) -> None:
+    shares: dict[int, np.ndarray] = {}
+    meeting = threading.Barrier(size)
+
+    class OneThread(ConnectedProcess):
+        def sum_array(self, values: np.ndarray) -> np.ndarray:
+            shares[self.rank] = np.asarray(values, np.float64)
+            meeting.wait(20)
+            total = sum(shares.values())
+            meeting.wait(20)
+            return total
+
+    def end_of(rank: int) -> str:
+        facts = {"gaudi-bert": "1.0", "training.updates": 7 + 100 * rank * (rank in others)}
+        try:
+            OneThread(rank, size, facts=facts).compare()
+        except InputError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(size) as pool:
+        (end,) = set(pool.map(end_of, range(size)))
+    host, first = socket.gethostname(), min(others, default=0)
+    said = f"rank {first} ({host}) has training.updates = {7 + 100 * first}, rank 0 ({host}) has 7; start all ranks"
+    assert end.startswith(said) if others else end == ""
 
 
 # --- the watchdog: who is to blame for each kind of standstill, and that every process hears it, over real sockets

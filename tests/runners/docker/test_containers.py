@@ -17,12 +17,12 @@ from gaudi_bert.runners.docker import run as run_module
 from gaudi_bert.runners.docker.containers import (
     DockerRun,
     StoreAccess,
-    bind_mount,
-    input_mounts,
+    _bind_mount,
+    _input_mounts,
+    _store_access,
     portable_settings,
     rendezvous_container,
     stage_containers,
-    store_access,
 )
 from tests.runners.docker.test_run import FakeEngine
 
@@ -128,7 +128,7 @@ def test_several_workers_with_cards_are_for_a_cluster(tmp_path: Path) -> None:
 
 def mounts_of(folder: Path, mapping: dict[str, Any], stage: str = "histogram") -> dict[str, str]:
     """What a stage sees, by where it sees it; the pipeline file lies in `folder`."""
-    mounts = input_mounts(pipeline_from_mapping(mapping, "a test"), stage, folder)
+    mounts = _input_mounts(pipeline_from_mapping(mapping, "a test"), stage, folder)
     assert all(mount["ReadOnly"] for mount in mounts)
     return {mount["Target"]: mount["Source"] for mount in mounts}
 
@@ -180,7 +180,7 @@ def test_the_vocabulary_beside_records_comes_with_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["/", "/usr/share/books", "/opt", "/etc", "/tmp"])
 def test_nothing_of_the_host_hides_the_images_own_files(place: str) -> None:
     with pytest.raises(InputError, match=r"prepare\.text = "):
-        bind_mount(Path(place), "prepare.text")
+        _bind_mount(Path(place), "prepare.text")
 
 
 def test_the_stages_of_tasks_train_and_see_their_rows_and_weights(tmp_path: Path) -> None:
@@ -260,20 +260,20 @@ def test_files_that_variables_name_are_shown_and_named_where_they_are_inside(tmp
         "AWS_CA_BUNDLE": str(tmp_path / "other.pem"),
     }
     store = StoreSettings(endpoint_url=FAR, ca_file=str(tmp_path / "ca.pem"))
-    access = store_access(["s3://bucket/x"], store, tmp_path / "scratch", caller)
+    access = _store_access(["s3://bucket/x"], store, tmp_path / "scratch", caller)
     shown = {mount["Target"]: mount["Source"] for mount in access.mounts if mount["ReadOnly"]}
     assert shown[access.environment["AWS_WEB_IDENTITY_TOKEN_FILE"]] == str(tmp_path / "token")
     assert shown[access.environment["AWS_CA_BUNDLE"]] == str(tmp_path / "ca.pem")
     assert shown["/tmp/.aws"] == str(tmp_path / "home" / ".aws")
     assert len(shown) == len(access.mounts) - 1
     with pytest.raises(InputError, match=r"store.ca_file = /nowhere/ca.pem: no such file; check the path"):
-        store_access(["s3://bucket/x"], StoreSettings(ca_file="/nowhere/ca.pem"), tmp_path, {})
+        _store_access(["s3://bucket/x"], StoreSettings(ca_file="/nowhere/ca.pem"), tmp_path, {})
 
 
 def test_other_stores_get_their_own_variables(tmp_path: Path) -> None:
     caller = {**SECRETS, "AZURE_STORAGE_ACCOUNT_KEY": "key", "FSSPEC_GS_PROJECT": "mine", "https_proxy": "http://proxy:3128"}
     kept = {
-        scheme: sorted(store_access([f"{scheme}://bucket/x"], StoreSettings(), tmp_path, caller).environment)
+        scheme: sorted(_store_access([f"{scheme}://bucket/x"], StoreSettings(), tmp_path, caller).environment)
         for scheme in ("gs", "az", "memory")
     }
     common = ["FSSPEC_GS_PROJECT", "TMPDIR", "https_proxy"]

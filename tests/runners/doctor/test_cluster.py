@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
-from gaudi_bert.runners.doctor.answers import ClusterAnswers, ask_cluster
-from gaudi_bert.runners.doctor.checks import CheckResult
-from gaudi_bert.runners.doctor.cluster import check_cluster
-from gaudi_bert.runners.kubernetes.client import Cluster, needed_rights
+from gaudi_bert.runners.doctor.checks import CheckResult, ClusterAnswers
+from gaudi_bert.runners.doctor.cluster import _ask_cluster, _check_cluster, _needed_rights
+from gaudi_bert.runners.kubernetes.client import Cluster
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, node
 
@@ -51,7 +50,7 @@ def wrong(results: list[CheckResult]) -> dict[str, CheckResult]:
 
 
 def wrong_at(cluster: Cluster, settings: PipelineSettings) -> dict[str, CheckResult]:
-    return wrong(check_cluster(ask_cluster(cluster, settings), settings))
+    return wrong(_check_cluster(_ask_cluster(cluster, settings), settings))
 
 
 def assert_failed(result: CheckResult, said: str) -> None:
@@ -60,7 +59,7 @@ def assert_failed(result: CheckResult, said: str) -> None:
 
 
 def wrong_with(settings: PipelineSettings, **changed: Any) -> dict[str, CheckResult]:
-    return wrong(check_cluster(dataclasses.replace(CLUSTER, **changed), settings))
+    return wrong(_check_cluster(dataclasses.replace(CLUSTER, **changed), settings))
 
 
 def no_plugin(phase: str) -> list[dict[str, Any]]:
@@ -279,7 +278,7 @@ def test_the_access_modes_of_a_claim_that_is_there_count_and_not_those_of_the_se
     name = "shared" if named else "demo-work"
     for modes, verdict in ((["ReadWriteOnce"], "warning" if named else "failed"), (["ReadWriteMany"], "ok")):
         claim = {"spec": {"accessModes": modes}, "status": {"phase": "Bound"}}
-        results = check_cluster(dataclasses.replace(CLUSTER, claims={name: claim}), settings)
+        results = _check_cluster(dataclasses.replace(CLUSTER, claims={name: claim}), settings)
         (result,) = (each for each in results if each.check == "storage")
         assert result.verdict == verdict
         assert f"the claim {name}, {modes[0]}" in result.found
@@ -339,7 +338,7 @@ def test_a_cluster_can_be_asked(gaudi_server: FakeApiServer, cluster: Cluster) -
     assert set(wrong_at(cluster, EFA)) == {"MPI operator"}
 
 
-@pytest.mark.parametrize("right", needed_rights(training="mpijob", queue=True, network_policy=True), ids=str)
+@pytest.mark.parametrize("right", _needed_rights(training="mpijob", queue=True, network_policy=True), ids=str)
 def test_each_right_that_a_run_needs_is_asked_for(right: Any, gaudi_server: FakeApiServer, cluster: Cluster) -> None:
     gaudi_server.forbidden = {(right.verb, right.resource)}
     kubernetes = EFA.kubernetes.model_copy(update={"queue": "gpus", "efa": 0})
@@ -350,7 +349,7 @@ def test_each_right_that_a_run_needs_is_asked_for(right: Any, gaudi_server: Fake
 def rights_for(**more: Any) -> set[str]:
     """What is needed besides what every run needs."""
     least: dict[str, Any] = {"training": "job", "queue": False, "network_policy": False}
-    return {str(right) for right in set(needed_rights(**{**least, **more})) - set(needed_rights(**least))}
+    return {str(right) for right in set(_needed_rights(**{**least, **more})) - set(_needed_rights(**least))}
 
 
 def test_rights_are_asked_for_where_they_are_needed() -> None:
@@ -384,13 +383,13 @@ def test_the_queues_of_either_version_are_found(gaudi_server: FakeApiServer, clu
     gaudi_server.put("LocalQueue", {"metadata": {"name": "gpus"}})
     for unknown in (set(), {"kueue.x-k8s.io/v1beta2"}, {"kueue.x-k8s.io/v1beta1"}):
         gaudi_server.versions_unknown = unknown
-        assert ask_cluster(cluster, QUEUED).local_queues == ["gpus"]
+        assert _ask_cluster(cluster, QUEUED).local_queues == ["gpus"]
     gaudi_server.versions_unknown = {"kueue.x-k8s.io/v1beta1", "kueue.x-k8s.io/v1beta2"}
-    assert ask_cluster(cluster, QUEUED).local_queues == []
+    assert _ask_cluster(cluster, QUEUED).local_queues == []
     gaudi_server.forbidden = {("list", "localqueues")}
     gaudi_server.versions_unknown = set()
-    assert ask_cluster(cluster, QUEUED).local_queues is None
-    assert ask_cluster(cluster, DEMO).local_queues is None
+    assert _ask_cluster(cluster, QUEUED).local_queues is None
+    assert _ask_cluster(cluster, DEMO).local_queues is None
 
 
 def test_what_an_account_may_not_see_is_a_warning(gaudi_server: FakeApiServer, cluster: Cluster) -> None:
@@ -403,19 +402,19 @@ def test_what_an_account_may_not_see_is_a_warning(gaudi_server: FakeApiServer, c
 
 def test_the_secret_of_the_store_is_looked_for(gaudi_server: FakeApiServer, cluster: Cluster) -> None:
     def found() -> CheckResult:
-        return next(one for one in check_cluster(ask_cluster(cluster, STORED), STORED) if one.check == "store secret")
+        return next(one for one in _check_cluster(_ask_cluster(cluster, STORED), STORED) if one.check == "store secret")
 
     assert found().verdict == "failed"
     assert "kubectl -n gaudi-bert create secret generic object-store --from-literal" in str(found())
     secret = {"metadata": {"name": "object-store"}, "data": {"AWS_SECRET_ACCESS_KEY": "dGhlLXNlY3JldA=="}}
     gaudi_server.put("Secret", secret)
     assert (found().verdict, found().found) == ("ok", "object-store: AWS_SECRET_ACCESS_KEY")
-    assert "dGhlLXNlY3JldA" not in repr(ask_cluster(cluster, STORED))
+    assert "dGhlLXNlY3JldA" not in repr(_ask_cluster(cluster, STORED))
     gaudi_server.put("Secret", {**secret, "data": {"key": "YQ==", "password": "YQ=="}})
     assert found().verdict == "warning"
     assert "it has key, password, none of them AWS_*" in str(found())
     gaudi_server.forbidden = {("get", "secrets")}
     assert found().verdict == "warning"
     assert "this account may not get secrets" in str(found())
-    assert ask_cluster(cluster, DEMO).secret_keys is None
-    assert "store secret" not in {one.check for one in check_cluster(CLUSTER, DEMO)}
+    assert _ask_cluster(cluster, DEMO).secret_keys is None
+    assert "store secret" not in {one.check for one in _check_cluster(CLUSTER, DEMO)}

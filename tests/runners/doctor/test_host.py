@@ -17,7 +17,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.doctor.checks import CheckResult, examine_store
 from gaudi_bert.runners.doctor.gaudi import GaudiFacts, check_driver, check_software, read_facts
-from gaudi_bert.runners.doctor.host import HostAnswers, Packages, ask_host, check_engines, check_host, engine_states
+from gaudi_bert.runners.doctor.host import HostAnswers, Packages, _check_engines, _engine_states, ask_host, check_host
 from tests.builders.command_line import run_command
 from tests.builders.machines import hl_smi_table, put_hl_smi, put_pyhlml
 from tests.builders.s3_server import S3Server, quick
@@ -284,7 +284,7 @@ BRIDGE = {"tensorflow": "", "pytorch": "1.24.0.481"}
     ],
 )
 def test_what_can_run_and_why_the_rest_cannot(packages: Packages, on_cards: bool, verdict: str, found: str) -> None:
-    result = check_engines(packages, load_pipeline(None), on_cards=on_cards)
+    result = _check_engines(packages, load_pipeline(None), on_cards=on_cards)
     assert (result.check, result.verdict) == ("engines", verdict)
     assert found in result.found
     assert bool(result.remedy) == (verdict == "warning")
@@ -299,19 +299,19 @@ def test_an_engine_that_is_named_must_run(monkeypatch: pytest.MonkeyPatch, engin
     monkeypatch.setattr("sys.executable", "python3.12")
     monkeypatch.setattr("gaudi_bert.common.errors.has_tensorflow", lambda: False)
     settings = load_pipeline(None, [f"training.engine={engine}"])
-    result = check_engines(Packages((3, 12), torch="2.13.0", transformers="5.23.0"), settings, on_cards=False)
+    result = _check_engines(Packages((3, 12), torch="2.13.0", transformers="5.23.0"), settings, on_cards=False)
     assert result.verdict == verdict
     assert result.remedy.startswith(remedy)
 
 
 def test_on_cards_the_remedy_is_the_vendors_framework_not_that_of_a_cpu() -> None:
     for packages in (Packages((3, 12)), BOTH, Packages(bridges=BRIDGE)):
-        (state,) = (state for state in engine_states(packages, on_cards=True) if state.name == "pytorch")
+        (state,) = (state for state in _engine_states(packages, on_cards=True) if state.name == "pytorch")
         assert state.remedy == "install habana-torch-plugin of the driver's release, with the vendor's framework"
 
 
 def test_programs_are_told_the_same() -> None:
-    told = {state.name: state.as_json() for state in engine_states(Packages((3, 12), torch="2.13.0"), on_cards=False)}
+    told = {state.name: state.as_json() for state in _engine_states(Packages((3, 12), torch="2.13.0"), on_cards=False)}
     assert told["pytorch"] == {"runs": True, "reason": "", "remedy": ""}
     assert told["tensorflow"]["runs"] is False
     assert told["tensorflow"]["reason"] == "TensorFlow 2.15 has no version for Python 3.12"

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.doctor.answers import ClusterAnswers, ask_cluster
+from gaudi_bert.runners.doctor.checks import ClusterAnswers
+from gaudi_bert.runners.doctor.cluster import _ask_cluster
 from gaudi_bert.runners.doctor.room import check_limits
 from gaudi_bert.runners.kubernetes.client import Cluster
 from tests.builders.fake_api_server import FakeApiServer
@@ -111,7 +112,7 @@ def test_the_limits_of_a_namespace_are_asked_for(server: FakeApiServer, cluster:
     settings = load_pipeline(None, [DATA])
     server.put("LimitRange", limit_range(max={"memory": "1Gi"}))
     server.put("ResourceQuota", quota(requests_cpu="1"))
-    assert [check.verdict for check in check_limits(ask_cluster(cluster, settings), settings)] == ["failed", "failed"]
+    assert [check.verdict for check in check_limits(_ask_cluster(cluster, settings), settings)] == ["failed", "failed"]
     server.forbidden = {("list", "resourcequotas")}
-    (hidden,) = check_limits(ask_cluster(cluster, settings), settings)
+    (hidden,) = check_limits(_ask_cluster(cluster, settings), settings)
     assert (hidden.verdict, "may not list" in hidden.found) == ("warning", True)

@@ -20,10 +20,11 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes import fetch, manage
-from gaudi_bert.runners.kubernetes.client import Cluster, needed_rights
-from gaudi_bert.runners.kubernetes.fetch import open_results, received_files, sent_lines
-from gaudi_bert.runners.kubernetes.logs import StepProgress
+from gaudi_bert.runners.doctor.cluster import _needed_rights
+from gaudi_bert.runners.kubernetes import manage
+from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.follow import _StepProgress
+from gaudi_bert.runners.kubernetes.manage import _received_files, _sent_lines, open_results
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer, Run, State
@@ -111,7 +112,7 @@ def test_the_role_allows_all_that_is_used_and_no_more(
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert server.verbs == allowed
     kinds = ("job", "nodes", "mpijob", "trainjob")
-    rights = [right for kind in kinds for right in needed_rights(training=kind, queue=True, network_policy=True)]
+    rights = [right for kind in kinds for right in _needed_rights(training=kind, queue=True, network_policy=True)]
     assert {(right.verb, right.resource) for right in rights} == allowed
 
 
@@ -178,7 +179,7 @@ def pods(*names: str) -> list[dict[str, Any]]:
 
 def test_the_last_line_of_each_pod_that_shares_a_stage_is_shown_once_a_minute(said: io.StringIO) -> None:
     clock = Clock()
-    progress = StepProgress(SHARED, Reporter(said), clock)
+    progress = _StepProgress(SHARED, Reporter(said), clock)
     progress.take("a", "[a] ", ["--- write", "write: 40 %, 100.0 MB/s, 30 s left"])
     progress.take("b", "[b] ", ["group 3 is there already"])
     for clock.now in range(0, 125, 5):
@@ -189,7 +190,7 @@ def test_the_last_line_of_each_pod_that_shares_a_stage_is_shown_once_a_minute(sa
 
 def test_a_pod_that_is_alone_is_shown_line_by_line_or_for_how_long_it_has_been_silent(said: io.StringIO) -> None:
     clock = Clock()
-    progress = StepProgress(ALONE, Reporter(said), clock)
+    progress = _StepProgress(ALONE, Reporter(said), clock)
     for clock.now in (30, 61, 90, 121):
         progress.show({"status": {}}, pods("a"))
         if clock.now == 30:
@@ -201,7 +202,7 @@ def test_on_a_terminal_the_passing_line_is_always_there(said: io.StringIO, monke
     monkeypatch.setenv("COLUMNS", "300")  # a passing line is cut off where the terminal ends
     reporter = Reporter(said)
     reporter.live = True
-    progress = StepProgress(SHARED, reporter, Clock())
+    progress = _StepProgress(SHARED, reporter, Clock())
     for _ in range(3):
         progress.show({}, pods("a"))
     assert said.getvalue().count("demo-write: 0 of 8 parts done, 1 at work; running for 0.0 s") == 3
@@ -209,7 +210,7 @@ def test_on_a_terminal_the_passing_line_is_always_there(said: io.StringIO, monke
 
 def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minute(said: io.StringIO) -> None:
     clock = Clock()
-    progress = StepProgress(ALONE, Reporter(said), clock)
+    progress = _StepProgress(ALONE, Reporter(said), clock)
     for clock.now in range(0, 151, 5):
         progress.show_waiting("no room" if clock.now < 30 else "others first")
     assert said.getvalue().splitlines() == [
@@ -223,7 +224,7 @@ def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minut
 def test_pods_that_share_a_step_show_no_log(
     server: FakeApiServer, said: io.StringIO, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    monkeypatch.setattr("gaudi_bert.runners.kubernetes.logs.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("gaudi_bert.runners.kubernetes.follow._EVERY_SECONDS", 0.0)
     moment = "2026-01-01T00:00:00Z"
     for name, share in (("write-0", 20), ("write-1", 40)):
         server.logs[name] = [f"{moment} --- write", f"{moment} write: {share} %, 10.0 MB/s, 9.0 s left"]
@@ -251,7 +252,7 @@ def work_folder(server: FakeApiServer, tmp_path: Path) -> Path:
     (folder / "train" / "tensorboard" / "events").write_bytes(b"curves")
     server.put("PersistentVolumeClaim", {"metadata": {"name": "demo-work"}, "spec": {}, "status": {"phase": "Bound"}})
     server.script("demo-open", active(running("open-x", "report")), complete(succeeded("open-x", "report")))
-    server.logs["open-x"] = [f"2026-01-01T00:00:00Z {line}" for line in sent_lines(folder, Reporter(quiet=True))]
+    server.logs["open-x"] = [f"2026-01-01T00:00:00Z {line}" for line in _sent_lines(folder, Reporter(quiet=True))]
     return folder
 
 
@@ -283,7 +284,7 @@ def test_the_job_is_a_short_one_that_no_run_takes_for_its_own(
     assert "app.kubernetes.io/instance" not in job["metadata"]["labels"]
     assert (job["spec"]["backoffLimit"], job["spec"]["ttlSecondsAfterFinished"]) == (0, 600)
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["command"] == ["python3", "-m", "gaudi_bert.runners.kubernetes.fetch", "/work/demo"]
+    assert container["command"] == ["python3", "-m", "gaudi_bert.runners.kubernetes.manage", "/work/demo"]
     # `kubectl apply -k` names the ConfigMap by its content, so the Job must do without one.
     names = {"PersistentVolumeClaim": {"demo-work"}, "ServiceAccount": {"demo-stages"}}
     assert list(check_pod("open", job["spec"]["template"]["spec"], names)) == []
@@ -351,7 +352,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def received(lines: list[str]) -> dict[str, bytes]:
-    return {path.relative_to("/out").as_posix(): data for path, data in received_files(lines, Path("/out")).items()}
+    return {path.relative_to("/out").as_posix(): data for path, data in _received_files(lines, Path("/out")).items()}
 
 
 def lines_of(members: Sequence[tuple[tarfile.TarInfo, bytes]]) -> list[str]:
@@ -386,25 +387,25 @@ def test_only_regular_files_are_received() -> None:
 
 
 def test_what_is_sent_is_received_among_other_lines(folder: Path) -> None:
-    lines = list(sent_lines(folder, Reporter(quiet=True)))
+    lines = list(_sent_lines(folder, Reporter(quiet=True)))
     assert received(["work/demo/report.html: written", *lines, "the end"]) == FILES
     assert max(map(len, lines)) < 16_384, "longer lines are split by the node"
 
 
 def test_curves_that_are_too_large_are_left_out_and_that_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(manage, "_MOST_BYTES", 10_000)
     said = io.StringIO()
-    lines = list(sent_lines(folder, Reporter(said)))
+    lines = list(_sent_lines(folder, Reporter(said)))
     assert received(lines).keys() == {"report.html", "train/metrics.jsonl", "finetune/metrics.jsonl"}
     assert "TensorBoard's files are too large for a log and not included" in said.getvalue()
-    monkeypatch.setattr(fetch, "MOST_BYTES", 10)
+    monkeypatch.setattr(manage, "_MOST_BYTES", 10)
     with pytest.raises(FailedError, match=r"the page has .* too much for a log"):
-        list(sent_lines(folder, Reporter(quiet=True)))
+        list(_sent_lines(folder, Reporter(quiet=True)))
 
 
 @pytest.mark.parametrize("what", ["first", "line", "last", "changed", "no base64"])
 def test_a_log_that_is_not_whole_is_refused(what: str, folder: Path) -> None:
-    lines = list(sent_lines(folder, Reporter(quiet=True)))
+    lines = list(_sent_lines(folder, Reporter(quiet=True)))
     broken = {
         "first": lines[1:],
         "line": [lines[0], *lines[2:]],
@@ -421,7 +422,7 @@ def test_the_pods_command_writes_the_page_and_sends_it(tmp_path: Path, repositor
         pytest.importorskip(module, reason=f"THE PAGE NEEDS {module}: install gaudi-bert")
 
     def run(folder: Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gaudi_bert.runners.kubernetes.fetch", str(folder)]
+        command = [sys.executable, "-m", "gaudi_bert.runners.kubernetes.manage", str(folder)]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=repository)
 
     folder = write_workdir(tmp_path / "demo")

@@ -10,7 +10,7 @@ import pytest
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import follow, manage
-from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError
+from gaudi_bert.runners.kubernetes.client import Cluster
 from tests.builders.fake_api_server import FakeApiServer, Run, State
 from tests.builders.recorded_answers import ACTIVE, COMPLETE, FAILED, failed, pod, preempted, running, unschedulable
 
@@ -83,7 +83,7 @@ SAVED = [ended(0, 75, STOPPED), ended(1, 75, STOPPED)]
 def test_pods_that_are_taken_away_save_and_their_successors_go_on(
     taken: list[Json], kind: str, server: FakeApiServer, said: io.StringIO, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "RESTART_SECONDS", 60.0)
+    monkeypatch.setattr(follow, "_RESTART_SECONDS", 60.0)
     server.script("demo-train", State(ACTIVE, both()), State(ACTIVE, taken), AGAIN, TRAINED)
     assert run(["train"], *options(kind)) == {"train": "done"}
     assert server.created(kind) == ["demo-train"], "the Job itself makes them anew"
@@ -180,7 +180,9 @@ def test_a_service_of_somebody_else_is_left_alone(server: FakeApiServer, run: Ru
 
 def test_a_cluster_without_kubeflow_trainer_refuses_in_one_line(server: FakeApiServer, run: Run) -> None:
     server.kinds_unknown = {"TrainJob", "TrainingRuntime"}
-    with pytest.raises(ClusterError, match=r"404: .*for an MPIJob or a TrainJob that its operator is installed"):
+    with pytest.raises(
+        InputError, match=r"serves no TrainJobs; install Kubeflow Trainer 2 .*or set kubernetes.training to job"
+    ):
         run(["train"], *options("TrainJob"))
 
 

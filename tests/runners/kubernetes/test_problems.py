@@ -9,15 +9,8 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.problems import (
-    Problem,
-    claim_problem,
-    job_outcome,
-    missing_object,
-    no_pods_problem,
-    pod_problem,
-    worst_problem,
-)
+from gaudi_bert.runners.kubernetes.pod_problems import Problem, missing_object, pod_problem, worst_problem
+from gaudi_bert.runners.kubernetes.problems import _claim_problem, _no_pods_problem, job_outcome
 from gaudi_bert.runners.kubernetes.run import check_access_mode, shares_volumes
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer, Run
@@ -188,8 +181,8 @@ def test_the_outcome_of_a_job_is_in_its_conditions(conditions: list[dict[str, An
 
 def test_a_bound_claim_is_no_problem() -> None:
     claim = {"metadata": {"name": "work"}, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}}
-    assert claim_problem(claim, []) is None
-    problem = only(claim_problem({**claim, "status": {"phase": "Pending"}}, []))
+    assert _claim_problem(claim, []) is None
+    problem = only(_claim_problem({**claim, "status": {"phase": "Pending"}}, []))
     assert "work is Pending, not Bound (the default class, ReadWriteMany)" in problem.reason
 
 
@@ -204,7 +197,7 @@ def test_a_bound_claim_is_no_problem() -> None:
 )
 def test_pods_that_are_refused_have_the_remedy_for_their_refusal(said: str, hopeless: bool, remedy: str) -> None:
     events = [{"type": "Warning", "message": "an older one"}, {"type": "Warning", "message": said}]
-    problem = no_pods_problem(MPIJOB, events)
+    problem = _no_pods_problem(MPIJOB, events)
     assert said in problem.reason
     assert remedy in problem.remedy
     assert problem.hopeless is hopeless
@@ -212,7 +205,7 @@ def test_pods_that_are_refused_have_the_remedy_for_their_refusal(said: str, hope
 
 
 def test_a_job_without_pods_and_warnings_is_only_slow() -> None:
-    problem = no_pods_problem(MPIJOB, [{"type": "Normal", "message": "Created"}])
+    problem = _no_pods_problem(MPIJOB, [{"type": "Normal", "message": "Created"}])
     assert problem.only_slow
     assert problem.remedy == "see that the MPI operator runs"
 

@@ -13,7 +13,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Connection
-from gaudi_bert.runners.kubernetes.run import DIGEST, run_on_kubernetes
+from gaudi_bert.runners.kubernetes.run import _DIGEST, run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer, Fault, Run, State
 from tests.builders.recorded_answers import (
     ACTIVE,
@@ -99,7 +99,9 @@ def test_a_job_of_the_same_run_that_is_still_active_is_followed(server: FakeApiS
 
 def test_another_run_in_the_same_work_folder_is_left_alone(server: FakeApiServer, run: Run) -> None:
     labels = {"app.kubernetes.io/instance": "demo"}
-    server.put("Job", {"metadata": {"name": "demo-write", "labels": labels, "annotations": {DIGEST: "x"}}, "status": ACTIVE})
+    server.put(
+        "Job", {"metadata": {"name": "demo-write", "labels": labels, "annotations": {_DIGEST: "x"}}, "status": ACTIVE}
+    )
     with pytest.raises(InputError, match=r"Job demo-write of another run works in the same work folder; .*k8s delete"):
         run(PLAN)
     assert server.created("Job") == []
@@ -371,7 +373,7 @@ def test_the_error_of_the_rank_that_failed_is_the_reason(
 @pytest.mark.parametrize(
     ("stage", "override", "error", "said_why"),
     [
-        ("train", "resources.workers=2", ClusterError, "404: .*or a TrainJob that its operator is installed"),
+        ("train", "resources.workers=2", InputError, "this cluster serves no MPIJobs; install the MPI operator"),
         ("plan", "kubernetes.namespace=nowhere", InputError, "namespace nowhere does not exist .*`kubectl create"),
         ("plan", "kubernetes.data_claim=corpus", InputError, "kubernetes.data_claim: no claim corpus in namespace gaudi"),
     ],
@@ -382,6 +384,7 @@ def test_what_the_cluster_does_not_have_is_refused(
     server.kinds_unknown = {"MPIJob"}
     with pytest.raises(error, match=said_why):
         run([stage], override)
+    assert server.objects == {}, "something was made before"
 
 
 def test_without_kubeconfig_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
