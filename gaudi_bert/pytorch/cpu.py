@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 _LEAST_WORK = 1 << 22  # of two matrices, in multiplications: below it, what a call of oneDNN costs is most of its time
 _PART = 768  # of what a product adds up
@@ -38,6 +39,22 @@ def linear(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tenso
     if by_onednn(inputs, weights.t()):
         return _OneDnnProduct.apply(inputs, weights, bias, True)
     return functional.linear(inputs, weights, bias)
+
+
+class LinearLayersByOneDnn(TorchFunctionMode):
+    """While it lasts, linear layers of any module are computed by `linear`; the module itself is not changed."""
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        """What `function` gives."""
+        del types
+        compute = _linear_layer if function is functional.linear else function
+        return compute(*arguments, **(options or {}))
+
+
+def _linear_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if input.dim() < 2 or not by_onednn(input.flatten(0, -2), weight.t()):
+        return functional.linear(input, weight, bias)
+    return linear(input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
 
 
 def by_onednn(left: Tensor, right: Tensor) -> bool:
