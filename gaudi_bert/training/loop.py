@@ -209,7 +209,7 @@ class TrainingLoop:
             progress={
                 "packs": progress.packs,
                 "order": ORDER,
-                "processes": context.communicator.size,
+                "processes": context.begun_by,
                 "sequences": progress.sequences,
                 "tokens": progress.tokens,
             },
