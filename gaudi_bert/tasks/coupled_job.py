@@ -21,12 +21,12 @@ from gaudi_bert.tasks.contrast import CoupledRows
 from gaudi_bert.tasks.coupled import CoupledData, CoupledObjective, VectorEvaluation
 from gaudi_bert.tasks.finetune_job import FineTuneJob, run_settings
 from gaudi_bert.tasks.kinds.embedding import CORRELATIONS
-from gaudi_bert.tasks.models.sentence_models import sees_only_before, write_sentence_folder
+from gaudi_bert.tasks.models.task_models import sees_only_before
 from gaudi_bert.tasks.objective import TaskEvaluation
 from gaudi_bert.tasks.task_data import TaskData, tokenized_texts
 from gaudi_bert.tasks.update_plan import RowStream, choose_shape
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
-from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
+from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, write_sentence_folder
 from gaudi_bert.training.objective import Evaluation
 from gaudi_bert.training.run_folder import RunContext
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan

@@ -19,7 +19,7 @@ from gaudi_bert.common.progress import count_of
 from gaudi_bert.rows.answers import score_answers
 from gaudi_bert.rows.types import Row, Sequences, TextRow
 from gaudi_bert.tasks.contrast import CoupledLoss, listwise
-from gaudi_bert.tasks.kinds.classification import TextTask
+from gaudi_bert.tasks.kinds.task import TextTask
 from gaudi_bert.tasks.ranking import figures_of_groups
 from gaudi_bert.tasks.update_plan import GroupedRows
 
