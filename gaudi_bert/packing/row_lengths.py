@@ -44,6 +44,9 @@ _MANY_PACKS = 100
 # Layers with a window compute the complete mask too.
 _ATTENTION_SHARE = 2.6
 
+USUAL_HIDDEN_SIZE = 768
+"""Of the model by which rows are chosen where none is known."""
+
 Cost = Callable[[int], float]
 """What a row of so many positions costs, in any unit."""
 
