@@ -147,7 +147,7 @@ STOREYS = {
         *("group_proof", "verify", "pack", "tokenize"),
     ),
     "training": (
-        *("input", "objective", "run_plan", "metrics", "results", "checkpoint", "stored_inputs", "mlperf"),
+        *("run_plan", "input", "objective", "metrics", "results", "checkpoint", "stored_inputs", "mlperf"),
         *("run_folder", "evaluate", "loop", "run"),
         *("model_files", "weights", "train", "verify_model"),
     ),
@@ -294,6 +294,31 @@ def test_no_function_swallows_everything_or_asserts_on_input() -> None:
             if isinstance(node, ast.Assert):
                 wrong.append(f"{path}:{node.lineno} asserts")
     assert not wrong, "\n".join(wrong)
+
+
+# What a process has one of, and a path or a thread must find: which folders are mounted, and who writes on the terminal.
+GLOBAL_STATE = {"common/files.py: _MOUNTED", "common/progress.py: _PASSING_LINE_TAKEN"}
+
+
+def global_state(path: Path, tree: ast.Module) -> Iterator[str]:
+    """The names at the top of a file that begin empty to be filled, or that functions bind again."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield from (f"{path.as_posix()}: {name}" for name in node.names)
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            made = ast.unparse(node.value)
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if made in ("{}", "[]") or re.fullmatch(
+                r"(dict|list|set|deque|(\w+\.)?(\w*Dict\w*|Event|R?Lock|local|ContextVar|Counter))\(.*", made
+            ):
+                yield f"{path.as_posix()}: {ast.unparse(target)}"
+
+
+def test_no_state_is_hidden_in_a_module() -> None:
+    assert {name for path, tree in syntax_trees() for name in global_state(path, tree)} == GLOBAL_STATE
+    code = "_SEEN: dict[str, int] = {}\n_LOCK = threading.Lock()\nUNITS = {'B': 1}\ndef f():\n    global count\n"
+    assert [name[6:] for name in global_state(Path("x.py"), ast.parse(code))] == ["count", "_SEEN", "_LOCK"]
 
 
 # --- files for reading have an end

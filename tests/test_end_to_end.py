@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,14 +42,11 @@ def write_text(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the whole pipeline has run once, in a process of its own."""
+    """A folder in which the whole pipeline has run once."""
     folder = tmp_path_factory.mktemp("pipeline")
     write_text(folder / "text")
     (folder / "tiny.yaml").write_text(PIPELINE)
-    command = [sys.executable, "-m", "gaudi_bert", "run", "tiny.yaml", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert tuple(json.loads(done.stdout)) == STAGES
+    assert tuple(json.loads(succeed("run", "tiny.yaml", "--json", folder=folder).stdout)) == STAGES
     return folder
 
 

@@ -145,6 +145,8 @@ class Metadata(_PackedMetadata):
     def read(cls, path: Path | str) -> Self:
         """The metadata of a packed folder that gaudi-bert wrote (see `tfrecords.packed_folder.read_metadata` for any)."""
         path = cls.path_in(path)
+        if not path.exists():
+            refuse_row_tables(path.parent)
         if not path.exists() and TableMetadata.path_in(path.parent).exists():
             raise InputError(
                 f"{path.parent}: holds a packed table, not packed TFRecords; gaudi_bert.pytorch reads packed tables"
@@ -233,6 +235,7 @@ class TableMetadata(_PackedMetadata):
         deepest_pack: most sequences that one does hold.
         aligned_columns, scalar_columns: the columns of the table and their types.
         rows: of the table; `sequences` come from them.
+        row_lengths: those of a folder of several packed tables: this one holds what fits no shorter row.
     """
 
     file_name = f"{NOTES_NAME}/{METADATA_NAME}"
@@ -269,11 +272,14 @@ class TableMetadata(_PackedMetadata):
     groups: tuple[GroupShards, ...]
     inputs: tuple[InputTable, ...]
     histogram: tuple[Count, ...]
+    row_lengths: tuple[Length, ...] = ()
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
         """The metadata of a folder of packed tables."""
         path = cls.path_in(path)
+        if not path.is_file():
+            refuse_row_tables(path.parent.parent)
         if not path.is_file() and (path.parent.parent / METADATA_NAME).is_file():
             raise InputError(
                 f"{path.parent.parent}: holds packed TFRecords, not a packed table; give the records that were packed"
@@ -288,6 +294,31 @@ class TableMetadata(_PackedMetadata):
         """All but the long lists."""
         content = {name: value for name, value in self.as_json().items() if name not in ("inputs", "histogram")}
         return {**content, "groups": len(self.groups), "shards": len(self.shard_table)}
+
+
+class RowTables(Artefact):
+    """row_lengths.json of a folder of packed tables, `rows-512` and so on, one for each length of rows; written last."""
+
+    file_name = f"{NOTES_NAME}/row_lengths.json"
+    remedy = "pack the table again"
+
+    format_version: Literal[1]
+    format: Literal["row_lengths"]
+    row_lengths: tuple[Length, ...]
+
+
+def row_table_path(folder: Path, length: int) -> Path:
+    """The packed table of rows of one of the lengths of a folder."""
+    return folder / f"rows-{length}"
+
+
+def refuse_row_tables(folder: Path) -> None:
+    """Refuse a folder of rows of several lengths, for what takes one packed folder."""
+    tables = RowTables.read_if_present(folder)
+    if tables is not None:
+        lengths = " and ".join(f"{length:,}" for length in tables.row_lengths)
+        table = row_table_path(folder, tables.row_lengths[0])
+        raise InputError(f"{folder}: holds rows of {lengths}; give the packed table of one length, such as {table}")
 
 
 # --- verification.json: the result of `verify`

@@ -99,6 +99,13 @@ class PackResult(Generic[Content, Proof]):
 
 
 @dataclass(frozen=True)
+class ByRowLength(Generic[Content]):
+    """What was done with the packed table of each length of rows, ascending."""
+
+    tables: Mapping[int, Content]
+
+
+@dataclass(frozen=True)
 class GivenRecords:
     """`prepare` had nothing to do: the pipeline names its own records."""
 

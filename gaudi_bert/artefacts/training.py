@@ -58,7 +58,7 @@ class EvaluationFigures(LossFigures):
         )
 
 
-class RunResult(Figures):
+class _RunResult(Figures):
     """training.json: how a run ended. The file omits what was not measured."""
 
     file_name = TRAINING_NAME
@@ -77,7 +77,7 @@ class RunResult(Figures):
     reached_target: bool
 
 
-class TrainingResult(RunResult):
+class TrainingResult(_RunResult):
     """training.json of a run on records.
 
     Attributes:
@@ -115,7 +115,7 @@ class WordEvaluation(WordFigures):
         return f"{super().line()} (unigram baseline {self.unigram_baseline:.4f}); over {self.sequences:,} sequences"
 
 
-class TableTraining(RunResult):
+class TableTraining(_RunResult):
     """training.json of a run on a packed table; `model` is the class of `transformers` with these weights."""
 
     task: str

@@ -75,8 +75,17 @@ class _Commands(help.Commands):
         """Run the command; typer would turn an interruption into its own exit code."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:
+        except (KeyboardInterrupt, RuntimeError) as error:
+            if not _is_interruption(error):
+                raise
             raise StoppedError("stopped" if ctx.invoked_subcommand in _KEEP_NOTHING else _STOPPED) from error
+
+
+def _is_interruption(error: BaseException | None) -> bool:
+    """Whether a signal is behind an error: a lock of Python's that is interrupted while it is taken raises another one."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 app = typer.Typer(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
-from gaudi_bert.artefacts.results import GroupsResult, PackResult, StageOutput, TokenisedShard
+from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, StageOutput, TokenisedShard
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, count_of
@@ -19,7 +19,10 @@ if TYPE_CHECKING:  # settings take as long to load as everything else, and `--he
     from gaudi_bert.artefacts.packed import TableMetadata, TableVerification
     from gaudi_bert.config.sections import TableSettings
 
-    PackedTable = PackResult[TableMetadata, TableVerification]
+    _PackedTable = PackResult[TableMetadata, TableVerification]
+    _Packed = ByRowLength[_PackedTable | GroupsResult] | _PackedTable | GroupsResult
+    _VerifiedTable = StageOutput[TableVerification] | GroupsResult
+    _Verified = ByRowLength[_VerifiedTable] | _VerifiedTable
 
 
 @arguments.reads_rows("label_column", "too_long")
@@ -84,16 +87,6 @@ def _describe_tokens(result: StageOutput[TokenisedTexts] | TokenisedShard) -> li
 # --- what `pack` and `verify` do with tables
 
 
-def refuse_options_of_tables(source: str, options: Mapping[str, object]) -> None:
-    """Refuse options of tables for TFRecords."""
-    for name, value in options.items():
-        if value:
-            raise InputError(
-                f"--{name.replace('_', '-')} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
-                ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
-            )
-
-
 def pack_as_table(
     source: str,
     out: Path,
@@ -106,30 +99,45 @@ def pack_as_table(
     reporter: Reporter,
     overwrite: bool,
     workers: int | None,
-) -> PackedTable | GroupsResult:
+) -> _Packed:
     """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
-    from gaudi_bert.tables.pack import pack_table, pack_table_part
+    from gaudi_bert.tables.pack import pack_row_lengths, pack_table, pack_table_part
     from gaudi_bert.tables.sources import tokenized_length
 
     if options["max_sequence_length"] is None:
-        options = {**options, "max_sequence_length": tokenized_length(source)}
+        options = {**options, "max_sequence_length": _longest_row(options) or tokenized_length(source)}
     if options["max_sequence_length"] is None:
         raise InputError(f"{source}: is a table: say how many slots a pack has, for example --max-sequence-length 2048")
     if part is not None and (finish or verified):
         raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
-    settings = _table_settings(source, options, overrides)
-    if part is not None:
-        return pack_table_part(source, out, settings, part, reporter=reporter, overwrite=overwrite, workers=workers)
-    return pack_table(
-        source,
-        out,
-        settings,
-        finish=finish,
-        verified=verified,
-        reporter=reporter,
-        overwrite=overwrite,
-        workers=workers,
+    settings, how = (
+        _table_settings(source, options, overrides),
+        _How(reporter=reporter, overwrite=overwrite, workers=workers),
     )
+    if settings.row_lengths is not None:
+        if settings.max_sequence_length != settings.most_tokens:
+            raise InputError(
+                f"--max-sequence-length {settings.max_sequence_length}: the longest of --row-lengths has "
+                f"{settings.most_tokens}; leave it out, or give one of as many"
+            )
+        return pack_row_lengths(source, out, settings, part=part, finish=finish, verified=verified, **how)
+    if part is not None:
+        return pack_table_part(source, out, settings, part, **how)
+    return pack_table(source, out, settings, finish=finish, verified=verified, **how)
+
+
+class _How(TypedDict):
+    """What all packing and verifying takes."""
+
+    reporter: Reporter
+    overwrite: bool
+    workers: int | None
+
+
+def _longest_row(options: Mapping[str, object]) -> int | None:
+    """The last of the lengths of rows that were typed; None where none were."""
+    last = str(options["row_lengths"]).rpartition(",")[2].strip()
+    return int(last) if last.isdigit() else None
 
 
 def _table_settings(source: str, options: Mapping[str, object], overrides: list[str]) -> TableSettings:
@@ -147,12 +155,16 @@ def _table_settings(source: str, options: Mapping[str, object], overrides: list[
     return section_from_mapping(TableSettings, {**values, **changed}, "the options", typed)
 
 
-def describe_packed_table(result: PackedTable | GroupsResult, out: Path, verbose: bool) -> list[str]:
-    """The lines of a packed table, or of a part of it."""
+def describe_packed_table(result: _Packed, out: Path, verbose: bool) -> list[str]:
+    """The lines of a packed table, or of a part of it; of rows of several lengths, those of each."""
+    if isinstance(result, ByRowLength):
+        return _by_row_length(
+            {length: describe_packed_table(each, out / f"rows-{length}", verbose) for length, each in result.tables.items()}
+        )
     if isinstance(result, GroupsResult):
         return output.part_lines(result)
     table = result.written.content
-    lines = output.packed_lines(table, table.rows, result.written.skipped)
+    lines = output.packed_lines(table, None if table.row_lengths else table.rows, result.written.skipped)
     lines.append(f"Wrote {out} ({count_of(len(table.shard_table), 'shard')})")
     if verbose:
         lines.append(output.algorithm_line(table.algorithm, table.algorithms_used, table.deepest_pack))
@@ -161,6 +173,14 @@ def describe_packed_table(result: PackedTable | GroupsResult, out: Path, verbose
         lines.append(f"{saved}: --algorithm optimal looks for them, which takes a few seconds per group")
     proof = [] if result.verified is None else output.verified_lines(result.verified)
     return [*lines, _long_rows_line(table.too_long), *proof]
+
+
+def _by_row_length(lines: Mapping[int, list[str]]) -> list[str]:
+    """The lines of each length, and at the end those that are of all."""
+    first, *others = lines.values()
+    of_all = [line for line in first if all(line in other for other in others)]
+    own = [f"rows of {length:,}: {line}" for length, each in lines.items() for line in each if line not in of_all]
+    return [*own, *of_all]
 
 
 def _long_rows_line(effect: TooLongRows) -> str:
@@ -186,20 +206,30 @@ def verify_as_table(
     json: bool,
 ) -> None:
     """Verify a packed table, or a part of it, and print the result."""
-    from gaudi_bert.tables.verify import finish_table, verify_table, verify_table_part
+    from gaudi_bert.tables.verify import (
+        finish_table,
+        row_lengths_of,
+        verify_row_lengths,
+        verify_table,
+        verify_table_part,
+    )
 
-    reporter = Reporter()
-    result: StageOutput[TableVerification] | GroupsResult
-    if part is not None:
-        result = verify_table_part(source, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
+    how = _How(reporter=Reporter(), overwrite=overwrite, workers=workers)
+    result: _Verified
+    if row_lengths_of(packed):
+        result = verify_row_lengths(source, packed, part=part, finish=finish, **how)
+    elif part is not None:
+        result = verify_table_part(source, packed, part, **how)
     elif finish:
-        result = finish_table(source, packed, reporter=reporter)
+        result = finish_table(source, packed, reporter=how["reporter"])
     else:
-        result = verify_table(source, packed, reporter=reporter, overwrite=overwrite, workers=workers)
+        result = verify_table(source, packed, **how)
     output.print_result(result, json, _describe_verified_table)
 
 
-def _describe_verified_table(result: StageOutput[TableVerification] | GroupsResult) -> list[str]:
+def _describe_verified_table(result: _Verified) -> list[str]:
+    if isinstance(result, ByRowLength):
+        return _by_row_length({length: _describe_verified_table(each) for length, each in result.tables.items()})
     if isinstance(result, GroupsResult):
         return output.describe_verification(result)
     proof = result.content

@@ -68,9 +68,14 @@ class PackingSettings(Settings):
 
 
 class TableSettings(Settings):
-    """How the rows of a table are packed. Only the command line sets this; no pipeline file has it."""
+    """How the rows of a table are packed. Only the command line sets this; no pipeline file has it.
+
+    With `row_lengths`, the table that has packs of `max_sequence_length` is one of several, and a sequence is in that of the
+    shortest packs that it fits.
+    """
 
     max_sequence_length: int = Field(ge=1, le=2**20, description="slots of a pack")
+    row_lengths: RowLengthChoice | None = None
     input_column: str = "input_ids"
     algorithm: Algorithm = "optimal"
     depth: Depth = "max"
@@ -82,6 +87,22 @@ class TableSettings(Settings):
     shard_multiple: int = Field(32, ge=1, le=4096)
     shard_bytes: Bytes = Field(128 * 10**6)
     seed: int = 12345
+
+    @property
+    def given_lengths(self) -> tuple[int, ...]:
+        """The lengths of rows, where there are several and they are known."""
+        return self.row_lengths if isinstance(self.row_lengths, tuple) else ()
+
+    @property
+    def sequence_lengths(self) -> range:
+        """The lengths of the sequences of these packs."""
+        shorter = [length for length in self.given_lengths if length < self.max_sequence_length]
+        return range(max(shorter, default=0) + 1, self.max_sequence_length + 1)
+
+    @property
+    def most_tokens(self) -> int:
+        """Those of a sequence of any of the tables: longer rows are too long."""
+        return self.given_lengths[-1] if self.given_lengths else self.max_sequence_length
 
 
 RowFormat = Literal["jsonl", "csv", "tsv", "parquet", "conll", "squad", "txt"]

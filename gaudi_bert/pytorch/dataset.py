@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gaudi_bert.artefacts.packed import pack_kind
+from gaudi_bert.artefacts.packed import pack_kind, refuse_row_tables
 from gaudi_bert.common.arrays import whole_number
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import in_store, shown_location
@@ -123,6 +123,7 @@ def _open(folder: Path, table: Path | None) -> _Opened:
         metadata = read_metadata(folder)
         check_before_reading(folder, metadata.shard_table)
         return _Opened(open_packs(folder, metadata), metadata.identity(repr)[:_IDENTITY_DIGITS], rows_of_packs)
+    refuse_row_tables(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder}: holds no packs; pack it with `gaudi-bert pack`")
     raise InputError(f"{folder}: no packed folder; check the path")

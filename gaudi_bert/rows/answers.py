@@ -17,7 +17,7 @@ from gaudi_bert.rows.types import NO_WORD, Row, Sequences, TaggedRow
 OUTSIDE = "O"
 
 
-def softmax(logits: Float32Array) -> Float32Array:
+def _softmax(logits: Float32Array) -> Float32Array:
     """The softmax over the last axis, computed in float64."""
     wide = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     probabilities: Float32Array = (wide / wide.sum(axis=-1, keepdims=True)).astype(np.float32)
@@ -26,7 +26,7 @@ def softmax(logits: Float32Array) -> Float32Array:
 
 def class_answers(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
     """`{"label", "probabilities": {name: p}}`."""
-    for probabilities_C in softmax(logits_NC).tolist():
+    for probabilities_C in _softmax(logits_NC).tolist():
         probabilities = dict(zip(labels, probabilities_C, strict=True))
         yield {"label": max(probabilities, key=probabilities.__getitem__), "probabilities": probabilities}
 
@@ -73,7 +73,7 @@ def tagged_words(
     """The tag of every word of every row, and how sure the model is of it."""
     words = cast(IntArray, sequences.words)
     carrying = np.flatnonzero(words != NO_WORD)
-    probabilities_WC = softmax(logits_TC[carrying])
+    probabilities_WC = _softmax(logits_TC[carrying])
     best_W = probabilities_WC.argmax(axis=-1)
     row_of_token = np.repeat(sequences.row, sequences.lengths)[carrying]
     ends = np.searchsorted(row_of_token, np.arange(len(rows) + 1))

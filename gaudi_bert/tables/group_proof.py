@@ -58,7 +58,7 @@ def prove_group(
         claims = [shard for shard in claimed.shards if shard.name == name]
         check_crc32c(packed, claims, [Shard(name=name, packs=0, **identity)], TableMetadata.remedy)
         for stored in _stored_packs(path, layout):
-            members = _members(stored, rows, sequences, settings, positions)
+            members = _members(stored, rows, sequences, positions)
             positions[members] = seen + np.arange(members.size)
             of_pack[members] = packs + np.repeat(np.arange(stored.offsets.size - 1), np.diff(stored.offsets))
             packs, seen = packs + stored.offsets.size - 1, seen + members.size
@@ -86,17 +86,17 @@ def prove_group(
     )
 
 
-def _members(
-    stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, settings: TableSettings, positions: IntArray
-) -> IntArray:
+def _members(stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, positions: IntArray) -> IntArray:
     """Which sequences of the group these packs hold; each must be new."""
     of_row = np.searchsorted(rows.numbers, stored.indices)
     known = rows.numbers[np.minimum(of_row, rows.numbers.size - 1)] == stored.indices
-    first_of_row = np.searchsorted(sequences.rows, of_row)
-    members = first_of_row + stored.starts // settings.max_sequence_length
-    inside = np.minimum(members, sequences.rows.size - 1)
-    right = known & (members == inside) & (sequences.rows[inside] == of_row)
-    right &= (sequences.starts[inside] == stored.starts) & (sequences.lengths[inside] == stored.lengths)
+    begins, stored_begins = (
+        row << 32 | start for row, start in ((sequences.rows, sequences.starts), (of_row, stored.starts))
+    )
+    members = np.searchsorted(begins, stored_begins)
+    right = known & (members < begins.size)
+    inside = members[right]
+    right[right] = (begins[inside] == stored_begins[right]) & (sequences.lengths[inside] == stored.lengths[right])
     if not right.all():
         wrong = int(np.argmin(right))
         raise FailedError(f"{stored.location}: row {stored.indices[wrong]} is not what the table has; pack the table again")

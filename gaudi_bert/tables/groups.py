@@ -177,6 +177,7 @@ def table_metadata(
         aligned_columns={name: str(kind) for name, kind in table.columns.aligned.items()},
         scalar_columns={name: str(kind) for name, kind in table.columns.scalars.items()},
         rows=table.rows,
+        row_lengths=settings.given_lengths,
         too_long=TooLongRows(policy=settings.too_long, **groups.too_long),
         inputs=tuple(
             InputTable(name=file.name, rows=rows, **inputs[file.name])
@@ -186,10 +187,11 @@ def table_metadata(
 
 
 def sequences_of(table: GroupedTable, rows: GroupRows, settings: TableSettings) -> tuple[RowSequences, TooLongRows]:
-    """The sequences of the rows of a group, as the policy for too long ones makes them."""
-    if settings.too_long == "error" and (rows.lengths > settings.max_sequence_length).any():
+    """The sequences of the rows of a group that are in these packs, and what the policy for too long rows did to all."""
+    if settings.too_long == "error" and (rows.lengths > settings.most_tokens).any():
         raise InputError(_too_long_rows(table, settings))
-    return cut_rows(rows.lengths, settings.max_sequence_length, settings.too_long)
+    sequences, too_long = cut_rows(rows.lengths, settings.most_tokens, settings.too_long)
+    return sequences.of_lengths(settings.sequence_lengths), too_long
 
 
 def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
@@ -198,12 +200,12 @@ def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
     columns = table.read_columns.tokens_only()
     for each in sorted((each for group in table.groups for each in group), key=lambda each: each.name):
         part, lengths = each.part, read_rows([each], columns, keep_values=False).lengths
-        too_long = np.flatnonzero(lengths > settings.max_sequence_length)
+        too_long = np.flatnonzero(lengths > settings.most_tokens)
         if too_long.size and not count:
             first = f"{part.path}: row {part.first_row + too_long[0]}: has {lengths[too_long[0]]} tokens"
         count, longest = count + too_long.size, max(longest, int(lengths.max(initial=0)))
     return (
-        f"{first}, allowed are 1 to {settings.max_sequence_length}; {count:,} of {table.rows:,} rows are longer, the "
+        f"{first}, allowed are 1 to {settings.most_tokens}; {count:,} of {table.rows:,} rows are longer, the "
         f"longest has {longest}: raise --max-sequence-length, or pass --too-long truncate, split or drop"
     )
 

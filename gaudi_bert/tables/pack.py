@@ -12,14 +12,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.grouped_output import PackedOutput
-from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata, TableVerification
-from gaudi_bert.artefacts.results import GroupsResult, PackResult, StageOutput
+from gaudi_bert.artefacts.grouped_output import GroupedOutput, PackedOutput
+from gaudi_bert.artefacts.packed import RowTables, TableGroupManifest, TableMetadata, TableVerification, row_table_path
+from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import FailedError, InputError
@@ -27,11 +30,22 @@ from gaudi_bert.common.files import check_name, followed
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.packing.row_lengths import choose_row_lengths, row_cost
 from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, copy_tokenizer, open_tokenizer
-from gaudi_bert.tables.groups import GroupedTable, TableSums, open_table, table_metadata, write_table_group
+from gaudi_bert.tables.groups import (
+    GroupedTable,
+    TableSums,
+    open_table,
+    sequences_of,
+    table_metadata,
+    write_table_group,
+)
+from gaudi_bert.tables.rows import read_rows
 from gaudi_bert.tables.sources import table_files
 from gaudi_bert.tables.verify import verify_table
 from gaudi_bert.tfrecords.files import input_file
+
+PackedTable = PackResult[TableMetadata, TableVerification]
 
 
 def pack_table(
@@ -45,7 +59,7 @@ def pack_table(
     workers: int | None = None,
     verified: bool = False,
     store: StoreSettings | None = None,
-) -> PackResult[TableMetadata, TableVerification]:
+) -> PackedTable:
     """Pack the rows of a table.
 
     Args:
@@ -80,7 +94,7 @@ def pack_table_part(
     overwrite: bool = False,
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> PackResult[TableMetadata, TableVerification] | GroupsResult:
+) -> PackedTable | GroupsResult:
     """Write the groups K, K + N, ... of a table, for `part` (K, N); `pack_table` with `finish` afterwards, once.
 
     Returns:
@@ -110,10 +124,8 @@ def _output(
 ) -> PackedOutput[TableGroupManifest]:
     """The packs are a function of the settings, and of name, size and CRC-32C of every input file."""
     files = table_files(source)
-    if followed(folder) in {followed(file).parent for file in files}:
-        raise InputError(f"{folder}: the output folder is the folder of the table; choose another one")
-    inputs = {file.name: input_file(file).identity for file in files}
-    signature = Signature("pack-table", settings.model_dump(mode="json"), inputs)
+    _check_apart(folder, files)
+    signature = _signature(files, settings, "pack-table")
     return PackedOutput(
         folder,
         TableMetadata.path_in(folder),
@@ -124,6 +136,17 @@ def _output(
         source_sha256=signature.sha256,
         command="gaudi-bert pack",
     )
+
+
+def _check_apart(folder: Path, files: Sequence[Path]) -> None:
+    if followed(folder) in {followed(file).parent for file in files}:
+        raise InputError(f"{folder}: the output folder is the folder of the table; choose another one")
+
+
+def _signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Signature:
+    unused = {"row_lengths"} if settings.row_lengths is None else set()  # as before there was such a setting
+    inputs = {file.name: input_file(file).identity for file in files}
+    return Signature(stage, settings.model_dump(mode="json", exclude=unused), inputs)
 
 
 def _write_groups(
@@ -168,3 +191,88 @@ def _finish(output: PackedOutput[TableGroupManifest], table: GroupedTable, setti
     metadata = table_metadata(table, settings, groups, output.signature.inputs, __version__)
     output.write_final(metadata)
     return metadata
+
+
+# --- rows of several lengths: a packed table of each, of the sequences that fit no shorter row
+
+_HIDDEN_SIZE = 768
+"""Of the model by which `auto` reckons what a row costs."""
+
+
+def pack_row_lengths(
+    source: str | Path,
+    out: Path,
+    settings: TableSettings,
+    *,
+    part: tuple[int, int] | None = None,
+    finish: bool = False,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+    verified: bool = False,
+    store: StoreSettings | None = None,
+) -> ByRowLength[PackedTable | GroupsResult] | PackedTable | GroupsResult:
+    """Pack the rows of a table into rows of the lengths `settings.row_lengths`, or of one where several gain little.
+
+    Arguments are as of `pack_table`; with `part` (K, N), only the groups K, K + N, ... of each length are written.
+    """
+
+    def pack(path: Path, own: TableSettings, overwrite: bool) -> PackedTable | GroupsResult:
+        if part is not None:
+            return pack_table_part(table, path, own, part, reporter=reporter, overwrite=overwrite, workers=workers)
+        return pack_table(
+            table, path, own, finish=finish, reporter=reporter, overwrite=overwrite, workers=workers, verified=verified
+        )
+
+    with _opened(source, out, store) as (table, folder):
+        lengths = _choose_lengths(table, settings, reporter)
+        if len(lengths) == 1:
+            one = settings.model_copy(update={"row_lengths": None, "max_sequence_length": lengths[0]})
+            return pack(folder, one, overwrite)
+        chosen = settings.model_copy(update={"row_lengths": lengths, "max_sequence_length": lengths[-1]})
+        output = _row_tables(table, folder, chosen, reporter)
+        output.begin(overwrite)
+        with output.removed_on_bad_input():
+            each = {length: chosen.model_copy(update={"max_sequence_length": length}) for length in lengths}
+            packed = {length: pack(row_table_path(folder, length), own, False) for length, own in each.items()}
+        if part is None:
+            output.write_final(RowTables(format_version=1, format="row_lengths", row_lengths=lengths))
+        return ByRowLength(packed)
+
+
+def _choose_lengths(table: str | Path, settings: TableSettings, reporter: Reporter) -> tuple[int, ...]:
+    """The lengths that some sequence needs, of those that are given; or those that cost least."""
+    opened, most = open_table(table, settings, reporter), settings.most_tokens
+    counts = np.zeros(most, np.int64)
+    whole = settings.model_copy(update={"row_lengths": None, "max_sequence_length": most})
+    columns = opened.read_columns.tokens_only()
+    for group in opened.groups:
+        sequences, _ = sequences_of(opened, read_rows(group, columns, keep_values=False), whole)
+        counts += np.bincount(sequences.lengths, minlength=most + 1)[1:]
+    chosen = choose_row_lengths(
+        counts,
+        partial(row_cost, hidden_size=_HIDDEN_SIZE),
+        lengths=settings.given_lengths or None,
+        longest=most,
+        depth=settings.depth,
+        algorithm=settings.algorithm,
+    )
+    reporter.say(f"pack: {chosen.cost_line()}")
+    return chosen.lengths
+
+
+def _row_tables(
+    source: str | Path, folder: Path, settings: TableSettings, reporter: Reporter
+) -> GroupedOutput[int, TableMetadata]:
+    """The folder of the packed tables, which are complete before its last file."""
+    files, final = table_files(source), RowTables.path_in(folder)
+    _check_apart(folder, files)
+    signature = _signature(files, settings, "pack-rows")
+    return GroupedOutput(
+        folder,
+        final,
+        signature,
+        TableMetadata,
+        lambda length: TableMetadata.path_in(row_table_path(folder, length)),
+        reporter,
+    )

@@ -216,6 +216,11 @@ class RowSequences(NamedTuple):
     starts: Int32Array
     lengths: Int32Array
 
+    def of_lengths(self, lengths: range) -> RowSequences:
+        """Those that have one of these lengths."""
+        chosen = (self.lengths >= lengths.start) & (self.lengths < lengths.stop)
+        return self if chosen.all() else RowSequences(self.rows[chosen], self.starts[chosen], self.lengths[chosen])
+
 
 def cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> tuple[RowSequences, TooLongRows]:
     """The sequences of rows of these lengths, and what the policy did; under "error" none may be too long."""

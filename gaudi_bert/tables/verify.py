@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
-from gaudi_bert.artefacts.completion import read_signature, settings_path
-from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata, TableVerification
-from gaudi_bert.artefacts.results import GroupsResult, StageOutput
+from gaudi_bert.artefacts.completion import Signature, first_difference, read_signature, settings_path
+from gaudi_bert.artefacts.packed import RowTables, TableGroupManifest, TableMetadata, TableVerification, row_table_path
+from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, local_copy, mirrored, names_in
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import in_store, shown_location
@@ -72,6 +72,65 @@ def verify_table_part(
 def finish_table(source: str | Path, packed: Path, *, reporter: Reporter) -> StageOutput[TableVerification]:
     """Write verification.json of a packed table whose groups are all verified by `verify_table_part`."""
     return _in_parts(source, packed, reporter, None).finish()
+
+
+def row_lengths_of(packed: Path, store: StoreSettings | None = None) -> tuple[int, ...]:
+    """The lengths of a folder of packed tables of several; () of any other folder."""
+    with mirrored(packed, store) as here:
+        fetch(RowTables.path_in(here))
+        tables = RowTables.read_if_present(here)
+    return () if tables is None else tables.row_lengths
+
+
+def verify_row_lengths(
+    source: str | Path,
+    packed: Path,
+    *,
+    part: tuple[int, int] | None = None,
+    finish: bool = False,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+    store: StoreSettings | None = None,
+) -> ByRowLength[StageOutput[TableVerification] | GroupsResult]:
+    """Verify the packed tables of rows of several lengths, or a part of each; arguments as of `verify_table`.
+
+    Each is proven to hold the sequences between two lengths; all are of one packing, so every length is in one of them.
+    """
+
+    def verify(table: Path) -> StageOutput[TableVerification] | GroupsResult:
+        if part is not None:
+            return verify_table_part(here, table, part, reporter=reporter, overwrite=overwrite, workers=workers)
+        if finish:
+            return finish_table(here, table, reporter=reporter)
+        return verify_table(here, table, reporter=reporter, overwrite=overwrite, workers=workers)
+
+    with local_copy(source, store) as here, mirrored(packed, store) as folder:
+        return ByRowLength({length: verify(row_table_path(folder, length)) for length in _checked_lengths(folder)})
+
+
+def _checked_lengths(folder: Path) -> tuple[int, ...]:
+    """The lengths of rows, once their packed tables are known to be of one packing, and no other is there."""
+    path = RowTables.path_in(folder)
+    packing = settings_path(folder, path)
+    fetch(path, packing, *(folder / name for name in names_in(folder)))
+    lengths, common = RowTables.read(folder).row_lengths, read_signature(packing)
+    known = {row_table_path(folder, length): length for length in lengths}
+    settings = {**common.settings, "row_lengths": lengths, "max_sequence_length": max(lengths, default=0)}
+    _check_signature(packing, Signature("pack-rows", settings, common.inputs), path)
+    foreign = {folder / name.split("/")[0] for name in names_in(folder) if name.startswith("rows-")} - known.keys()
+    if foreign:
+        raise FailedError(f"{min(foreign)}: is not in {path}; remove it, or {RowTables.remedy}")
+    for table, length in known.items():
+        right = Signature("pack-table", {**settings, "max_sequence_length": length}, common.inputs)
+        _check_signature(settings_path(table, TableMetadata.path_in(table)), right, packing)
+    return lengths
+
+
+def _check_signature(path: Path, right: Signature, source: Path) -> None:
+    difference = first_difference(read_signature(path).as_json(), right.as_json(), f"by {source}")
+    if difference is not None:
+        raise FailedError(f"{path}: {difference}; {RowTables.remedy}")
 
 
 def _in_parts(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -43,7 +44,7 @@ from gaudi_bert.training.objective import Evaluation
 from gaudi_bert.training.results import FineTuneInput
 from gaudi_bert.training.run import Job
 from gaudi_bert.training.run_folder import RunContext
-from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RowBatches, RunPlan
+from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
 
@@ -300,16 +301,11 @@ class FineTuneJob(Job[FineTuning]):
 
 def plan_run(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
     """Updates and batches, from epochs and sequences."""
-    factor, most = data.packing_factor, section.micro_batch_packs
-    micro_batch, steps = _batch_of(section.batch_sequences, factor * processes, most)
-    rows = _row_batches(section, data, processes) if len(data.lengths) > 1 else ()
-    if rows:  # an update has the most frequent length at least once
-        updates = math.ceil(section.epochs * len(data.sequences) / section.batch_sequences)
-        updates = min(updates, max(row.micro_batches for row in rows))
-    else:
-        updates = math.ceil(section.epochs * data.packs / (micro_batch * steps * processes))
-    return RunPlan(
-        run_settings(section, most if rows else micro_batch, updates, math.ceil(updates / section.epochs)),
+    factor, micro_batch, rows = data.packing_factor, section.micro_batch_packs, data.row_packs
+    if not rows:
+        micro_batch = _micro_batch_of(section.batch_sequences, factor * processes, micro_batch)
+    plan = RunPlan(
+        run_settings(section, micro_batch, 1, 1),
         factor,
         processes=processes,
         processes_per_worker=processes_per_worker,
@@ -319,16 +315,8 @@ def plan_run(section: FineTuneSettings, data: TaskData, processes: int, processe
         keys=FINE_TUNING_KEYS,
         rows=rows,
     )
-
-
-def _row_batches(section: FineTuneSettings, data: TaskData, processes: int) -> tuple[RowBatches, ...]:
-    """Micro-batches of each length: of at most as many slots, and about no more packs than an update needs of the length."""
-    batches = []
-    for length, packing in zip(data.lengths, data.packings, strict=True):
-        most = section.micro_batch_packs * data.lengths[-1] // length
-        packs, _ = _batch_of(section.batch_sequences, len(data.sequences) / packing.packs * processes, most)
-        batches.append(RowBatches(length, packs, math.ceil(section.epochs * packing.packs / (packs * processes))))
-    return tuple(batches)
+    updates = plan.updates_of(section.epochs)
+    return replace(plan, requested=run_settings(section, micro_batch, updates, math.ceil(updates / section.epochs)))
 
 
 def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int, an_epoch: int) -> RunSettings:
@@ -344,8 +332,8 @@ def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int
     )
 
 
-def _batch_of(batch_sequences: int, sequences_per_pack: float, most_packs: int) -> tuple[int, int]:
-    """Packs of a micro-batch, and micro-batches of an update as `RunPlan` has them, nearest to the requested batch.
+def _micro_batch_of(batch_sequences: int, sequences_per_pack: float, most_packs: int) -> int:
+    """Packs of a micro-batch with which an update, as `RunPlan` puts it together, is nearest to the requested batch.
 
     `sequences_per_pack` are those that all processes take while each takes one pack.
     """
@@ -357,8 +345,7 @@ def _batch_of(batch_sequences: int, sequences_per_pack: float, most_packs: int) 
         real = steps_with(packs) * packs * sequences_per_pack
         return round(abs(real / batch_sequences - 1.0), 2), steps_with(packs)
 
-    best = min(range(1, most_packs + 1), key=distance)
-    return best, steps_with(best)
+    return min(range(1, most_packs + 1), key=distance)
 
 
 def _best_metric(task: Task, section: FineTuneSettings, is_evaluated: bool) -> str:

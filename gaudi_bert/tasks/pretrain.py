@@ -20,7 +20,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.examples import TokenisedTexts
-from gaudi_bert.artefacts.packed import TableMetadata, pack_kind
+from gaudi_bert.artefacts.packed import RowTables, TableMetadata, pack_kind
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, local_copy, mirrored
 from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordFigures
@@ -51,7 +51,7 @@ from gaudi_bert.tasks.models.task_models import (
 )
 from gaudi_bert.tasks.objective import TaskObjective
 from gaudi_bert.tasks.table_data import (
-    TableSource,
+    PackedTable,
     WordTargets,
     check_same_tokens,
     check_table_fits,
@@ -66,7 +66,7 @@ from gaudi_bert.training.model_files import read_config
 from gaudi_bert.training.objective import LossDenominators
 from gaudi_bert.training.results import DryRun
 from gaudi_bert.training.run import Job, run_job
-from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.run_plan import TABLE_KEYS, RunPlan
 from gaudi_bert.training.train import model_config
 
 _MASKED: TaskKind = "masked-language-modelling"
@@ -80,8 +80,9 @@ def is_table_of_tokens(data: Path, store: StoreSettings | None = None) -> bool:
     with mirrored(data, store) if in_store(data) else nullcontext(data) as folder:
         tokenised = folder / TokenisedTexts.file_name
         if in_store(data):
-            fetch(TableMetadata.path_in(folder), tokenised)
-        is_packed, is_tokenised = pack_kind(folder) == "table", tokenised.is_file()
+            fetch(TableMetadata.path_in(folder), RowTables.path_in(folder), tokenised)
+        is_packed = pack_kind(folder) == "table" or RowTables.path_in(folder).is_file()
+        is_tokenised = tokenised.is_file()
     if not is_packed and (is_tokenised or (not in_store(data) and is_table(data))):
         name = shown_location(data)
         raise InputError(f"{name}: is a table that is not packed; run `gaudi-bert pack {name} --out packed/` first")
@@ -115,7 +116,7 @@ def train_on_table(
             for each in (data, evaluation_data)
         )
         given = None if model is None else stack.enter_context(local_copy(model, settings.store))
-        job = _TableJob(settings, cast(TableSource, source), held_out, given)
+        job = _TableJob(settings, cast(PackedTable, source), held_out, given)
         return run_job(job, settings, out, reporter=reporter, resume=resume, overwrite=overwrite, dry_run=dry_run)
 
 
@@ -125,7 +126,7 @@ class _TableJob(Job[TableTraining]):
     result_name, result_type = TRAINING_NAME, TableTraining
 
     def __init__(
-        self, settings: PipelineSettings, source: TableSource, held_out: TableSource | None, given: Path | None
+        self, settings: PipelineSettings, source: PackedTable, held_out: PackedTable | None, given: Path | None
     ) -> None:
         self.section = settings.training
         self._settings, self._source, self._held_out = settings, source, held_out
@@ -143,25 +144,32 @@ class _TableJob(Job[TableTraining]):
     def plan(self, processes: int) -> RunPlan:
         """Decide on the batches."""
         source = self._source
+        if source.row_packs and self._settings.training.loss_normalization == "balanced":
+            raise InputError("training.loss_normalization = balanced: for rows of one length; set it to global or local")
         return RunPlan(
             self._settings.training.of_run(),
-            source.metadata.packing_factor,
+            source.total("sequences") / source.total("packs"),
             processes=processes,
             processes_per_worker=self._settings.resources.processes_per_worker,
             slots_per_pack=source.length,
-            packs=source.metadata.packs,
-            mean_tokens=source.metadata.tokens / source.metadata.sequences,
+            packs=source.total("packs"),
+            mean_tokens=None if source.row_packs else source.total("tokens") / source.total("sequences"),
+            keys=TABLE_KEYS,
+            rows=source.row_packs,
         )
 
     def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
         """The model, the table, the batches."""
-        start, source, training = self._start, self._source, plan.settings
-        metadata = source.metadata
+        start, training = self._start, plan.settings
+        tables = [(table.path, table.metadata) for table in self._source.tables]
         return [
             f"{start.architecture} ({start.path.name}, {start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
             f"{start.sizes.hidden_size}, vocabulary {start.sizes.vocab_size:,}; {self._task.name}",
-            f"{source.path}: {metadata.packs:,} packs of {source.length}, {metadata.packing_factor:.3f} sequences per pack, "
-            f"{metadata.efficiency:.2%} real tokens",
+            *(
+                f"{path}: {packed.packs:,} packs of {packed.max_sequence_length}, {packed.packing_factor:.3f} sequences per "
+                f"pack, {packed.efficiency:.2%} real tokens"
+                for path, packed in tables
+            ),
             f"{training.optimizer}, learning rate {training.learning_rate:g}",
             *plan.short_lines(),
             *(plan.table() if dry_run else []),
@@ -181,9 +189,10 @@ class _TableJob(Job[TableTraining]):
 
     def denominators(self) -> LossDenominators:
         """`balanced` by the words that a pack predicts on average."""
-        metadata, targets = self._source.metadata, self._targets
-        words = targets.share * metadata.tokens if targets.kind == _MASKED else metadata.tokens - metadata.sequences
-        return LossDenominators(self._settings.training.loss_normalization, (words / metadata.packs, 1.0))
+        targets, normalization = self._targets, self._settings.training.loss_normalization
+        packs, sequences, tokens = (self._source.total(figure) for figure in ("packs", "sequences", "tokens"))
+        words = targets.share * tokens if targets.kind == _MASKED else tokens - sequences
+        return LossDenominators(normalization, (words / packs, 1.0))
 
     def evaluation(self, plan: RunPlan) -> _TableEvaluation | None:
         """The held-out table."""
@@ -198,7 +207,7 @@ class _TableJob(Job[TableTraining]):
 
     def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
         """Packs of the table, without end."""
-        return table_batches(self._source, self._targets, plan.settings.micro_batch_packs, order)
+        return table_batches(self._source, self._targets, plan.micro_batches(order.updates_done, order.packs_done), order)
 
     def stored(self) -> dict[str, Any]:
         """What is learnt."""
@@ -229,7 +238,7 @@ def _figures(loss: float, accuracy: float) -> dict[str, float]:
 class _TableEvaluation:
     """A packed table: every sequence once, each with the same masks whatever its pack; `take_packs` limits it."""
 
-    source: TableSource
+    source: PackedTable
     targets: WordTargets
     vocabulary: int
     batch_packs: int
@@ -282,7 +291,7 @@ def _check_settings(training: TrainingSettings, evaluation_data: Path | None) ->
 # --- the model that a run begins with
 
 
-def _start(path: Path | None, settings: PipelineSettings, source: TableSource) -> tuple[Task, StartWeights]:
+def _start(path: Path | None, settings: PipelineSettings, source: PackedTable) -> tuple[Task, StartWeights]:
     """The task and the weights of `--model`; without one, a BERT of the sizes in the settings."""
     tokenizer = source.tokenizer
     if path is not None and path.is_dir():

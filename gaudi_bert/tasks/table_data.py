@@ -9,15 +9,17 @@ Letters: B packs, L positions, S sequences of a pack, N sequences of a batch, T 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 
 from gaudi_bert.artefacts.base import NOTES_NAME
-from gaudi_bert.artefacts.packed import TableMetadata
+from gaudi_bert.artefacts.packed import RowTables, TableMetadata, row_table_path
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray, mixed_words, random_words
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import ModelSizes
@@ -27,13 +29,14 @@ from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, RowTokenizer, open_tokenizer
 from gaudi_bert.tables.packed_parquet import TableFiles, open_tables
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, batches_in_order, each_pack_once
+from gaudi_bert.training.run_plan import MicroBatch, RowPacks
 
 EVALUATION_EPOCH = -1
 
 
 @dataclass(frozen=True)
 class TableSource:
-    """A packed table with its tokenizer."""
+    """A packed table of rows of one length, with its tokenizer."""
 
     path: Path
     metadata: TableMetadata
@@ -56,12 +59,50 @@ class TableSource:
         return f"{self.metadata.identity()} {self.tokenizer.sha256}"
 
 
-def open_packed_table(path: Path) -> TableSource:
-    """The packed table in a folder of this machine.
+@dataclass(frozen=True)
+class PackedTable:
+    """A packed table, or those of rows of several lengths, ascending."""
+
+    path: Path
+    tables: tuple[TableSource, ...]
+
+    @property
+    def tokenizer(self) -> RowTokenizer:
+        """That of all."""
+        return self.tables[0].tokenizer
+
+    @property
+    def length(self) -> int:
+        """Positions of the longest pack."""
+        return self.tables[-1].length
+
+    @property
+    def row_packs(self) -> tuple[RowPacks, ...]:
+        """The packs of each length where there are several, as `RunPlan.rows`."""
+        return tuple(RowPacks(table.length, table.metadata.packs) for table in self.tables) if len(self.tables) > 1 else ()
+
+    @property
+    def identity(self) -> str:
+        """What distinguishes it from others, for the settings of a run."""
+        return " ".join(table.identity for table in self.tables)
+
+    def total(self, figure: Literal["packs", "sequences", "tokens"]) -> int:
+        """Of all lengths."""
+        return sum(getattr(table.metadata, figure) for table in self.tables)
+
+
+def open_packed_table(path: Path) -> PackedTable:
+    """The packed tables in a folder of this machine, by the length of their rows.
 
     Raises:
-        InputError: it is not one, holds no tokens, or comes without a tokenizer.
+        InputError: it holds none, or one without tokens or without its tokenizer.
     """
+    several = RowTables.read_if_present(path)
+    folders = [path] if several is None else [row_table_path(path, length) for length in several.row_lengths]
+    return PackedTable(path, tuple(map(_open_table, folders)))
+
+
+def _open_table(path: Path) -> TableSource:
     metadata = TableMetadata.read(path)
     if metadata.index_only:
         raise InputError(f"{path}: is an index, which holds no tokens; pack the table again without --index-only")
@@ -74,7 +115,7 @@ def open_packed_table(path: Path) -> TableSource:
     return TableSource(path, metadata, packs, open_tokenizer(path / NOTES_NAME))
 
 
-def check_table_fits(source: TableSource, sizes: ModelSizes) -> None:
+def check_table_fits(source: PackedTable, sizes: ModelSizes) -> None:
     """Refuse a table that the model cannot take."""
     if source.length > sizes.positions:
         raise InputError(
@@ -84,7 +125,7 @@ def check_table_fits(source: TableSource, sizes: ModelSizes) -> None:
     source.tokenizer.check_fits(sizes.vocab_size, sizes.segments)
 
 
-def check_same_tokens(source: TableSource, other: RowTokenizer) -> None:
+def check_same_tokens(source: PackedTable, other: RowTokenizer) -> None:
     """Refuse a model, or a second table, whose tokenizer gives some token of the table another number."""
     ours, theirs = source.tokenizer.tokenizer.get_vocab(), other.tokenizer.get_vocab()
     token = min((token for token, number in ours.items() if theirs.get(token) != number), default=None, key=ours.__getitem__)
@@ -151,24 +192,34 @@ class WordTargets:
         return {**masked_features(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}
 
 
-def table_batches(source: TableSource, targets: WordTargets, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
-    """Batches of packs without end, each [batch_packs, ...]."""
+def table_batches(
+    source: PackedTable, targets: WordTargets, micro_batches: Iterable[MicroBatch], order: TrainingOrder
+) -> Iterator[Batch]:
+    """The share of a process in these micro-batches of packs, without end."""
+    tables = source.tables
 
-    def features(shards: IntArray, records: IntArray, epoch: int) -> Batch:
-        return _features(source, targets, shards, records, epoch)
+    def features(which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
+        return _features(tables[which], targets, shards, records, epoch)
 
-    return batches_in_order(source.packs, features, batch_packs, order, source.path)
+    return batches_in_order([table.packs for table in tables], features, micro_batches, order, source.path)
 
 
 def evaluation_table_batches(
-    source: TableSource, targets: WordTargets, batch_packs: int, rank: int, size: int, take_packs: int | None
+    source: PackedTable, targets: WordTargets, batch_packs: int, rank: int, size: int, take_packs: int | None
 ) -> Iterator[Batch]:
-    """Every pack once, always with the same masks; as `each_pack_once`."""
+    """Every pack once, always with the same masks; as `each_pack_once`, of each length in turn.
 
-    def read(shards: IntArray, records: IntArray) -> Batch:
-        return _features(source, targets, shards, records, EVALUATION_EPOCH)
+    `batch_packs` are of the longest rows, and of shorter ones as many slots; of `take_packs`, each length has its share.
+    """
 
-    return each_pack_once(source.files, read, batch_packs, rank, size, take_packs)
+    def batches_of(table: TableSource) -> Iterator[Batch]:
+        def read(shards: IntArray, records: IntArray) -> Batch:
+            return _features(table, targets, shards, records, EVALUATION_EPOCH)
+
+        take = None if take_packs is None else math.ceil(take_packs * table.metadata.packs / source.total("packs"))
+        return each_pack_once(table.files, read, batch_packs * source.length // table.length, rank, size, take)
+
+    return chain.from_iterable(map(batches_of, source.tables))
 
 
 def _features(source: TableSource, targets: WordTargets, shards: IntArray, records: IntArray, epoch: int) -> Batch:

@@ -2,20 +2,14 @@
 
 A file is read and tokenized a window of rows at a time, and identified by its content. Its packs are planned once: the plan
 states how many packs hold which lengths; which sequences share a pack, and the order of the packs, are seeded permutations
-of (seed, epoch). Packs are numbered through all epochs, and batch k of process r of R takes the packs k R b + r,
-k R b + r + R, ...: so an update holds the same packs whatever the number of processes, nothing is dropped at the end of an
-epoch, and a position is one number. After the last epoch come empty packs, which fill up the last update.
-
-Rows may be of several lengths. Then the packs of each are numbered by themselves, and the plan of the run knows which
-batches make an update, so that all processes are at the same length at the same time; the position is the update.
-
-Letters: b packs of a batch, R processes.
+of (seed, epoch). Packs are numbered through all epochs, those of each length of rows by themselves, and the plan of the run
+knows which of them are in which micro-batch (`RunPlan.micro_batches`): nothing is dropped at the end of an epoch, and a
+position is one number. After the last epoch come empty packs, which fill up the last update.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import platform
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +32,7 @@ from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, labelled_docstri
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
+from gaudi_bert.reading.global_order import numbers_of_rank
 from gaudi_bert.rows.answers import TagScheme
 from gaudi_bert.rows.fields import find_labels
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
@@ -48,7 +43,7 @@ from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, Sequences, join_sequen
 from gaudi_bert.tasks.kinds.embedding import texts_of_rows
 from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
-from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.run_plan import RowPacks, RunPlan
 
 EVALUATION_EPOCH = -1
 _WINDOW_ROWS = 20_000
@@ -235,6 +230,12 @@ class TaskData:
         return tuple(packing.histogram.max_sequence_length for packing in self.packings)
 
     @property
+    def row_packs(self) -> tuple[RowPacks, ...]:
+        """The packs of each length where there are several, as `RunPlan.rows`."""
+        packs = (packing.packs for packing in self.packings)
+        return tuple(map(RowPacks, self.lengths, packs)) if len(self.packings) > 1 else ()
+
+    @property
     def packs(self) -> int:
         """Of all lengths."""
         return sum(packing.packs for packing in self.packings)
@@ -272,11 +273,10 @@ def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: 
         targets = task.target_features(data.sequences, placed, Draw(order.seed, epoch))
         return {**placed.features(data.sequences), **cast(Batch, targets)}
 
-    for which, number in _micro_batches(plan, order):
-        batch_packs, each = plan.batches[which].packs, data.packings[which].packs
-        shape = data.shape(which, batch_packs)
-        packs = order.rank + order.size * (number * batch_packs + np.arange(batch_packs))
-        epoch_of, numbers = np.divmod(packs[packs < epochs * each], each)
+    for which, begin, end, batch_packs in plan.micro_batches(order.updates_done, order.packs_done):
+        each, shape = data.packings[which].packs, data.shape(which, batch_packs)
+        packs = numbers_of_rank(begin, min(end, epochs * each), order.rank, order.size)
+        epoch_of, numbers = np.divmod(packs, each)
         first, *later = np.unique(epoch_of).tolist() or [0]
         batch = features(which, first, numbers[epoch_of == first], shape)
         for epoch in later:  # whose packs follow those of the first epoch
@@ -284,16 +284,3 @@ def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: 
             for name, values in features(which, epoch, numbers[here], shape).items():
                 batch[name][here] = values[: len(here)]
         yield batch
-
-
-def _micro_batches(plan: RunPlan, order: TrainingOrder) -> Iterator[tuple[int, int]]:
-    """The length of each batch from where a run is, as `RunPlan.micro_batches_of`."""
-    if len(plan.batches) == 1:  # packs alone are the position, by whichever processes they were read
-        yield from ((0, number) for number in itertools.count(order.packs_done // (plan.batches[0].packs * order.size)))
-    elif order.packs_done != plan.packs_after(order.updates_done):
-        raise InputError(
-            f"resources.workers: with rows of several lengths a run continues with as many processes as it began with, not "
-            f"with {order.size}; start as many, or pass --overwrite"
-        )
-    for update in itertools.count(order.updates_done + 1):
-        yield from plan.micro_batches_of(update)

@@ -28,7 +28,6 @@ _LENGTH_STEP = 8
 _USUAL_LONGEST = 512
 # Of the lengths that cost at most so much more than the cheapest, the one with the fewest slots is taken.
 _WORTH = 1.03
-_SHAKE = 0.5
 # All lengths are tried on the updates of so many rows, and so many of the cheapest on all.
 _SAMPLED_ROWS, _TRIED = 2**17, 8
 _UPDATES_AT_ONCE = 4096

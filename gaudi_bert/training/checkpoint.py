@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,7 @@ class Checkpoint:
     Attributes:
         first_moments, second_moments: the optimizer's m and v; empty in a checkpoint of weights only.
         progress: the position of the run: packs read by all processes, the number of the order in which they are read,
-            processes, sequences and tokens seen; empty in a checkpoint of weights only.
+            processes that began the run, sequences and tokens seen; empty in a checkpoint of weights only.
         settings: `model` (BertConfig as JSON) and `training` as the run was given them, `data` (the sizes of a record),
             `compiled_kernels`, and `run`: the signature of the run, on which its weights depend.
     """
@@ -180,11 +180,31 @@ def checkpoint_identity(path: Path) -> str:
     return _state_text(path)[:_CHECKSUM_DIGITS]
 
 
+class Beginning(NamedTuple):
+    """How a run began: by how many processes, and whether with compiled kernels."""
+
+    processes: int
+    compiled: bool
+
+
+def beginning_of(folder: Path) -> Beginning | None:
+    """By the newest checkpoint of `folder`, as `newest_settings`."""
+    state = _newest_state(folder)
+    if state is None or isinstance(state.progress, _NoPosition):
+        return None
+    return Beginning(state.progress.processes, state.settings.compiled_kernels)
+
+
 def newest_settings(folder: Path) -> Mapping[str, Any] | None:
     """The settings in the newest checkpoint of `folder` whose header is intact; None without such a checkpoint."""
+    state = _newest_state(folder)
+    return None if state is None else state.settings.model_dump(exclude_unset=True)
+
+
+def _newest_state(folder: Path) -> _State | None:
     for path in reversed(checkpoint_files(folder)):
         try:
-            return _read_state(path).settings.model_dump(exclude_unset=True)
+            return _read_state(path)
         except InputError:
             continue  # reading it in full will report it
     return None

@@ -104,7 +104,7 @@ class TrainingLoop:
         return target is not None and evaluation is not None and bool(evaluation.accuracy >= target)
 
     def outcome(self) -> dict[str, Any]:
-        """How far and how fast it trained: the fields of `artefacts.training.RunResult`."""
+        """How far and how fast it trained: the fields that training.json has of every run."""
         progress, plan, report = self.progress, self.plan, self.report
         return {
             "updates": progress.update,
@@ -209,7 +209,7 @@ class TrainingLoop:
             progress={
                 "packs": progress.packs,
                 "order": ORDER,
-                "processes": context.communicator.size,
+                "processes": context.begun_by,
                 "sequences": progress.sequences,
                 "tokens": progress.tokens,
             },

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic
@@ -165,7 +166,10 @@ def run_job(
 
 def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
     """Build, resume, train to the end."""
-    settings, communicator = plan.settings, run.communicator
+    communicator = run.communicator
+    if run.begun_by != plan.processes and plan.rows:
+        plan = replace(job.plan(run.begun_by), processes=plan.processes, begun_by=run.begun_by)
+    settings = plan.settings
     events = job.begin(run, plan)
     model = run.engine.build(job.spec, run.device, seed=settings.seed, compiled=run.compiled)
     step = build_step(run, plan, model, job.objective, job.denominators())

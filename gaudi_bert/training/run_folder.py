@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import yaml
 
 from gaudi_bert.artefacts.base import Artefact
@@ -34,7 +33,7 @@ from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 from gaudi_bert.engines.choose import ChosenEngine, choose_engine
 from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model, ModelSpec
-from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, newest_settings, resume_run, share_state
+from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, beginning_of, resume_run, share_state
 from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective, TrainingStep
 from gaudi_bert.training.run_plan import RunPlan
 
@@ -48,7 +47,8 @@ R = TypeVar("R", bound=Artefact)
 class RunContext(Generic[R]):
     """A run whose folder is open: `stored` is its result where it is finished already, else there is work to do.
 
-    `signature` is what the result depends on; `compiled`: whether kernels are compiled, as when the run began.
+    `signature` is what the result depends on; `compiled`: whether kernels are compiled, as when the run began; `begun_by`:
+    how many processes began it.
     """
 
     folder: Path
@@ -59,6 +59,7 @@ class RunContext(Generic[R]):
     device: Device
     signature: Signature
     compiled: bool = False
+    begun_by: int = 1
     stored: R | None = None
 
     @property
@@ -117,7 +118,7 @@ def run_folder(
         if folder.is_dir():  # not every process may see it
             log = "engine.log" if watched.is_first else f"engine-{watched.rank}.log"
             stack.enter_context(native_lines_to(folder / log))
-        yield replace(context, compiled=_compiles_kernels(context.checkpoints, watched, device, reporter))
+        yield _as_begun(context)
 
 
 def nothing_to_do(folder: Path, signature: Signature) -> str:
@@ -253,14 +254,13 @@ def _threads_of(requested: int | None, processes_on_host: int) -> int | None:
     return max(1, (os.cpu_count() or 1) // processes_on_host)
 
 
-def _compiles_kernels(checkpoints: Path, communicator: Communicator, device: Device, reporter: Reporter) -> bool:
-    """Whether kernels are compiled: as when the run began, because compiled dropout draws other masks."""
-    stored = newest_settings(checkpoints) if communicator.is_first else None
-    choice = np.array([0.0, 0.0] if stored is None else [1.0, float(stored.get("compiled_kernels", False))])
-    is_resumed, was_compiled = (value > 0 for value in communicator.sum_array(choice))
-    if not is_resumed:
-        return device.compiles
-    if was_compiled and not device.compiles:
-        reporter.say("note: the run began with a compiled step, and here it is not; dropout masks differ from now on")
-        return False
-    return bool(was_compiled)
+def _as_begun(context: RunContext[R]) -> RunContext[R]:
+    """A run that continues as it began: compiled dropout draws other masks, and other processes would share other packs."""
+    communicator, device = context.communicator, context.device
+    begun = communicator.from_first(lambda: beginning_of(context.checkpoints))
+    if begun is None:
+        return replace(context, compiled=device.compiles, begun_by=communicator.size)
+    if begun.compiled and not device.compiles:
+        note = "note: the run began with a compiled step, and here it is not; dropout masks differ from now on"
+        context.reporter.say(note)
+    return replace(context, compiled=begun.compiled and device.compiles, begun_by=begun.processes)

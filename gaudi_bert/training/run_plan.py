@@ -15,15 +15,23 @@ with factor f (Krell et al. 2021, section 3.3 and appendix D):
   better. An update then holds f times as many sequences, so the same number of sequences takes 1/f of the updates, of the
   warm-up and of the updates between evaluations, checkpoints and reports; and with beta_1 ** f and beta_2 ** f, one update
   moves the moments as f updates with the same gradient did (theorem D.1). Learning rates do not change, as in the paper.
+
+Rows may be of several lengths. Then packs of each length are taken in *turns* of so many, and an update has of each length
+its share: of a length with t turns in an average update, ceil(u t) are done after u updates. A turn is decided when the run
+begins; whoever reads it, an update has the same packs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.sections import RunSettings
 
@@ -38,6 +46,7 @@ class RunKeys(NamedTuple):
     """What people call a run and its settings.
 
     `stage` begins its lines, `section` has its settings; of these, `micro_batch` is None where its packs are not free.
+    `row_lengths` chooses the lengths of rows, where something does.
     """
 
     stage: str
@@ -45,22 +54,58 @@ class RunKeys(NamedTuple):
     sequences: str
     micro_batch: str | None
     warmup: str
+    row_lengths: str | None = None
 
 
 TRAINING_KEYS = RunKeys(
     *("train", "training", "training.global_batch_sequences", "training.micro_batch_packs", "training.warmup_updates")
 )
+TABLE_KEYS = TRAINING_KEYS._replace(row_lengths="`pack --row-lengths auto`")
 # Fine-tuning takes the micro-batch that comes nearest already.
-FINE_TUNING_KEYS = RunKeys("finetune", "finetune", "finetune.batch_sequences", None, "finetune.warmup_share")
+FINE_TUNING_KEYS = RunKeys(
+    *("finetune", "finetune", "finetune.batch_sequences", None, "finetune.warmup_share", "finetune.row_lengths = auto")
+)
 STAGE_OF_SECTION = {keys.section: keys.stage for keys in (TRAINING_KEYS, FINE_TUNING_KEYS)}
 
 
-class RowBatches(NamedTuple):
-    """Batches of rows of one length: packs of one on each process, and how many there are in all updates."""
+class RowPacks(NamedTuple):
+    """Packs of rows of one length, in an epoch."""
 
     length: int
     packs: int
-    micro_batches: int
+
+
+class RowTurns(NamedTuple):
+    """How packs of rows of one length are taken.
+
+    Attributes:
+        packs: of a turn, over all processes.
+        turns: in an update, on average.
+        most_packs: of a micro-batch on one process.
+    """
+
+    length: int
+    packs: int
+    turns: Fraction
+    most_packs: int
+
+    def shared_by(self, processes: int) -> tuple[int, int]:
+        """Micro-batches of a turn, and packs of one on one process."""
+        share = -(-self.packs // processes)
+        micro_batches = -(-share // self.most_packs)
+        return micro_batches, -(-share // micro_batches)
+
+
+class MicroBatch(NamedTuple):
+    """Rows of one length: the packs `first` .. `end` - 1, of which process r of R takes those whose number mod R is r.
+
+    `which` is the length; each process fills up its share to `packs` with empty ones.
+    """
+
+    which: int
+    first: int
+    end: int
+    packs: int
 
 
 def _figure(value: float) -> str:
@@ -87,7 +132,8 @@ class RunPlan:
     `requested` are the settings as they were given, for unpacked data. The packing factor is a mean over the data; there is
     one process per card, `processes_per_worker` of them in each worker. `packs` is None where their number is
     unknown, `mean_tokens` (of a sequence) where data is not packed; `keys` are the names of the settings, for messages.
-    `rows` are for rows of several lengths, each of one length by itself; else ().
+    `rows` are the packs of each length where there are several, else (); `begun_by`: processes that began the run, where
+    these are others.
     """
 
     requested: RunSettings
@@ -98,44 +144,74 @@ class RunPlan:
     packs: int | None
     mean_tokens: float | None = None
     keys: RunKeys = TRAINING_KEYS
-    rows: tuple[RowBatches, ...] = ()
+    rows: tuple[RowPacks, ...] = ()
+    begun_by: int | None = None
 
     @cached_property
     def settings(self) -> RunSettings:
         """What packing makes of the requested settings: train with these."""
         return _correct_for_packing(self.requested, self.packing_factor)
 
-    def micro_batches_of(self, update: int) -> list[tuple[int, int]]:
-        """The micro-batches of an update, counted from 1: which of `rows` each is of, and its number among those.
+    def micro_batches_of(self, update: int) -> list[MicroBatch]:
+        """The micro-batches of an update, counted from 1.
 
-        Of M micro-batches of a length, ceil(u M / U) are done after u of U updates. So the first update has as many of each
-        length as any has, and builds all graphs; the length with the most is in every update, and comes first.
+        The first update has as many of each length as any has, and builds all graphs; the length with the most turns is in
+        every update, and comes first.
         """
-        before, after = self._done_after(update - 1), self._done_after(update)
-        most_first = sorted(range(len(after)), key=lambda which: -self.batches[which].micro_batches)
-        return [(which, number) for which in most_first for number in range(before[which], after[which])]
+        before, after = self._turns_after(update - 1), self._turns_after(update)
+        most_first = sorted(range(len(after)), key=lambda which: -self.turns[which].turns)
+        turns = [(which, turn) for which in most_first for turn in range(before[which], after[which])]
+        return [each for which, turn in turns for each in self._of_turn(which, turn)]
+
+    def _turns_after(self, update: int) -> list[int]:
+        return [math.ceil(update * row.turns) for row in self.turns]
+
+    def _of_turn(self, which: int, turn: int) -> Iterator[MicroBatch]:
+        row = self.turns[which]
+        micro_batches, packs = row.shared_by(self.processes)
+        for number in range(micro_batches):
+            first = turn * row.packs + number * packs * self.processes
+            yield MicroBatch(which, first, min(first + packs * self.processes, (turn + 1) * row.packs), packs)
+
+    def micro_batches(self, updates_done: int, packs_done: int) -> Iterator[MicroBatch]:
+        """Those of a run that is at this position, without end; of rows of one length, the packs alone are the position."""
+        shift = packs_done - self.packs_after(updates_done)
+        if shift and self.rows:
+            raise InputError(
+                f"update {updates_done} of this run was reached in another sequence of packs; start again with --overwrite"
+            )
+        for update in itertools.count(updates_done + 1):
+            for each in self.micro_batches_of(update):
+                yield each._replace(first=each.first + shift, end=each.end + shift)
 
     def packs_after(self, update: int) -> int:
         """Packs that all processes have read after so many updates."""
-        done = zip(self._done_after(update), self.batches, strict=True)
-        return sum(micro_batches * batches.packs for micro_batches, batches in done) * self.processes
+        return sum(turns * row.packs for turns, row in zip(self._turns_after(update), self.turns, strict=True))
 
-    def _done_after(self, update: int) -> list[int]:
-        """Micro-batches of each length."""
-        return [-(-update * batches.micro_batches // self.settings.updates) for batches in self.batches]
+    def updates_of(self, epochs: int) -> int:
+        """Updates after which every pack was read so often."""
+        packs = [row.packs for row in self.rows] or [self.packs or 0]
+        last_turns = (-(-epochs * each // row.packs) - 1 for each, row in zip(packs, self.turns, strict=True))
+        return max(math.floor(last / row.turns) + 1 for last, row in zip(last_turns, self.turns, strict=True))
 
     @cached_property
-    def batches(self) -> tuple[RowBatches, ...]:
+    def turns(self) -> tuple[RowTurns, ...]:
         """Those of each length."""
-        settings = self.settings
-        steps = self._steps_with(settings.micro_batch_packs)
-        return self.rows or (RowBatches(self.slots_per_pack, settings.micro_batch_packs, settings.updates * steps),)
-
-    def _mean(self, amounts: Iterable[int]) -> float:
-        """Of an update, on one process, where a micro-batch of each length has so much."""
-        every = zip(amounts, self.batches, strict=True)
-        total, updates = sum(amount * batches.micro_batches for amount, batches in every), self.settings.updates
-        return total / updates if total % updates else total // updates
+        settings, processes = self.settings, self.begun_by or self.processes
+        most = settings.micro_batch_packs
+        if not self.rows:
+            return (RowTurns(self.slots_per_pack, most * processes, Fraction(self._steps_with(most)), most),)
+        sequences = round(self.packing_factor * sum(row.packs for row in self.rows))
+        turns = []
+        for row in self.rows:
+            needed = Fraction(settings.global_batch_sequences * row.packs, sequences)
+            most_packs = most * self.rows[-1].length // row.length
+            packs = processes * min(most_packs, max(1, round(needed / processes)))
+            turns.append(RowTurns(row.length, packs, needed / packs, most_packs))
+        most_frequent: Fraction = max(row.turns for row in turns)
+        if most_frequent >= 1:
+            return tuple(turns)
+        return tuple(row._replace(turns=row.turns / most_frequent) for row in turns)  # no update is without packs
 
     @cached_property
     def accumulation_steps(self) -> int:
@@ -145,7 +221,13 @@ class RunPlan:
     @cached_property
     def packs_per_update_and_process(self) -> float:
         """Packs that one process reads for one update, on average."""
-        return self._mean(batches.packs for batches in self.batches)
+        return self._mean(row.packs for row in self.turns)
+
+    def _mean(self, amounts: Iterable[int]) -> float:
+        """Of an update, on one process, where a turn of each length has so much; an int where it is one."""
+        value = sum((row.turns * amount for row, amount in zip(self.turns, amounts, strict=True)), Fraction())
+        value /= self.processes
+        return int(value) if value.denominator == 1 else float(value)
 
     @property
     def packs_per_update(self) -> int:
@@ -189,7 +271,7 @@ class RunPlan:
             lines.append(
                 f"note: rows of {self.slots_per_pack:,} are {times:.1f} times the mean text "
                 f"({self.mean_tokens:,.0f} tokens), and attention costs a row's length squared: shorter rows may be faster"
-                + ("; finetune.row_lengths = auto chooses them" if self.keys is FINE_TUNING_KEYS else "")
+                + (f"; {self.keys.row_lengths} chooses them" if self.keys.row_lengths else "")
             )
         return lines
 
@@ -198,8 +280,11 @@ class RunPlan:
         settings = self.settings
         text = f"an update is {self.sequences_per_update:,.1f} sequences on average: "
         if self.rows:
-            mean = ((self._mean(row is each for each in self.rows), row) for row in self.rows)
-            text += ", ".join(f"{number:,.1f} x {count_of(row.packs, 'pack')} of {row.length:,}" for number, row in mean)
+            shared = ((row, *row.shared_by(self.processes)) for row in self.turns)
+            text += ", ".join(
+                f"{float(row.turns * micro_batches):,.1f} x {count_of(packs, 'pack')} of {row.length:,}"
+                for row, micro_batches, packs in shared
+            )
         else:
             text += (
                 f"{self.accumulation_steps} x {settings.micro_batch_packs} packs x {self.packing_factor:.3f} "
@@ -300,6 +385,6 @@ class RunPlan:
         return {
             "packs_per_micro_batch": self.settings.micro_batch_packs,
             "packs_per_update": packs,
-            "slots_per_update": self._mean(batches.packs * batches.length for batches in self.batches),
+            "slots_per_update": self._mean(row.packs * row.length for row in self.turns),
             "sequences_per_update": packs * self.packing_factor,
         }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.artefacts.base import Artefact, manifest_path
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, settings_path
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
 from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification, pack_kind
 from gaudi_bert.artefacts.plan import Plan, PlanPart, WritablePlan
@@ -156,8 +156,10 @@ def test_a_finished_file_of_the_same_settings_is_unchanged(tmp_path: Path) -> No
     plan = tmp_path / "plan.json"
     assert not begin_artefact(plan, plan, OLD)
     assert not begin_artefact(plan, plan, OLD), "begun but not finished: there is still work to do"
+    assert not is_finished(plan, plan, OLD)
     plan.write_text("{}")
     assert begin_artefact(plan, plan, OLD)
+    assert [is_finished(plan, plan, signature) for signature in (OLD, NEW)] == [True, False]
     assert settings_path(plan) == tmp_path / "plan.settings.json"
 
 
@@ -183,6 +185,20 @@ def test_a_folder_half_done_is_resumed_only_with_its_own_settings(tmp_path: Path
         begin_artefact(folder, final, NEW)
     begin_artefact(folder, final, NEW, overwrite=True)
     assert [path.name for path in folder.iterdir()] == ["settings.json"]
+
+
+def test_a_removal_that_is_killed_leaves_nothing_that_looks_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The final file goes first, and the settings last: whatever remains is refused, or resumed."""
+    folder, removed = tmp_path / "packed", []
+    final = folder / "metadata.json"
+    begin_artefact(folder, final, OLD)
+    for name in ("a", "metadata.json", "z"):
+        (folder / name).write_text("{}")
+    monkeypatch.setattr("gaudi_bert.artefacts.completion.remove", lambda *paths: removed.extend(p.name for p in paths))
+    remove_artefact(folder, final)
+    assert (removed[0], removed[-1], len(removed)) == ("metadata.json", "settings.json", 4)
 
 
 def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from tests.builders.command_line import inside
-from tests.builders.effort import tries
+from tests.builders.effort import sampled, tries
 from tests.builders.model_mutations import FILES, good_encoder, good_folder, mutated_file
 from tests.builders.watched_worker import WatchedWorker, command_and_libraries
 
@@ -101,7 +101,9 @@ def test_a_bad_argument_is_named(worker: WatchedWorker, folders: Path, expressio
 COUNT, AT_ONCE = tries(100, 2000), 50
 ANSWERED = tries(4, 400)
 TORCH_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
-PROGRESS = re.compile(r"packing: |[\d,]+ (of [\d,]+ )?rows|texts.txt: reads plain text; line 1 \(row 1\) begins ")
+PROGRESS = re.compile(
+    r"packing: |(embed|predict): \d+ %, |[\d,]+ (of [\d,]+ )?rows|texts.txt: reads plain text; line 1 \(row 1\) begins "
+)
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +161,8 @@ def answer_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None
     (folder / "texts.txt").write_text("the cat sat\non the mat, unable\n", encoding="utf-8")
     for command, out in (("embed", "vectors.npy"), ("predict", "answers.jsonl")):
         code, printed = command_and_libraries([command, "--model", ".", "--data", "texts.txt", "--out", out], folder)
-        lines = printed.splitlines()
-        answered = code == 0 and all(map(PROGRESS.match, lines))
+        lines = [line for line in printed.splitlines() if not PROGRESS.match(line)]
+        answered = code == 0 and not lines
         if not answered and not (code == 2 and len(lines) == 1 and lines[0].startswith("error: ")):
             return f"{command} ended with {code}: {printed}"
     return None
@@ -168,7 +170,8 @@ def answer_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None
 
 @pytest.mark.repeated
 @pytest.mark.parametrize(
-    ("software", "name"), [*(("tensorflow", name) for name in FILES), *(("torch", name) for name in TORCH_FILES)]
+    ("software", "name"),
+    sampled([*(("tensorflow", name) for name in FILES), *(("torch", name) for name in TORCH_FILES)], 3),
 )
 def test_commands_answer_or_end_in_one_line(worker: WatchedWorker, tmp_path: Path, software: str, name: str) -> None:
     pytest.importorskip(software, exc_type=ImportError)

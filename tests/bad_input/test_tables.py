@@ -147,7 +147,7 @@ def _same(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and (one == other or repr(one) == repr(other))
 
 
-COUNT, AT_ONCE = tries(25, 2000), 25
+COUNT, AT_ONCE = tries(10, 2000), 10
 
 
 def packed_or_refused(kind: str, seed: int, folder: Path) -> str | None:

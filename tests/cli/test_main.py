@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -189,6 +190,7 @@ DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "demo.yaml"
         (["pack", "records", "--out"], "Option '--out' requires an argument; see: "),
         (["pack", "records", "--otu", "o"], "No such option: --otu (Possible options: --out, --set); see: "),
         (["pakc"], "No such command 'pakc'. Did you mean 'pack'? see: "),
+        (["conjure"], "No such command 'conjure'; see: "),
         (["k8s", "sttus"], "No such command 'sttus'"),
         ([], "Missing command; see: "),
         (["run", "absent.yaml"], "absent.yaml"),
@@ -261,8 +263,10 @@ def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
 HEARING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from gaudi_bert.cli import main; main()"
 
 
-@pytest.mark.parametrize("second_after", sampled([None, 0.0, 0.02, 0.1], 2))
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "second_after"),
+    sampled([(number, after) for after in (None, 0.0, 0.02, 0.1) for number in (signal.SIGTERM, signal.SIGINT)], 5),
+)
 def test_signals_end_a_command_with_75_and_the_same_command_goes_on(
     case: PackingCase, tmp_path: Path, number: int, second_after: float | None
 ) -> None:
@@ -297,6 +301,20 @@ def test_a_signal_that_follows_at_once_does_not_interrupt_what_the_first_unwinds
             signal.raise_signal(signal.SIGTERM)
         except KeyboardInterrupt:
             pytest.fail("it interrupted")
+
+
+def test_a_lock_that_a_signal_breaks_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Condition.wait` releases a lock that it may not have yet."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()
+
+    monkeypatch.setattr("gaudi_bert.tfrecords.inspect.inspect", interrupted)
+    done = run_command("inspect", "part-0")
+    assert (done.returncode, done.stderr) == (75, "stopped\n")
 
 
 @pytest.mark.slow
@@ -390,17 +408,6 @@ def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:
     done = without("numpy", "histogram", "records", "--out", "histogram.json")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
-
-
-# --- words that no command has
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [("evaluate --on-the-fly plan.json", "No such option: --on-the-fly"), ("conjure", "No such command 'conjure'")],
-)
-def test_unknown_words_are_refused(words: str, reason: str) -> None:
-    assert refusal(*words.split()).startswith(reason)
 
 
 def test_help_names_every_task_and_sets_only_what_applies() -> None:

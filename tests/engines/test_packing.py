@@ -138,6 +138,23 @@ def test_float64_shows_that_the_rest_is_rounding(engine: EngineName):
 
 
 @BY_EACH_ENGINE
+def test_bfloat16_is_near_float32(engine: EngineName):
+    batch = join_sequences(random_packs(1, [[11, 5, 13], [17, 9]]), 31, 17, 3)
+    wide, losses, gradients = small_model(engine=engine).trial(batch, "token")
+    narrow, narrow_losses, narrow_gradients = small_model(compute_dtype="bfloat16", engine=engine).trial(batch, "token")
+    assert all(part.dtype == np.float32 for part in (*narrow.values(), *narrow_gradients.values()))
+    for placed in split_packs(batch):
+        for name, where in (("hidden_states", placed.positions), ("masked_lm_logits", placed.masked_slots)):
+            one, other = (outputs[name][placed.pack, where] for outputs in (wide, narrow))
+            agree(one, other, 0.1, scale=1.0)
+            assert np.abs(one - other).max() > 1e-6, "not computed in bfloat16"
+    for name, loss in losses.items():
+        agree(narrow_losses[name], loss, 0.02)
+    for name, gradient in gradients.items():
+        assert np.linalg.norm(narrow_gradients[name] - gradient) <= 0.1 * np.linalg.norm(gradient), name
+
+
+@BY_EACH_ENGINE
 @pytest.mark.parametrize("damage", ["mask", "positions"])
 def test_the_proof_sees_a_missing_mask_and_running_positions(engine: EngineName, damage):
     batch = join_sequences(random_packs(5, [[11, 9, 13]]), 33, 13, 3)

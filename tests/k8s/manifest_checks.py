@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 Json = dict[str, Any]
 
@@ -215,9 +218,6 @@ def _ssh(launcher: Json, worker: Json, command: Sequence[str]) -> Iterator[str]:
 
 # --- one pod: volumes, resources, quantities, security; checks yield problems as text
 
-
-Json = dict[str, Any]
-
 QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 CARDS = "habana.ai/gaudi"
@@ -370,128 +370,14 @@ def _network(spec: Json) -> Iterator[str]:
         yield "is on the node's network without dnsPolicy ClusterFirstWithHostNet, so it finds no services"
 
 
-# --- schemas: Kubernetes' own for its objects, in strict mode; for MPIJobs a small one of ours, whose pods are Kubernetes'
-
-
-Json = dict[str, Any]
+# --- schemas: Kubernetes' own for its objects, in strict mode; for those of Kubeflow a small one of ours
 
 # The oldest that nodes with Gaudi software 1.14 run, one between, and the newest.
 VERSIONS = ("1.25", "1.31", "1.36")
 
 
-def _object(properties: Json, required: Sequence[str] = ()) -> Json:
-    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
-
-
-_COUNT = {"type": "integer", "minimum": 0}
-_REPLICA = _object(
-    {
-        "replicas": {"type": "integer", "minimum": 1},
-        "restartPolicy": {"enum": ["Never", "OnFailure"]},
-        "template": _object({"metadata": {"type": "object"}, "spec": {"type": "object"}}, ["spec"]),
-    },
-    ["replicas", "restartPolicy", "template"],
-)
-_RUN_POLICY = _object(
-    {
-        "cleanPodPolicy": {"enum": ["None", "Running", "All"]},
-        "ttlSecondsAfterFinished": _COUNT,
-        "activeDeadlineSeconds": _COUNT,
-        "backoffLimit": _COUNT,
-        "suspend": {"type": "boolean"},
-        "schedulingPolicy": _object({"minAvailable": _COUNT, "queue": {"type": "string"}}),
-    }
-)
-MPIJOB = _object(
-    {
-        "apiVersion": {"const": "kubeflow.org/v2beta1"},
-        "kind": {"const": "MPIJob"},
-        "metadata": {"type": "object", "required": ["name"]},
-        "spec": _object(
-            {
-                "slotsPerWorker": {"type": "integer", "minimum": 1},
-                "runLauncherAsWorker": {"type": "boolean"},
-                "sshAuthMountPath": {"type": "string"},
-                "launcherCreationPolicy": {"enum": ["AtStartup", "WaitForWorkersReady"]},
-                "mpiImplementation": {"enum": ["OpenMPI", "Intel", "MPICH"]},
-                "runPolicy": _RUN_POLICY,
-                "mpiReplicaSpecs": _object({"Launcher": _REPLICA, "Worker": _REPLICA}, ["Launcher", "Worker"]),
-            },
-            ["mpiReplicaSpecs"],
-        ),
-    },
-    ["apiVersion", "kind", "metadata", "spec"],
-)
-
-
-# What the CRDs of Kubeflow Trainer 2 say of the fields that are used here.
-_TRAINER_VERSION = {"const": "trainer.kubeflow.org/v1alpha1"}
-TRAINER = {
-    "TrainJob": _object(
-        {
-            "apiVersion": _TRAINER_VERSION,
-            "kind": {"const": "TrainJob"},
-            "metadata": {"type": "object", "required": ["name"]},
-            "spec": _object(
-                {
-                    "runtimeRef": _object(
-                        {
-                            "apiGroup": {"const": "trainer.kubeflow.org"},
-                            "kind": {"enum": ["TrainingRuntime", "ClusterTrainingRuntime"]},
-                            "name": {"type": "string", "minLength": 1},
-                        },
-                        ["name"],
-                    ),
-                    "trainer": _object(
-                        {
-                            "numNodes": {"type": "integer", "minimum": 1},
-                            "numProcPerNode": {"type": "integer", "minimum": 1},
-                        }
-                    ),
-                    "suspend": {"type": "boolean"},
-                },
-                ["runtimeRef"],
-            ),
-        },
-        ["apiVersion", "kind", "metadata", "spec"],
-    ),
-    "TrainingRuntime": _object(
-        {
-            "apiVersion": _TRAINER_VERSION,
-            "kind": {"const": "TrainingRuntime"},
-            "metadata": {"type": "object", "required": ["name"]},
-            "spec": _object(
-                {
-                    "mlPolicy": _object({"numNodes": {"type": "integer", "minimum": 1}, "torch": {"type": "object"}}),
-                    "template": _object(
-                        {
-                            "metadata": {"type": "object"},
-                            "spec": _object(
-                                {
-                                    "replicatedJobs": {
-                                        "type": "array",
-                                        "minItems": 1,
-                                        "items": _object(
-                                            {
-                                                "name": {"type": "string"},
-                                                "template": _object(
-                                                    {"metadata": {"type": "object"}, "spec": {"type": "object"}}, ["spec"]
-                                                ),
-                                            },
-                                            ["name", "template"],
-                                        ),
-                                    }
-                                }
-                            ),
-                        }
-                    ),
-                },
-                ["template"],
-            ),
-        },
-        ["apiVersion", "kind", "metadata", "spec"],
-    ),
-}
+# What the CRDs of Kubeflow say of the fields that are used here, and the definitions that these share.
+KUBEFLOW = yaml.safe_load(Path(__file__).with_name("kubeflow.yaml").read_text())
 
 
 @functools.cache
@@ -506,31 +392,33 @@ def _validator() -> Any:
 
 def check_schema(item: Json, version: str) -> list[str]:
     """What the schemas of a Kubernetes version say against `item`."""
+    where = f"{item['kind']} {item['metadata']['name']}"
+    if item["kind"] in KUBEFLOW:
+        return _check_kubeflow(item, where) or [
+            problem for inner in _inner_objects(item) for problem in check_schema(inner, version)
+        ]
+    kubernetes_validate = _validator()
+    try:
+        kubernetes_validate.validate(item, version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [f"{where}: {error.message} at {'.'.join(map(str, error.path))}"]
+    return []
+
+
+def _check_kubeflow(item: Json, where: str) -> list[str]:
     import jsonschema
 
-    kubernetes_validate = _validator()
-    where = f"{item['kind']} {item['metadata']['name']}"
-    if item["kind"] in TRAINER:
-        problems = [
-            f"{where}: {e.message}" for e in jsonschema.Draft202012Validator(TRAINER[item["kind"]]).iter_errors(item)
-        ]
-        if item["kind"] == "TrainingRuntime" and not problems:
-            (node,) = item["spec"]["template"]["spec"]["replicatedJobs"]
-            metadata = {"name": node["name"], **node["template"].get("metadata", {})}
-            job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": node["template"]["spec"]}
-            problems += check_schema(job, version)
-        return problems
-    if item["kind"] != "MPIJob":
-        try:
-            kubernetes_validate.validate(item, version, strict=True)
-        except kubernetes_validate.ValidationError as error:
-            return [f"{where}: {error.message} at {'.'.join(map(str, error.path))}"]
-        return []
-    problems = [f"{where}: {error.message}" for error in jsonschema.Draft202012Validator(MPIJOB).iter_errors(item)]
-    if problems:
-        return problems
-    for role, replica in item["spec"]["mpiReplicaSpecs"].items():
-        template = replica["template"]
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": role.lower()}, "spec": template["spec"]}
-        problems += check_schema(pod, version)
-    return problems
+    schema = {"$defs": KUBEFLOW["$defs"], **KUBEFLOW[item["kind"]]}
+    return [f"{where}: {error.message}" for error in jsonschema.Draft202012Validator(schema).iter_errors(item)]
+
+
+def _inner_objects(item: Json) -> Iterator[Json]:
+    """The pods of an MPIJob and the Jobs of a runtime, as Kubernetes' own objects."""
+    if item["kind"] == "MPIJob":
+        for role, replica in item["spec"]["mpiReplicaSpecs"].items():
+            spec = replica["template"]["spec"]
+            yield {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": role.lower()}, "spec": spec}
+    if item["kind"] == "TrainingRuntime":
+        (node,) = item["spec"]["template"]["spec"]["replicatedJobs"]
+        metadata = {"name": node["name"], **node["template"].get("metadata", {})}
+        yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": node["template"]["spec"]}

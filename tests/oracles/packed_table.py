@@ -57,6 +57,17 @@ def expected_sequences(rows: Sequence[dict[str, Any]], slots: int, policy: str) 
     return wanted
 
 
+def check_row_tables(folder: Path, rows: Sequence[dict[str, Any]], lengths: Sequence[int], policy: str = "error") -> None:
+    """Every row is there exactly once, in the shortest of the packs that it fits."""
+    found, above = [], 0
+    for length in lengths:
+        packs = [sequences_of(pack, length) for pack in packs_of(folder / f"rows-{length}")]
+        found += [sequence for pack in packs for sequence in pack]
+        assert all(above < len(sequence["input_ids"]) <= length for pack in packs for sequence in pack)
+        above = length
+    assert sorted(found, key=lambda item: (item["index"], item["start"])) == expected_sequences(rows, lengths[-1], policy)
+
+
 def check_packed_table(folder: Path, rows: Sequence[dict[str, Any]], slots: int, policy: str = "error") -> list[list[int]]:
     """Every row is there exactly once; the row numbers of each pack."""
     packs = [sequences_of(pack, slots) for pack in packs_of(folder)]

@@ -11,6 +11,7 @@ import itertools
 import json
 import random
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,6 +119,9 @@ UNPROVABLE: dict[str, dict[str, Unprovable]] = {
     "table/group-00000.json": {},
     "table/group-00001.json": {},
     "table/verification.json": {"": MORE},
+    "rows/row_lengths.json": {},
+    "rows/settings.json": {"": MORE},
+    "rows/metadata.json": {"tool_version": NAME},
     "records/plan.json": {
         "seed": SEED,
         "depth": Unprovable({"other"}, SETTING),
@@ -200,6 +204,18 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def rows(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in rows of two lengths."""
+    from gaudi_bert.tables.pack import pack_row_lengths
+
+    folder = tmp_path_factory.mktemp("rows")
+    shutil.copytree(table / "rows", folder / "rows")
+    settings = TableSettings(max_sequence_length=9, row_lengths=(8, 9), shard_multiple=4, algorithm="nnls")
+    pack_row_lengths(folder / "rows", folder / "packed", settings, reporter=QUIET, verified=True)
+    return folder
+
+
 def chosen(changes: list[Change], seed: str) -> list[Change]:
     """Each key once, and others at random; in the long form all."""
     first = {change.key: change for change in reversed(changes)}
@@ -243,8 +259,10 @@ def reading(workdir: Path, file: str, out: Path) -> Callable[[], object]:
     again = "verification" not in file
     if file.startswith("records"):
         return lambda: verify(records, packed, reporter=QUIET, overwrite=again)
-    from gaudi_bert.tables.verify import verify_table
+    from gaudi_bert.tables.verify import verify_row_lengths, verify_table
 
+    if file.startswith("rows"):
+        return lambda: verify_row_lengths(workdir / "rows", packed, reporter=QUIET, overwrite=again)
     return lambda: verify_table(workdir / "rows", packed, reporter=QUIET, overwrite=again)
 
 
@@ -253,5 +271,5 @@ def reading(workdir: Path, file: str, out: Path) -> Callable[[], object]:
 def test_no_key_is_believed(file: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     workdir = request.getfixturevalue(file.partition("/")[0])
     read = reading(workdir, file, tmp_path)
-    folders = (workdir, workdir / "packed", workdir / "packed" / NOTES_NAME)
+    folders = (workdir, workdir / "packed", workdir / "packed" / NOTES_NAME, workdir / "packed" / "rows-8" / NOTES_NAME)
     hold_to_the_list(next(path for folder in folders if (path := folder / Path(file).name).exists()), file, read)

@@ -78,7 +78,7 @@ def tokenizers(tokenizer: RowTokenizer) -> list[RowTokenizer]:
     return [tokenizer, any_tokenizer("bpe"), any_tokenizer("unigram")]
 
 
-@examples(40)
+@examples(15)
 @given(
     st.lists(st.tuples(st.sampled_from(WORDS), st.integers(1, 120)), max_size=9), st.sampled_from(["", " "]), st.booleans()
 )

@@ -19,20 +19,22 @@ from pyarrow import dataset, parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gaudi_bert.artefacts.base import NOTES_NAME
-from gaudi_bert.artefacts.results import PackResult, StageOutput
+from gaudi_bert.artefacts.packed import RowTables
+from gaudi_bert.artefacts.results import ByRowLength, PackResult, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings, TokenizeSettings
-from gaudi_bert.tables.pack import pack_table, pack_table_part
+from gaudi_bert.tables.pack import pack_row_lengths, pack_table, pack_table_part
 from gaudi_bert.tables.sources import tokenized_length
 from gaudi_bert.tables.tokenize import tokenize_texts
+from gaudi_bert.tables.verify import verify_row_lengths
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from tests.builders import tables
 from tests.builders.command_line import succeed
 from tests.builders.folders import contents
 from tests.builders.properties import examples
 from tests.builders.reporters import QUIET
-from tests.oracles.packed_table import check_packed_table, packs_of
+from tests.oracles.packed_table import check_packed_table, check_row_tables, packs_of
 
 SMALL = {"max_sequence_length": 61, "shard_multiple": 2, "algorithm": "lpfhp"}
 
@@ -178,6 +180,47 @@ def test_parts_are_the_whole_in_any_sequence(tmp_path: Path) -> None:
     assert len(whole.written.content.groups) == 5
     check_packed_table(tmp_path / "whole", rows, 61)
     assert all(max(group.packs) - min(group.packs) <= 1 for group in whole.written.content.groups)
+
+
+@pytest.mark.parametrize("policy", ["truncate", "split", "drop"])
+def test_rows_of_several_lengths(tmp_path: Path, policy: str) -> None:
+    """Written at once or in parts; groups without a sequence of some length too."""
+    rows = tables.random_rows(83, 150, seed=5)
+    tables.write_stream(tmp_path / "rows.arrow", rows)
+    chosen = settings(too_long=policy, group_sequences=7, row_lengths=(9, 40, 61))
+    result = pack_row_lengths(tmp_path / "rows.arrow", tmp_path / "out", chosen, reporter=QUIET, verified=True)
+    check_row_tables(tmp_path / "out", rows, (9, 40, 61), policy)
+    assert isinstance(result, ByRowLength)
+    assert [table.written.content.max_sequence_length for table in result.tables.values()] == [9, 40, 61]
+    proven = verify_row_lengths(tmp_path / "rows.arrow", tmp_path / "out", reporter=QUIET)
+    assert all(table.skipped for table in proven.tables.values())
+    for part in (1, 0):
+        with pytest.raises(FailedError, match="groups are not written"):
+            pack_row_lengths(tmp_path / "rows.arrow", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
+        pack_row_lengths(tmp_path / "rows.arrow", tmp_path / "parts", chosen, part=(part, 2), reporter=QUIET)
+    assert not RowTables.path_in(tmp_path / "parts").exists()
+    pack_row_lengths(tmp_path / "rows.arrow", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
+    verify_row_lengths(tmp_path / "rows.arrow", tmp_path / "parts", reporter=QUIET)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "out")
+    with pytest.raises(InputError, match=r"row_lengths = \[9, 40, 61\], not row_lengths = \[40, 61\]: .*--overwrite"):
+        other = settings(too_long=policy, group_sequences=7, row_lengths=(40, 61))
+        pack_row_lengths(tmp_path / "rows.arrow", tmp_path / "out", other, reporter=QUIET)
+    pack_table(tmp_path / "rows.arrow", tmp_path / "out", settings(too_long=policy), reporter=QUIET, overwrite=True)
+    assert not list((tmp_path / "out").glob("rows-*"))
+
+
+def test_lengths_of_rows_that_cost_least_and_one_where_several_gain_little(tmp_path: Path) -> None:
+    sizes = [700] * 9 + [40] * 500
+    tables.write_parquet(tmp_path / "rows.parquet", [{"input_ids": [7] * size} for size in sizes], row_group_size=100)
+    auto = settings(row_lengths="auto", max_sequence_length=1000)
+    several = pack_row_lengths(tmp_path / "rows.parquet", tmp_path / "several", auto, reporter=QUIET)
+    assert isinstance(several, ByRowLength)
+    assert max(several.tables) == 704
+    tables.write_parquet(tmp_path / "even.parquet", [{"input_ids": [7] * 64}] * 20)
+    one = pack_row_lengths(tmp_path / "even.parquet", tmp_path / "one", auto, reporter=QUIET)
+    assert isinstance(one, PackResult)
+    again = pack_table(tmp_path / "even.parquet", tmp_path / "one", settings(max_sequence_length=64), reporter=QUIET)
+    assert again.written == StageOutput(one.written.content, skipped=True)
 
 
 def test_a_large_row_group_is_read_in_runs(tmp_path: Path) -> None:

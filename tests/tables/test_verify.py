@@ -21,9 +21,9 @@ from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.tables.pack import pack_table
+from gaudi_bert.tables.pack import pack_row_lengths, pack_table
 from gaudi_bert.tables.sources import is_table
-from gaudi_bert.tables.verify import verify_table, verify_table_part
+from gaudi_bert.tables.verify import verify_row_lengths, verify_table, verify_table_part
 from tests.builders import tables
 from tests.builders.folders import contents as local_contents
 from tests.builders.reporters import QUIET
@@ -154,6 +154,34 @@ def test_damaged_and_missing_shards(folder: Path) -> None:
     path.unlink()
     with pytest.raises(FailedError, match=rf"{SHARD}: the shard is missing"):
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+
+
+def exchange(packed: Path) -> None:
+    for one, other in (("rows-9", "x"), ("rows-30", "rows-9"), ("x", "rows-30")):
+        (packed / one).rename(packed / other)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda packed: shutil.rmtree(packed / "rows-9"), "rows-9/.*/settings.json: cannot read: No such file"),
+        (
+            lambda packed: shutil.copytree(packed / "rows-9", packed / "rows-12"),
+            "rows-12: is not in .*row_lengths.json; remove",
+        ),
+        (lambda packed: (packed / "rows-9" / SHARD).unlink(), f"rows-9/{SHARD}: .*missing"),
+        (lambda packed: rewrite(packed / "rows-9", set_value("input_ids", 0, 1)), r"input_ids is not that of row \d+"),
+        (lambda packed: rewrite(packed / "rows-30", lambda packs: packs.pop()), r"row \d+ of the table is in no pack"),
+        (exchange, "rows-9/.*: settings.max_sequence_length: 30 there, 9 by .*; pack the table again"),
+    ],
+)
+def test_damage_of_rows_of_several_lengths_is_named(tmp_path: Path, change: Callable[[Path], object], reason: str) -> None:
+    tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(60, 30, seed=1))
+    chosen = TableSettings(max_sequence_length=30, row_lengths=(9, 30), shard_multiple=2, algorithm="lpfhp", depth=5)
+    pack_row_lengths(tmp_path / "rows.parquet", tmp_path / "packed", chosen, reporter=QUIET, verified=True)
+    change(tmp_path / "packed")
+    with pytest.raises((FailedError, InputError), match=reason):
+        verify_row_lengths(tmp_path / "rows.parquet", tmp_path / "packed", reporter=QUIET)
 
 
 def test_what_was_verified_is_not_verified_again_but_a_copy_is(folder: Path) -> None:

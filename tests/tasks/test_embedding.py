@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +26,9 @@ from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout, write_bert
 from tests.builders.effort import LONG
 from tests.builders.encoders import TOKENIZER, write_encoder
+from tests.builders.launched import TORCHRUN, finished, kill_at
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.tasks.conftest import run
-from tests.training.test_engines import ENVIRONMENT, TORCHRUN, finished
 
 pytestmark = pytest.mark.slow
 
@@ -190,6 +186,17 @@ def test_settings_that_do_not_fit(rows: Any, settings: dict[str, Any], message: 
         train(write(tmp_path / "x.jsonl", made), None, model, tmp_path / "out", task_settings=settings)
 
 
+@pytest.mark.parametrize("loss", [None, "cosine"])
+def test_an_update_of_one_pair(loss: str | None, model: Path, tmp_path: Path) -> None:
+    """Teaches nothing where pairs are compared with each other."""
+    data, one = write(tmp_path / "x.jsonl", scored(3, 1)), {"batch_sequences": 1, "epochs": 1}
+    if loss is None:
+        with pytest.raises(InputError, match="batch_sequences = 1: an update of one pair has nothing to compare it with"):
+            train(data, None, model, tmp_path / "out", finetune=one)
+    else:
+        train(data, None, model, tmp_path / "out", finetune=one, task_settings={"loss": loss})
+
+
 def test_an_evaluation_file_of_another_kind(model: Path, tmp_path: Path) -> None:
     files = write(tmp_path / "x.jsonl", pairs(12, 1)), write(tmp_path / "y.jsonl", scored(5, 1))
     with pytest.raises(InputError, match=r"y.jsonl: has two texts and a score, .*x.jsonl has an anchor and a positive"):
@@ -285,17 +292,7 @@ def test_two_processes_are_one_and_survive_a_kill(kind: str, tmp_path: Path) -> 
     finished(command(tmp_path / "two"))
     run(task, *files, model, tmp_path / "one", finetune=SHORT, task_settings=settings)
     agree(losses_of(tmp_path / "two"), losses_of(tmp_path / "one"), 1e-6)
-    process = subprocess.Popen(
-        command(tmp_path / "killed"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=ENVIRONMENT,
-        start_new_session=True,
-    )
-    while not list((tmp_path / "killed").glob("checkpoints/*.safetensors")) and process.poll() is None:
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    kill_at(tmp_path / "killed" / "checkpoints" / "update-00000002.safetensors", command(tmp_path / "killed"))
     finished(command(tmp_path / "killed"))
     for name in ("model.safetensors", "metrics.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

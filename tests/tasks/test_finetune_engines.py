@@ -6,12 +6,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import signal
-import subprocess
+import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ from gaudi_bert.common.files import read_json
 from gaudi_bert.config.sections import TASK_NAMES
 from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
+from tests.builders import launched
 from tests.builders.agree import agree, identical
 from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.effort import LONG, sampled
@@ -49,7 +47,6 @@ KINDS = {
 }
 TASKS = ["classification", "token-classification"]
 UPDATES = 20
-ROOT = Path(__file__).resolve().parents[2]
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LEARNS = {"epochs": 5, "learning_rate": 5e-3}
 # All rows in each update, so that packs and single sequences are the same batches.
@@ -175,10 +172,6 @@ def test_rows_of_several_lengths_are_taken_up_to_the_same_bits(files: Any, model
     agree(lines_of(tmp_path / "answers.jsonl"), lines_of(tmp_path / "out" / "predictions.jsonl"), 1e-5, scale=1.0)
 
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-
-
 @pytest.mark.slow
 def test_two_processes_in_rows_of_several_lengths_killed_and_resumed(files: Any, model: Path, tmp_path: Path) -> None:
     def command(out: str, *launcher: str) -> list[str]:
@@ -187,30 +180,21 @@ def test_two_processes_in_rows_of_several_lengths_killed_and_resumed(files: Any,
         values = {"batch_sequences": 12, "epochs": 8, "save_every_updates": 2, "log_every_updates": 1}
         return [*launcher, *map(str, words), *(f"--set=finetune.{key}={value}" for key, value in values.items())]
 
-    def ended(words: list[str]) -> str:
-        done = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
-
-    killed = subprocess.Popen(
-        command("killed", *TORCHRUN), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT,
-        start_new_session=True,
-    )  # fmt: skip
-    while not (tmp_path / "killed" / "checkpoints" / "update-00000004.safetensors").exists() and killed.poll() is None:
-        time.sleep(0.005)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+    checkpoint = tmp_path / "killed" / "checkpoints" / "update-00000004.safetensors"
+    launched.kill_at(checkpoint, command("killed", *launched.TORCHRUN))
     assert not (tmp_path / "killed" / "metrics.json").exists()
-    refused = subprocess.run(command("killed", sys.executable), capture_output=True, text=True, env=ENVIRONMENT, check=False)
-    assert refused.returncode == 2
-    assert "continues with as many processes as it began with, not with 1; start as many" in refused.stderr
-    ended(command("killed", *TORCHRUN))
-    ended(command("undisturbed", *TORCHRUN))
+    shutil.copytree(tmp_path / "killed", tmp_path / "alone")
+    launched.finished(command("alone", sys.executable))
+    launched.finished(command("killed", *launched.TORCHRUN))
+    launched.finished(command("undisturbed", *launched.TORCHRUN))
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("killed", "undisturbed")]
     assert models[0] == models[1]
     ends = [lines_of(tmp_path / name / "metrics.jsonl") for name in ("killed", "undisturbed")]
     identical(*([line["loss"] for line in lines] for lines in ends))
-    assert ends[1][-1]["sequences"] == 8 * 53
+    alone = lines_of(tmp_path / "alone" / "metrics.jsonl")
+    seen = [[(line["update"], line["sequences"], line["tokens"]) for line in lines] for lines in (alone, ends[1])]
+    identical(seen[0], seen[1])
+    assert seen[0][-1][1] == 8 * 53
 
 
 def test_one_length_stays_where_several_gain_little(files: Any, model: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.tasks.pretrain import train_on_table
 from gaudi_bert.tasks.table_data import WordTargets, evaluation_table_batches, open_packed_table, table_batches
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
-from gaudi_bert.training.input.batches import TrainingOrder
+from gaudi_bert.training.input.batches import TrainingOrder, even_micro_batches
 from gaudi_bert.training.loop import learning_rate_at
 from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, run_command, succeed
@@ -40,6 +41,7 @@ UPDATES = {
     "updates": 20, "warmup_updates": 5, "global_batch_sequences": 24, "micro_batch_packs": 3, "log_every_updates": 1,
     "save_every_updates": 8, "evaluate_every_updates": 10, "threads": 1,
 }  # fmt: skip
+ROW_LENGTHS = "8,12,24"
 AUTO = {"roberta": "AutoModelForMaskedLM", "bert": "AutoModelForMaskedLM", "gpt2": "AutoModelForCausalLM"}
 
 
@@ -59,6 +61,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         write_table(folder / "train", 300, 1)
         write_table(folder / "evaluation", 60, 2)
+        for name in ("train", "evaluation"):
+            words = ("--row-lengths", ROW_LENGTHS, "--out", folder / name / "rows", "--verify")
+            succeed("pack", folder / name / "tokens", *words)
         for name, auto in AUTO.items():
             torch.manual_seed(3)
             getattr(transformers, auto).from_config(config_of(name)).save_pretrained(folder / name)
@@ -80,8 +85,8 @@ def settings(**training: Any) -> PipelineSettings:
     return pipeline_from_mapping(values, "test")
 
 
-def trained(files: Path, model: str, out: Path, reporter: Any = QUIET, held_out: bool = True, **training: Any) -> Any:
-    data, evaluation = files / "train" / "packed", files / "evaluation" / "packed" if held_out else None
+def trained(files: Path, model: str, out: Path, reporter: Any = QUIET, packs: str = "packed", **training: Any) -> Any:
+    data, evaluation = files / "train" / packs, files / "evaluation" / packs
     return train_on_table(settings(**training), data, files / model, evaluation, out, reporter=reporter).content
 
 
@@ -115,7 +120,8 @@ def losses_of_the_twin(files: Path, name: str, steps: int) -> list[float]:
         eps=training.epsilon,
     )
     source, targets = of_table(files, name, "train")
-    batches = table_batches(source, targets, training.micro_batch_packs, TrainingOrder(training.seed, 4096))
+    order = TrainingOrder(training.seed, 4096)
+    batches = table_batches(source, targets, even_micro_batches(training.micro_batch_packs, order), order)
     losses = []
     for update in range(1, training.updates + 1):
         rows = [row for batch in itertools.islice(batches, steps) for row in single_rows(batch)]
@@ -156,13 +162,31 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
     rows = [row for batch in evaluation_table_batches(source, targets, 3, 0, 1, None) for row in single_rows(batch)]
     with torch.no_grad():
         agree(result.evaluation.loss, loss_of_rows(model.eval(), rows).item(), 1e-5)
-    assert result.evaluation.sequences == len(rows) == source.metadata.sequences
+    assert result.evaluation.sequences == len(rows) == source.total("sequences")
     assert transformers.AutoTokenizer.from_pretrained(out)("alpha")["input_ids"] == TOKENIZER.encode("alpha").ids
     identical(metrics(out, "evaluation")[-1]["loss"], result.evaluation.loss)
     data = files / "train" / "packed"
     again = train_on_table(settings(), data, files / name, files / "evaluation" / "packed", out, reporter=QUIET)
     assert again.skipped
     assert again.content == result
+
+
+@pytest.mark.parametrize("engine", sampled(["pytorch", "tensorflow"], 1, first=1))
+def test_rows_of_several_lengths_learn_what_rows_of_one_do(files: Path, engine: str, tmp_path: Path) -> None:
+    """All sequences in each of twenty updates."""
+    if engine == "tensorflow":
+        pytest.importorskip("tensorflow", exc_type=ImportError)
+    source = open_packed_table(files / "train" / "packed")
+    batch, listener = {"global_batch_sequences": source.total("sequences"), "engine": engine}, Listener()
+    one, several = (
+        trained(files, "bert", tmp_path / packs, listener, packs, micro_batch_packs=most, **batch)
+        for packs, most in (("packed", source.total("packs")), ("rows", 300))
+    )
+    assert re.search(r"an update is 300\.0 sequences on average: 1\.0 x .* 1\.0 x .* 1\.0 x ", listener.text), listener.text
+    losses = [[line["loss"] for line in metrics(tmp_path / packs, "train")] for packs in ("packed", "rows")]
+    agree(losses[1], losses[0], 1e-5, scale=1.0)
+    agree(several.evaluation.loss, one.evaluation.loss, 1e-5)
+    assert (several.sequences, several.evaluation.words) == (one.sequences, one.evaluation.words)
 
 
 @pytest.mark.slow
@@ -219,41 +243,47 @@ def weights_of(out: Path) -> dict[str, Any]:
     return {**stored.variables, **{f"moment {name}": value for name, value in stored.first_moments.items()}}
 
 
-def test_a_stopped_run_ends_with_the_same_bits(files: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packs", ["packed", "rows"])
+def test_a_stopped_run_ends_with_the_same_bits(files: Path, packs: str, tmp_path: Path) -> None:
     """With dropout, which the folder's config leaves at 0."""
     torch.manual_seed(3)
     model = transformers.AutoModelForMaskedLM.from_config(CONFIGS["roberta"]())
     assert model.config.hidden_dropout_prob > 0
     model.save_pretrained(tmp_path / "m")
-    whole = trained(files, str(tmp_path / "m"), tmp_path / "whole")
+    whole = trained(files, str(tmp_path / "m"), tmp_path / "whole", packs=packs)
     with pytest.raises(StoppedError):
-        trained(files, str(tmp_path / "m"), tmp_path / "stopped", StopAfter(7))
+        trained(files, str(tmp_path / "m"), tmp_path / "stopped", StopAfter(7), packs)
     listener = Listener()
-    assert trained(files, str(tmp_path / "m"), tmp_path / "stopped", listener).evaluation == whole.evaluation
+    assert trained(files, str(tmp_path / "m"), tmp_path / "stopped", listener, packs).evaluation == whole.evaluation
     assert "train: resuming after update 8" in listener.text
     identical(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "whole"))
 
 
 @pytest.mark.slow
-def test_two_processes_killed_and_resumed_by_torchrun_leave_what_mpirun_leaves(files: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packs", ["packed", "rows"])
+def test_two_processes_killed_and_resumed_by_torchrun_leave_what_mpirun_leaves(
+    files: Path, packs: str, tmp_path: Path
+) -> None:
     def command(out: str, *launcher: str) -> list[str]:
-        words = ["-m", "gaudi_bert", "train", "--data", files / "train" / "packed", "--model", files / "roberta"]
-        words += ["--evaluation-data", files / "evaluation" / "packed", "--out", tmp_path / out]
+        words = ["-m", "gaudi_bert", "train", "--data", files / "train" / packs, "--model", files / "roberta"]
+        words += ["--evaluation-data", files / "evaluation" / packs, "--out", tmp_path / out]
         values = {f"training.{key}": value for key, value in {**UPDATES, "micro_batch_packs": 1}.items()}
         values["task.masked_lm_probability"] = 0.2
         return [*launcher, *map(str, words), *(f"--set={key}={value}" for key, value in values.items())]
 
     kill_at(tmp_path / "killed" / "checkpoints" / "update-00000008.safetensors", command("killed", *TORCHRUN))
     assert not (tmp_path / "killed" / "training.json").exists()
+    shutil.copytree(tmp_path / "killed", tmp_path / "alone")
     finished(command("killed", *TORCHRUN))
     finished(command("undisturbed", *(TORCHRUN if shutil.which("mpirun") is None else MPIRUN)))
     identical(weights_of(tmp_path / "killed"), weights_of(tmp_path / "undisturbed"))
     killed_model, model = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("killed", "undisturbed"))
     assert killed_model == model
     two = json.loads((tmp_path / "killed" / "training.json").read_text())
-    one = trained(files, "roberta", tmp_path / "one", micro_batch_packs=2)
-    assert (two["processes"], two["sequences"]) == (2, one.sequences)
-    agree(two["evaluation"]["loss"], one.evaluation.loss, 1e-5)
+    finished(command("alone", sys.executable))
+    one = json.loads((tmp_path / "alone" / "training.json").read_text())
+    assert (two["processes"], one["processes"], two["sequences"]) == (2, 1, one["sequences"])
+    agree(two["evaluation"]["loss"], one["evaluation"]["loss"], 1e-5)
 
 
 # --- what is refused, in a line

@@ -18,7 +18,7 @@ pytest.importorskip("tokenizers", exc_type=ImportError)
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.masking import Vocabulary
 from gaudi_bert.tasks.table_data import WordTargets, evaluation_table_batches, open_packed_table, table_batches
-from gaudi_bert.training.input.batches import TrainingOrder
+from gaudi_bert.training.input.batches import TrainingOrder, even_micro_batches
 from tests.builders.effort import once
 
 MASKED = "masked-language-modelling"
@@ -143,6 +143,10 @@ def targets_of(table: Any) -> WordTargets:
     return WordTargets(MASKED, SEED, 0.15, vocabulary_of(table.tokenizer))
 
 
+def batches_of(table: Any, batch_packs: int, order: TrainingOrder) -> Any:
+    return table_batches(table, targets_of(table), even_micro_batches(batch_packs, order), order)
+
+
 def packs_in(batches: Any, count: int) -> list[tuple[bytes, ...]]:
     """Batches as packs, each by the bytes of all its features."""
     packs: list[tuple[bytes, ...]] = []
@@ -154,22 +158,19 @@ def packs_in(batches: Any, count: int) -> list[tuple[bytes, ...]]:
 
 
 def test_any_number_of_processes_reads_the_same_packs_with_the_same_masks(table: Any) -> None:
-    targets, packs = targets_of(table), table.metadata.packs
+    packs = table.total("packs")
     count = 2 * packs - packs % 6  # into the second epoch
-    one = packs_in(table_batches(table, targets, 1, TrainingOrder(SEED, 16)), count)
+    one = packs_in(batches_of(table, 1, TrainingOrder(SEED, 16)), count)
     assert len(set(one)) == count, "an epoch has the masks of another"
     for size in (2, 3):
-        ranks = [
-            packs_in(table_batches(table, targets, 2, TrainingOrder(SEED, 16, rank, size)), count // size)
-            for rank in range(size)
-        ]
+        ranks = [packs_in(batches_of(table, 2, TrainingOrder(SEED, 16, rank, size)), count // size) for rank in range(size)]
         assert [pack for together in zip(*ranks, strict=True) for pack in together][:count] == one[: size * (count // size)]
-    later = packs_in(table_batches(table, targets, 3, TrainingOrder(SEED, 16, packs_done=packs + 1)), 5)
+    later = packs_in(batches_of(table, 3, TrainingOrder(SEED, 16, packs_done=packs + 1)), 5)
     assert later == one[packs + 1 : packs + 6]
 
 
 def test_an_evaluation_has_every_pack_once_and_the_same_masks_by_any_number_of_processes(table: Any) -> None:
-    targets, packs = targets_of(table), table.metadata.packs
+    targets, packs = targets_of(table), table.total("packs")
 
     def evaluated(batch_packs: int, size: int, take: int | None = None) -> list[tuple[bytes, ...]]:
         found = []
@@ -192,6 +193,7 @@ def test_what_does_not_fit_is_named(table: Any, tmp_path: Path) -> None:
         table.tokenizer, tokenizer=type(table.tokenizer.tokenizer).from_str(table.tokenizer.tokenizer.to_str())
     )
     assert small.vocabulary_size > 250
-    metadata = table.metadata.model_copy(update={"max_sequence_length": 47})
+    metadata = table.tables[0].metadata.model_copy(update={"max_sequence_length": 47})
+    short = dataclasses.replace(table, tables=(dataclasses.replace(table.tables[0], metadata=metadata),))
     with pytest.raises(InputError, match=r"packed-00000-.*: row \d+ holds 48 tokens; allowed are 47 tokens from 0 to 290; "):
-        next(evaluation_table_batches(dataclasses.replace(table, metadata=metadata), targets_of(table), 1, 0, 1, None))
+        next(evaluation_table_batches(short, targets_of(table), 1, 0, 1, None))

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.training.loop import learning_rate_at
-from gaudi_bert.training.run_plan import RowBatches, RunPlan
+from gaudi_bert.training.run_plan import RowPacks, RunPlan
 from tests.builders.agree import agree
 from tests.oracles import training as naive
 
@@ -120,28 +121,47 @@ def test_never_zero_and_as_near_as_whole_micro_batches_allow(sequences, packs, f
     assert made.accumulation_steps == 1 or abs(made.sequences_per_update - sequences) <= one / 2 * (1 + 1e-9)
 
 
+def packs_after(made: RunPlan, updates: int) -> list[list[int]]:
+    """The packs of each length after 0, 1, ... updates, each taken once and in its turn by micro-batches that hold them."""
+    after = [[0] * len(made.rows)]
+    for update in range(1, updates + 1):
+        done, of_update = list(after[-1]), made.micro_batches_of(update)
+        assert of_update
+        for each in of_update:
+            assert each.first == done[each.which] < each.end <= each.first + each.packs * made.processes
+            done[each.which] = each.end
+        assert sum(done) == made.packs_after(update)
+        after.append(done)
+    return after
+
+
 @given(
-    rows=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 60)), min_size=1, max_size=3),
-    share=st.floats(0, 1),
-    processes=st.integers(1, 4),
+    packs=st.lists(st.integers(1, 60), min_size=2, max_size=3),
+    sequences=st.integers(1, 200),
+    most=st.integers(1, 9),
+    processes=st.tuples(st.integers(1, 5), st.integers(1, 5)),
 )
-def test_every_micro_batch_of_every_length_is_in_one_update(rows, share, processes) -> None:
-    """Each once and in its order; the most frequent in every update, the first update with the most of each."""
-    several = tuple(RowBatches(64 << number, *row) for number, row in enumerate(rows))
-    most = max(range(len(rows)), key=lambda which: rows[which][1])
-    settings = TrainingSettings(updates=max(1, round(share * rows[most][1])))
-    made = replace(plan(settings, 2.0, processes), rows=several)
-    updates = [made.micro_batches_of(update) for update in range(1, settings.updates + 1)]
-    for which, (_, count) in enumerate(rows):
-        assert [number for update in updates for each, number in update if each == which] == list(range(count))
-        of_each = [sum(each == which for each, _ in update) for update in updates]
-        assert max(of_each) == of_each[0] <= min(of_each) + 1
-    assert all(update[0][0] == most for update in updates)
-    assert made.accumulation_steps == len(updates[0])
-    packs = [sum(rows[which][0] for which, _ in update) * processes for update in updates]
-    assert [made.packs_after(update) for update in range(settings.updates + 1)] == [0, *np.cumsum(packs).tolist()]
-    agree(made.sequences_per_update, 2.0 * np.mean(packs))
-    assert "packs of" in made.batch_lines()[0] or max(packs for packs, _ in rows) == 1
+def test_an_update_has_its_share_of_every_length_whoever_reads_it(packs, sequences, most, processes) -> None:
+    settings = TrainingSettings(global_batch_sequences=sequences, micro_batch_packs=most)
+    rows = tuple(RowPacks(64 << number, each) for number, each in enumerate(packs))
+    began = replace(plan(settings, 2.0, processes[0], packs=sum(packs)), rows=rows)
+    continued = replace(began, processes=processes[1], begun_by=processes[0])
+    updates = began.updates_of(epochs=3)
+    after = packs_after(began, updates)
+    assert after == packs_after(continued, updates)
+    finished = [all(done >= 3 * row.packs for done, row in zip(each, rows, strict=True)) for each in after]
+    assert finished == [*[False] * updates, True]
+    for made in (began, continued):
+        counts = [np.bincount([each.which for each in made.micro_batches_of(update)], minlength=3) for update in (1, 2, 3)]
+        assert (np.max(counts, axis=0) == counts[0]).all()
+        assert made.accumulation_steps == counts[0].sum()
+        assert all(each.packs <= most * rows[-1].length // rows[each.which].length for each in made.micro_batches_of(1))
+    assert next(continued.micro_batches(3, continued.packs_after(3))) == continued.micro_batches_of(4)[0]
+    with pytest.raises(InputError, match="update 3 of this run was reached in another sequence of packs"):
+        next(continued.micro_batches(3, continued.packs_after(3) + 1))
+    shares = [float(each.turns * each.packs) / row.packs for each, row in zip(began.turns, rows, strict=True)]
+    agree(shares, [shares[0]] * len(rows))
+    assert began.sequences_per_update >= sequences * (1 - 1e-9)
 
 
 def test_a_batch_larger_than_the_data_is_said_with_the_remedy() -> None:

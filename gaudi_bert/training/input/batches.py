@@ -3,7 +3,8 @@
 The order of an epoch is that of `reading/global_order.py`. Packs are counted on from epoch to epoch: pack number g is
 pack g mod N of epoch g div N, where N is the packs of an epoch, and process r of W reads those whose number mod W is r. So a
 batch may hold the last packs of one epoch and the first of the next, nothing is dropped where they join, and what a run has
-read is one number of packs, whichever process read them: a run continues there with any number of processes.
+read is one number of packs, whichever process read them: a run continues there with any number of processes. Of rows of
+several lengths, the packs of each are counted by themselves (`training/run_plan.py`).
 
 Batches are decoded a few ahead by a thread. Values are checked on the host (`check_values`); an error names the file and
 the record.
@@ -11,8 +12,9 @@ the record.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +31,7 @@ from gaudi_bert.reading.global_order import numbers_of_rank
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.training.input.source import DataSource
+from gaudi_bert.training.run_plan import MicroBatch
 
 Batch = dict[str, Int32Array | Float32Array]
 Item = TypeVar("Item")
@@ -53,49 +56,72 @@ class TrainingOrder:
     updates_done: int = 0
 
 
-_Features = Callable[[IntArray, IntArray, int], Batch]
-"""Packs by their shards, their numbers there, and the epoch."""
+_Features = Callable[[int, IntArray, IntArray, int], Batch]
+"""Packs of rows of one of the lengths by their shards, their numbers there, and the epoch."""
 
 
 def training_batches(source: DataSource, limits: _ValueLimits, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
     """Batches of packed features without end, each int32 or float32 [batch_packs, ...]."""
     packs = source.open_packs()
 
-    def features(shards: IntArray, records: IntArray, epoch: int) -> Batch:
+    def features(which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
         return _checked(source, packs.files, shards, records, limits)
 
-    return batches_in_order(packs, features, batch_packs, order, source.path)
+    return batches_in_order([packs], features, even_micro_batches(batch_packs, order), order, source.path)
+
+
+def even_micro_batches(batch_packs: int, order: TrainingOrder) -> Iterator[MicroBatch]:
+    """Rows of one length, so many packs on each process, without end."""
+    for first in itertools.count(order.packs_done, batch_packs * order.size):
+        yield MicroBatch(0, first, first + batch_packs * order.size, batch_packs)
 
 
 def batches_in_order(
-    packs: StoredPacks, features: _Features, batch_packs: int, order: TrainingOrder, path: Path
+    lengths: Sequence[StoredPacks],
+    features: _Features,
+    micro_batches: Iterable[MicroBatch],
+    order: TrainingOrder,
+    path: Path,
 ) -> Iterator[Batch]:
-    """The batches of one process in the one global order, without end."""
-    of_epochs = packs.order(order.seed, order.shuffle_packs)
-    reader = packs.reader(of_epochs, order.rank, order.size)
-    if of_epochs.packs == 0:
+    """The share of one process in these micro-batches, the packs of each length of rows in the one global order."""
+    orders = [packs.order(order.seed, order.shuffle_packs) for packs in lengths]
+    readers = [packs.reader(each, order.rank, order.size) for packs, each in zip(lengths, orders, strict=True)]
+    if not all(each.packs for each in orders):
         raise InputError(f"{path}: no records in it; give data that has some")
 
     def batches() -> Iterator[Batch]:
-        done = order.packs_done
-        while True:
-            end = done + batch_packs * order.size
-            epochs, numbers = np.divmod(numbers_of_rank(done, end, order.rank, order.size), of_epochs.packs)
+        for which, begin, end, batch_packs in micro_batches:
+            # At least one pack, which is made empty if it is of the next micro-batch.
+            of_rank = numbers_of_rank(begin, max(end, begin + order.size), order.rank, order.size)
+            epochs, numbers = np.divmod(of_rank, orders[which].packs)
             parts = [
-                features(*reader.locate(epoch, numbers[epochs == epoch]), epoch) for epoch in np.unique(epochs).tolist()
+                features(which, *readers[which].locate(epoch, numbers[epochs == epoch]), epoch)
+                for epoch in np.unique(epochs).tolist()
             ]
-            yield (
+            batch = (
                 parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             )
-            done = end
+            yield _filled(batch, int(np.count_nonzero(of_rank < end)), batch_packs)
 
-    return _closing(batches(), reader.close)
+    def close() -> None:
+        for reader in readers:
+            reader.close()
+
+    return _closing(batches(), close)
+
+
+def _filled(batch: Batch, packs: int, batch_packs: int) -> Batch:
+    """The first packs of a batch, filled up with empty ones."""
+    missing = batch_packs - packs
+    if not missing:
+        return batch
+    return cast(Batch, {name: np.pad(values[:packs], [(0, missing), (0, 0)]) for name, values in batch.items()})
 
 
 def _closing(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
     """The batches, a few of them decoded ahead; at the end, or when nobody wants more, all files are closed."""
     try:
-        yield from ahead(batches)
+        yield from _ahead(batches)
     finally:
         close()
 
@@ -138,9 +164,7 @@ def each_pack_once(
             numbers = np.arange(first, min(first + batch_packs, packs))
             shards = np.searchsorted(ends, numbers, side="right")
             files.close_except(shards.tolist())
-            batch = read(shards, numbers - (ends - files.sizes)[shards])
-            missing = batch_packs - len(numbers)
-            yield cast(Batch, {name: np.pad(values, [(0, missing), (0, 0)]) for name, values in batch.items()})
+            yield _filled(read(shards, numbers - (ends - files.sizes)[shards]), len(numbers), batch_packs)
 
     return _closing(batches(), lambda: files.close_except(()))
 
@@ -154,7 +178,7 @@ def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: 
     return batch
 
 
-def ahead(items: Iterator[Item]) -> Iterator[Item]:
+def _ahead(items: Iterator[Item]) -> Iterator[Item]:
     """The same items, computed a few ahead of their use by a thread."""
     with ThreadPoolExecutor(1) as pool:
         end = object()

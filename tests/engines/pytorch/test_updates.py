@@ -1,28 +1,23 @@
-"""Updates on a device: nothing waits for it, layers computed twice give the same bits, as do sums over processes while the
-backward pass runs; and what has no deterministic kernel is refused.
+"""Updates on a device: nothing waits for it, layers computed twice give the same bits, and what has no deterministic kernel
+is refused.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from torch import distributed as torch_distributed
-from torch import multiprocessing
-from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import FineTuneSettings, TrainingSettings
 from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
-from gaudi_bert.engines.pytorch.distributed import GradientSums
 from gaudi_bert.engines.pytorch.model import ahead_on_device
 from gaudi_bert.model.config import BertConfig, EncoderConfig
 from gaudi_bert.model.heads import Head, PretrainingHead
@@ -156,69 +151,3 @@ def test_an_operation_without_a_deterministic_kernel_is_refused(gpu: None, monke
     reason = r"training\.deterministic = true: put_ does not have a deterministic implementation; set it to false"
     with pytest.raises(InputError, match=reason):
         updates.run([batch], np.zeros((1, 2), np.int32), np.ones((1, 2)), UpdateScalars(0.1, 1.0, 1.0), 1)
-
-
-# --- sums over processes
-
-# One that is in several places, one that needs no gradient, one that no loss needs, and one larger than a part.
-SHAPES = {"shared": (3, 3), "first": (3,), "frozen": (3,), "unused": (2, 5), "large": (3, 41), "last": (41,)}
-PART_BYTES = 64
-
-
-def parameters_of(seed: int) -> dict[str, Parameter]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: Parameter(torch.randn(shape, generator=generator), requires_grad=name != "frozen")
-        for name, shape in SHAPES.items()
-    }
-
-
-def loss_of(parameters: dict[str, Parameter], inputs: torch.Tensor) -> torch.Tensor:
-    hidden = torch.tanh(inputs @ parameters["shared"] + parameters["first"] * parameters["frozen"])
-    return ((hidden @ parameters["shared"] @ parameters["large"] + parameters["last"]) ** 2).sum()
-
-
-def in_one_process(rank: int, folder: str) -> None:
-    torch_distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    overlapped, naive = parameters_of(1), parameters_of(1)
-    sums = GradientSums(list(overlapped.values()), PART_BYTES)
-    orders = []
-    right = torch_distributed.all_reduce
-
-    def recorded(tensor, **options):
-        orders.append(tensor.numel())
-        return right(tensor, **options)
-
-    found: dict[str, np.ndarray] = {}
-    for update in range(2):
-        inputs = torch.randn((3, 4, 3), generator=torch.Generator().manual_seed(10 * update + rank))
-        torch_distributed.all_reduce = recorded
-        for number, micro_batch in enumerate(inputs):
-            if number == len(inputs) - 1:
-                assert len(orders) == update * 4  # nothing travels before the last pass
-                sums.begin()
-            loss_of(overlapped, micro_batch).backward()
-            loss_of(naive, micro_batch).backward()
-        assert len(orders) > update * 4, "no sum began while the last pass ran"
-        sums.finish()
-        torch_distributed.all_reduce = right
-        for name, parameter in naive.items():
-            total = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            torch_distributed.all_reduce(total)
-            found[f"{update} {name} naive"] = total.numpy().copy()
-            found[f"{update} {name}"] = overlapped[name].grad.numpy().copy()
-            overlapped[name].grad = parameter.grad = None
-    found["orders"] = np.array(orders)
-    np.savez(f"{folder}/rank-{rank}.npz", **found)
-    torch_distributed.destroy_process_group()
-
-
-def test_sums_that_overlap_the_last_pass_have_the_same_bits(tmp_path: Path) -> None:
-    multiprocessing.spawn(in_one_process, (str(tmp_path),), nprocs=2)
-    ranks = [np.load(tmp_path / f"rank-{rank}.npz") for rank in (0, 1)]
-    for name in (f"{update} {name}" for update in (0, 1) for name in SHAPES):
-        for rank in ranks:
-            np.testing.assert_array_equal(rank[name], ranks[0][f"{name} naive"], err_msg=name)
-    assert any(ranks[0]["0 shared"].ravel() != 0)
-    one, other = (rank["orders"].tolist() for rank in ranks)
-    assert one == other == 2 * [41, 123, 10, 15]  # the last parameters first, in every process
