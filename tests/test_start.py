@@ -14,8 +14,8 @@ PAGES = {"matplotlib", "jinja2"}
 # In one interpreter, one after the other: what each may not have loaded.
 STEPS: list[tuple[str, set[str]]] = [
     ("import gaudi_bert", {"numpy", "typing_extensions", "importlib.metadata", *DATA, *OPTIONAL}),
-    ("import gaudi_bert.cli", {"numpy", *DATA, *OPTIONAL}),
-    ("--help", {"numpy", *DATA, *OPTIONAL}),
+    ("import gaudi_bert.cli", {"numpy", "pydantic", *DATA, *OPTIONAL}),
+    ("--help", {"numpy", "pydantic", *DATA, *OPTIONAL}),
     ("settings", {"numpy", *DATA, *OPTIONAL}),
     ("run missing.yaml", {"numpy", *DATA, *OPTIONAL}),
     ("import gaudi_bert.runners.kubernetes.run", {"kubernetes", "numpy", "tensorflow", "docker"}),

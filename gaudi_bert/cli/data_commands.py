@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -260,7 +261,7 @@ def pack(
         following = None if part is not None or index_only else output.words_of("train", "--data", out, "--out", "run/")
         output.print_result(result, json, describe, following and f"{following} --model MODEL")
         return
-    table_commands.refuse_options_of_tables(source, {**of_tables, "shard": shard, "finish": finish})
+    _refuse_options_of_tables(source, {**of_tables, "shard": shard, "finish": finish})
     from gaudi_bert.tfrecords import pack
     from gaudi_bert.tfrecords.verify import verify as verify_packs
 
@@ -278,6 +279,16 @@ def pack(
         packed = replace(packed, verified=verify_packs(source, out, reporter=Reporter(), workers=workers))
     describe = partial(output.describe_packed, out=out, verbose=verbose)
     output.print_result(packed, json, describe, output.words_of("train", "--data", out, "--out", "run/"))
+
+
+def _refuse_options_of_tables(source: str, options: Mapping[str, object]) -> None:
+    """Refuse options of tables for TFRecords."""
+    for name, value in options.items():
+        if value:
+            raise InputError(
+                f"--{name.replace('_', '-')} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
+                ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
+            )
 
 
 def verify(

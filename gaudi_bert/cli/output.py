@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # `--help` needs none of them
     from gaudi_bert.artefacts.training import EvaluationFigures, EvaluationResult, FineTuning, TableTraining, TrainingResult
     from gaudi_bert.tasks.answers import StreamResult
     from gaudi_bert.tfrecords.inspect import RecordView, SequenceView
-    from gaudi_bert.training.results import DryRun, ExportResult, VerifyModelResult
+    from gaudi_bert.training.results import DryRun
 
 _Result = TypeVar("_Result")
 
@@ -278,23 +278,6 @@ def _pretraining(figures: EvaluationFigures) -> str:
         f"next-sentence accuracy {100 * figures.next_sentence_accuracy:.1f} %{baseline}, loss {figures.loss:.3f}, "
         f"over {count_of(figures.sequences, 'sequence')}"
     )
-
-
-def describe_proof(proof: VerifyModelResult) -> list[str]:
-    """The line of a model whose packed and unpacked results were compared."""
-    packed = f"{count_of(proof.sequences, 'sequence')} in {count_of(proof.packs, 'pack')}"
-    return [
-        f"packing changes nothing: {packed} give the outputs of single rows, to {proof.hidden_states:.1e}, "
-        f"and the gradients, to {proof.gradient:.1e}; "
-        f"{count_of(proof.leak_comparisons, 'sequence')} next to a changed one did not change by a bit"
-    ]
-
-
-def describe_export(exported: ExportResult) -> list[str]:
-    """The line of exported weights."""
-    vocabulary = f", with the vocabulary {exported.vocabulary}" if exported.vocabulary else ", without a vocabulary"
-    parameters = count_of(exported.parameters, "parameter")
-    return [f"{exported.format}: {parameters} in {', '.join(exported.files)}{vocabulary}"]
 
 
 def describe_report(page: ReportResult) -> list[str]:

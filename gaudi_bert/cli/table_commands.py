@@ -87,16 +87,6 @@ def _describe_tokens(result: StageOutput[TokenisedTexts] | TokenisedShard) -> li
 # --- what `pack` and `verify` do with tables
 
 
-def refuse_options_of_tables(source: str, options: Mapping[str, object]) -> None:
-    """Refuse options of tables for TFRecords."""
-    for name, value in options.items():
-        if value:
-            raise InputError(
-                f"--{name.replace('_', '-')} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
-                ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
-            )
-
-
 def pack_as_table(
     source: str,
     out: Path,

@@ -8,11 +8,9 @@ first. Once it has refused a block, the invalid line is searched for, to name it
 from __future__ import annotations
 
 import bisect
-import gzip
 import io
 import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,9 @@ from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.arrow import require_pyarrow, validated
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError, shortened, shown
-from gaudi_bert.common.files import LONGEST_ROW_BYTES, explained_os_errors, open_file, regular
+from gaudi_bert.common.files import LONGEST_ROW_BYTES
 from gaudi_bert.common.memory import as_word
+from gaudi_bert.corpus.documents import opened_text
 
 _BLOCK_BYTES = 16 << 20
 _MEMORY_OF_TEXT = 2
@@ -81,28 +80,24 @@ def read_json_lines(path: Path, start: int, end: int, first_row: int, schema: An
 
 def _blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
     """The text from byte `start` on, cut behind newlines; the last line may lack one."""
-    with explained_os_errors(path, "read"):
-        try:
-            with gzip.open(regular(path)) if path.suffix == ".gz" else open_file(path) as handle:
-                handle.seek(start)
-                remaining = None if end is None else end - start
-                rest = b""
-                while piece := handle.read(_BLOCK_BYTES if remaining is None else min(_BLOCK_BYTES, remaining)):
-                    remaining = None if remaining is None else remaining - len(piece)
-                    cut = piece.rfind(b"\n") + 1
-                    if cut:
-                        yield rest + piece[:cut]
-                        rest = piece[cut:]
-                    else:
-                        rest += piece
-                    if len(rest) > LONGEST_ROW_BYTES:
-                        raise InputError(
-                            f"{path}: a line is longer than {LONGEST_ROW_BYTES >> 20} MiB; write one JSON object on each"
-                        )
-                if rest:
-                    yield rest
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise InputError(f"{path}: is damaged or cut short ({error}); write it again") from error
+    with opened_text(path, "gzip" if path.suffix == ".gz" else None) as handle:
+        handle.seek(start)
+        remaining = None if end is None else end - start
+        rest = b""
+        while piece := handle.read(_BLOCK_BYTES if remaining is None else min(_BLOCK_BYTES, remaining)):
+            remaining = None if remaining is None else remaining - len(piece)
+            cut = piece.rfind(b"\n") + 1
+            if cut:
+                yield rest + piece[:cut]
+                rest = piece[cut:]
+            else:
+                rest += piece
+            if len(rest) > LONGEST_ROW_BYTES:
+                raise InputError(
+                    f"{path}: a line is longer than {LONGEST_ROW_BYTES >> 20} MiB; write one JSON object on each"
+                )
+        if rest:
+            yield rest
 
 
 def _count_lines(block: bytes) -> int:

@@ -53,7 +53,7 @@ class CoupledRows(Protocol):
 LossOfVectors: TypeAlias = Callable[[FloatArray], CoupledLoss]
 
 
-class Contrast(NamedTuple):
+class _Contrast(NamedTuple):
     """Which texts are the anchors, and the candidates: the positives of the anchors first, in their order.
 
     `forbidden_MC`: candidates that are no negatives of an anchor, because they say the same as what answers it.
@@ -64,7 +64,7 @@ class Contrast(NamedTuple):
     forbidden_MC: NDArray[np.bool_]
 
 
-def contrast_of(anchors_M: IntArray, positives_M: IntArray, negatives: IntArray, content_N: IntArray) -> Contrast:
+def contrast_of(anchors_M: IntArray, positives_M: IntArray, negatives: IntArray, content_N: IntArray) -> _Contrast:
     """Anchors and candidates by the numbers of their texts; texts of one content have the same number.
 
     A candidate is forbidden if its content is that of the anchor, or of a positive of an anchor with the same content.
@@ -82,10 +82,10 @@ def contrast_of(anchors_M: IntArray, positives_M: IntArray, negatives: IntArray,
     forbidden_MC = answers_MC | (anchor_content_M[:, np.newaxis] == candidate_content_C)
     own = np.arange(len(anchors_M))
     forbidden_MC[own, own] = False
-    return Contrast(anchors_M, candidates_C, forbidden_MC)
+    return _Contrast(anchors_M, candidates_C, forbidden_MC)
 
 
-def in_batch_negatives(vectors_NH: FloatArray, contrast: Contrast, scale: float, symmetric: bool) -> CoupledLoss:
+def in_batch_negatives(vectors_NH: FloatArray, contrast: _Contrast, scale: float, symmetric: bool) -> CoupledLoss:
     """The positive of each anchor among all candidates; `symmetric`: and the anchor among all anchors, the mean of both."""
     units_NH, norms_N = _units(vectors_NH)
     anchors_MH, candidates_CH = units_NH[contrast.anchors_M], units_NH[contrast.candidates_C]

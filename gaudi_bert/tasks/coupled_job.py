@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.common.errors import InputError, shown
@@ -17,15 +17,16 @@ from gaudi_bert.engines.protocol import Model
 from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import Row, Sequences, TupleRow
+from gaudi_bert.tasks.contrast import CoupledRows
 from gaudi_bert.tasks.coupled import CoupledData, CoupledObjective, VectorEvaluation
 from gaudi_bert.tasks.finetune_job import FineTuneJob, run_settings
 from gaudi_bert.tasks.kinds.embedding import CORRELATIONS
-from gaudi_bert.tasks.models.sentence_models import sees_only_before, write_sentence_folder
+from gaudi_bert.tasks.models.task_models import sees_only_before
 from gaudi_bert.tasks.objective import TaskEvaluation
 from gaudi_bert.tasks.task_data import TaskData, tokenized_texts
 from gaudi_bert.tasks.update_plan import RowStream, choose_shape
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
-from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
+from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, write_sentence_folder
 from gaudi_bert.training.objective import Evaluation
 from gaudi_bert.training.run_folder import RunContext
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
@@ -60,9 +61,12 @@ class CoupledJob(FineTuneJob):
         most, width = max(self._task.settings.dimensions, default=0), self._start.sizes.hidden_size
         if most > width:
             raise InputError(f"task.dimensions: {most} is more than the {width} values of a vector; name fewer")
-        rows = self._task.coupled(data.sequences, data.rows)
-        if rows is None:
-            raise InputError(f"task.loss = {self._task.settings.loss}: is not for {self._task.name}; leave it out")
+        rows = cast(CoupledRows, self._task.coupled(data.sequences, data.rows))
+        compares = self._task.name != "embedding" or self._task.settings.loss == "cosine"
+        if section.batch_sequences == 1 and not compares and len(rows.groups.members) == 2 * len(rows.groups):
+            raise InputError(
+                "finetune.batch_sequences = 1: an update of one pair has nothing to compare it with; set it to 2 or more"
+            )
         if len(rows.groups) < section.batch_sequences:
             raise InputError(
                 f"{data.path}: has {count_of(len(rows.groups), 'row')}, fewer than finetune.batch_sequences = "

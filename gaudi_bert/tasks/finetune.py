@@ -61,4 +61,10 @@ def finetune(
 
 def job_of(settings: PipelineSettings, files: FineTuneInput, out: Path) -> FineTuneJob:
     """What a run of the task does."""
-    return (CoupledJob if is_coupled(settings.task) else FineTuneJob)(settings, files, out)
+    task = settings.task
+    if is_coupled(task):
+        return CoupledJob(settings, files, out)
+    if task.loss is not None:
+        others = " but listwise" if task.name == "reranking" else ""
+        raise InputError(f"task.loss = {task.loss}: {task.name} has no other loss{others}; leave it out")
+    return FineTuneJob(settings, files, out)

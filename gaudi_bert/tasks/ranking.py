@@ -19,13 +19,13 @@ _ANSWERS = 0.5
 _DISCOUNTS = 1.0 / np.log2(np.arange(2, _TOP + 2))
 
 
-def ranking_figures(gains_QK: FloatArray, answers_Q: IntArray, ideal_Q: FloatArray, deepest: int) -> dict[str, float]:
+def _ranking_figures(gains_QK: FloatArray, answers_Q: IntArray, ideal_Q: FloatArray, deepest: int) -> dict[str, float]:
     """The means over all queries; one without an answer counts 0.
 
     Args:
         gains_QK: best first; 0 where a ranking is shorter.
         answers_Q: how many documents answer, in the ranking or not.
-        ideal_Q: the discounted gain of the best ranking (`best_gain`).
+        ideal_Q: the discounted gain of the best ranking (`_best_gain`).
         deepest: how far down average precision looks.
     """
     hits_QK = gains_QK >= _ANSWERS
@@ -48,7 +48,7 @@ def ranking_figures(gains_QK: FloatArray, answers_Q: IntArray, ideal_Q: FloatArr
 # --- the documents of a query, scored for it
 
 
-def best_gain(gains: FloatArray) -> float:
+def _best_gain(gains: FloatArray) -> float:
     """The discounted gain of the best ranking of documents with these gains."""
     best = np.sort(gains)[::-1][:_TOP]
     return float(best @ _DISCOUNTS[: len(best)])
@@ -62,9 +62,9 @@ def figures_of_groups(scores: Float32Array, gains: FloatArray, queries: Sequence
     position = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     gains_QK = np.zeros((len(sizes), int(sizes.max())))
     gains_QK[of_document[order], position] = gains[order]
-    ideal_Q = np.array([best_gain(row) for row in gains_QK])
+    ideal_Q = np.array([_best_gain(row) for row in gains_QK])
     answers_Q = (gains_QK >= _ANSWERS).sum(axis=1)
-    figures = ranking_figures(gains_QK, answers_Q, ideal_Q, gains_QK.shape[1])
+    figures = _ranking_figures(gains_QK, answers_Q, ideal_Q, gains_QK.shape[1])
     return {name: figures[name] for name in ("ndcg@10", "mrr@10", "map")}
 
 
@@ -86,7 +86,7 @@ def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers
     nearest_QK = search(queries_QH, documents_NH)
     gains_QK = np.isin(nearest_QK + np.arange(len(answers))[:, np.newaxis] * len(documents_NH), right).astype(np.float64)
     ideal_Q = np.cumsum(_DISCOUNTS)[np.minimum(answers_Q, _TOP) - 1]
-    figures = ranking_figures(gains_QK, answers_Q, ideal_Q, _DEEPEST)
+    figures = _ranking_figures(gains_QK, answers_Q, ideal_Q, _DEEPEST)
     return {"map@100" if name == "map" else name: value for name, value in figures.items()}
 
 

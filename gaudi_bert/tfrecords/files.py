@@ -25,6 +25,7 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, followed, in_store, open_file, shown_location, url_of
+from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.tfrecords.wire.hdf5 import HDF5_ENDINGS
 
 _PIECE_BYTES = 1 << 20
@@ -128,17 +129,16 @@ class RecordInputs:
 
 
 @contextmanager
-def open_inputs(records: str | Path, objects: Objects | None = None) -> Iterator[RecordInputs]:
+def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iterator[RecordInputs]:
     """The files of RECORDS: a folder, a file or a glob; or the same as a URL."""
     if not in_store(records):
         yield RecordInputs(str(records), records_folder(records), list_record_files(records), find_vocabulary(records))
         return
-    objects = objects or Objects()
-    url, pattern = _folder_and_pattern(url_of(records), objects)
+    url, pattern = _folder_and_pattern(url_of(records), store)
     parent = url.rpartition("/")[0]
     # The vocabulary is next to the folder; nothing is next to a bucket's root.
     is_bucket = parent.endswith(":/")
-    with mirrored(Path(url if is_bucket else parent), objects.settings) as root:
+    with mirrored(Path(url if is_bucket else parent), store) as root:
         folder = root if is_bucket else root / Path(url).name
         sizes = dict(_stored_files(folder, pattern))
         if not sizes:
@@ -150,11 +150,11 @@ def open_inputs(records: str | Path, objects: Objects | None = None) -> Iterator
         yield RecordInputs(shown_location(records), folder, sizes, vocabulary if vocabulary.exists() else None)
 
 
-def _folder_and_pattern(url: str, objects: Objects) -> tuple[str, str]:
+def _folder_and_pattern(url: str, store: StoreSettings | None) -> tuple[str, str]:
     """The URL of the folder, and which names in it are meant."""
     folder, _, name = url.rpartition("/")
     is_pattern = any(letter in name for letter in "*?[")
-    if not folder.endswith(":/") and (is_pattern or objects.info(url) is not None):
+    if not folder.endswith(":/") and (is_pattern or Objects(store).info(url) is not None):
         return folder, name
     return url, "*"
 

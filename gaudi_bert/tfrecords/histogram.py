@@ -25,7 +25,6 @@ from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
-from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import ByteArray, Int32Array
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import shown_location
@@ -69,7 +68,7 @@ def histogram(
     """
     if on_bad_file not in get_args(OnBadFile):
         raise InputError(f"--on-bad-file {on_bad_file}: one of {', '.join(get_args(OnBadFile))} is allowed")
-    with open_inputs(records, Objects(store)) as inputs, mirrored(out.parent, store) as folder:
+    with open_inputs(records, store) as inputs, mirrored(out.parent, store) as folder:
         sizes = inputs.sizes
         if part is not None:
             sizes = {path: sizes[path] for path in inputs.paths[part[0] :: part[1]]}
@@ -295,7 +294,7 @@ def read_histograms(paths: Sequence[Path]) -> CountedRecords:
 def part_to_count(records: str | Path, part: tuple[int, int], store: StoreSettings | None = None) -> tuple[int, int] | None:
     """The part (K, N) that a machine counts which is to do this part, N at most the number of files; None without files."""
     number, machines = part
-    with open_inputs(records, Objects(store)) as inputs:
+    with open_inputs(records, store) as inputs:
         parts = min(machines, len(inputs.sizes))
     return (number, parts) if number < parts else None
 

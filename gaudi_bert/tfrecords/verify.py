@@ -28,7 +28,6 @@ from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Ver
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
-from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError, shown
@@ -255,7 +254,7 @@ def finish_verification(
 def _opened(
     records: str | Path, packed: Path, reporter: Reporter, workers: int | None, store: StoreSettings | None
 ) -> Iterator[_Folder]:
-    with mirrored(packed, store) as here, open_inputs(records, Objects(store)) as inputs:
+    with mirrored(packed, store) as here, open_inputs(records, store) as inputs:
         fetch(here / METADATA_NAME)
         metadata = read_metadata(here)
         check_shards(here, metadata)

@@ -27,7 +27,6 @@ from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan, files_sha256
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path, shard_bounds, shard_name, write_index
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, read_ahead, release
-from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, InputError
@@ -144,7 +143,7 @@ def _write_groups(
     workers: int | None,
     store: StoreSettings | None,
 ) -> int:
-    with open_inputs(records, Objects(store)) as inputs:
+    with open_inputs(records, store) as inputs:
         present = match_files(inputs.shown, inputs.sizes, plan)
         if inputs.vocabulary is not None and VocabularyInfo.of(inputs.vocabulary) != plan.vocabulary:
             raise InputError(

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from gaudi_bert.artefacts.base import Figures
 from gaudi_bert.common.errors import InputError, shortened, shown
-from gaudi_bert.common.files import read_json
+from gaudi_bert.common.files import read_json, write_json
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.model.config import LARGEST_SIZES, BertConfig
 from gaudi_bert.model.heads import Pooling
@@ -94,19 +94,21 @@ def tokenizer_length(folder: Path) -> int | None:
     return most if type(most) is int and most > 2 else None
 
 
-# --- Folders of sentence-transformers: how vectors are pooled, where texts are cut, what precedes them
+# --- Folders of sentence-transformers (5 and 6): how vectors are pooled, where texts are cut, what precedes them
 #
 # `modules.json` lists what the vectors go through (a Transformer, a Pooling, perhaps a Normalize), `1_Pooling/config.json`
 # states how they are pooled, `sentence_bert_config.json` the most tokens of a text (else the tokenizer does, since version
 # 6), and `config_sentence_transformers.json` the prompts.
 
-MODES: dict[str, Pooling] = {
+_MODES: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "last",
 }
 _MODE = "pooling_mode_"
+_MODULES = "sentence_transformers.models"
+_CHOOSE = "choose cls, mean, max or last with --pooling (of finetune: --set task.pooling=)"
 _SETTINGS = [
     f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
 ]
@@ -196,10 +198,10 @@ def read_sentence_folder(folder: Path, pooling: Pooling | None = None) -> Senten
     other = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if pooling is None and (other or "Pooling" not in kinds):
         what = f"has a module {other[0]}" if other else "has no Pooling"
-        raise InputError(f"{folder}: {what}, which is not known here; choose with --pooling cls, mean, max or last")
+        raise InputError(f"{folder}: {what}, which is not known here; {_CHOOSE}")
     if kinds.get("Transformer"):
         inner = folder / kinds["Transformer"]
-        raise InputError(f"{folder}: its transformer is in {inner}; give --model {inner} --pooling cls, mean, max or last")
+        raise InputError(f"{folder}: its transformer is in {inner}; give --model {inner}, and {_CHOOSE}")
     settings_file = next((path for name in _SETTINGS if os.path.lexists(path := folder / name)), folder / _SETTINGS[0])
     settings = _SentenceSettings.read_if_present(settings_file) or _SentenceSettings()
     if not settings.is_usual:
@@ -225,7 +227,33 @@ def _pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
         chosen = [f"{_MODE}{settings['pooling_mode']}_tokens"]
         short = {"cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
         chosen = [short.get(settings["pooling_mode"], chosen[0])]
-    if len(chosen) != 1 or chosen[0] not in MODES:
+    if len(chosen) != 1 or chosen[0] not in _MODES:
         modes = shortened(", ".join(chosen)) or "nothing"
-        raise InputError(f"{path}: pools by {modes}; only one of cls, mean, max and last can be done, choose with --pooling")
-    return MODES[chosen[0]]
+        raise InputError(f"{path}: pools by {modes}; only one of cls, mean, max and last can be done: {_CHOOSE}")
+    return _MODES[chosen[0]]
+
+
+def write_sentence_folder(
+    folder: Path, settings: TaskSettings, start: SentenceFolder, max_sequence_length: int, hidden_size: int
+) -> None:
+    """Write modules.json, the pooling, perhaps the normalisation, the cut, and the prompts; modules.json comes last."""
+    pooling = settings.pooling or "mean"
+    modes = {name: mode == pooling for name, mode in _MODES.items()}
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", **({"Normalize": "2_Normalize"} if start.normalize else {})}
+    for path in filter(None, kinds.values()):
+        (folder / path).mkdir(exist_ok=True)
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size, **modes})
+    cut = {"max_seq_length": max_sequence_length, "do_lower_case": start.lower_case}
+    write_json(folder / "sentence_bert_config.json", cut)
+    prompts = {**start.prompts, "query": settings.query_prompt, "document": settings.document_prompt}
+    stored = {
+        "prompts": {name: prompt or "" for name, prompt in prompts.items()},
+        "default_prompt_name": start.default_prompt_name,
+        "similarity_fn_name": "cosine",
+    }
+    write_json(folder / "config_sentence_transformers.json", stored)
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"{_MODULES}.{kind}"}
+        for number, (kind, path) in enumerate(kinds.items())
+    ]
+    write_json(folder / "modules.json", modules)

@@ -10,7 +10,6 @@ from pathlib import Path
 from gaudi_bert.artefacts.base import METADATA_NAME, VocabularyInfo
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, fetch_below, files_in, mirrored, mirrored_bucket
-from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.files import in_store, read_text, write_json, write_text
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.tfrecords.files import open_inputs
@@ -34,7 +33,7 @@ def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[
             with closing(ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)) as cache:
                 yield packed_source(folder, metadata, cache)
             return
-    with open_inputs(path, Objects(settings)) as inputs:
+    with open_inputs(path, settings) as inputs:
         fetch(*inputs.paths)
         yield open_source(inputs.folder)
 

@@ -187,6 +187,17 @@ def test_settings_that_do_not_fit(rows: Any, settings: dict[str, Any], message: 
         train(write(tmp_path / "x.jsonl", made), None, model, tmp_path / "out", task_settings=settings)
 
 
+@pytest.mark.parametrize("loss", [None, "cosine"])
+def test_an_update_of_one_pair(loss: str | None, model: Path, tmp_path: Path) -> None:
+    """Teaches nothing where pairs are compared with each other."""
+    data, one = write(tmp_path / "x.jsonl", scored(3, 1)), {"batch_sequences": 1, "epochs": 1}
+    if loss is None:
+        with pytest.raises(InputError, match="batch_sequences = 1: an update of one pair has nothing to compare it with"):
+            train(data, None, model, tmp_path / "out", finetune=one)
+    else:
+        train(data, None, model, tmp_path / "out", finetune=one, task_settings={"loss": loss})
+
+
 def test_an_evaluation_file_of_another_kind(model: Path, tmp_path: Path) -> None:
     files = write(tmp_path / "x.jsonl", pairs(12, 1)), write(tmp_path / "y.jsonl", scored(5, 1))
     with pytest.raises(InputError, match=r"y.jsonl: has two texts and a score, .*x.jsonl has an anchor and a positive"):

@@ -118,6 +118,24 @@ def test_listwise(model: Path, tmp_path: Path) -> None:
     assert results[0][-1] < results[0][0]
 
 
+@pytest.mark.parametrize(
+    ("loss", "rows", "message"),
+    [
+        ("cosent", scored_rows(), "task.loss = cosent: reranking has no other loss but listwise; leave it out"),
+        ("listwise", [{**row, "label": 0} for row in scored_rows()], "no query has several documents, one of them with a"),
+        (
+            "listwise",
+            [{"query": str(n), "document": "cat", "label": 1} for n in range(15)],
+            "no query has several documents",
+        ),
+    ],
+)
+def test_losses_that_do_not_fit(loss: str, rows: list[dict[str, Any]], message: str, model: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "x.jsonl", rows)
+    with pytest.raises(InputError, match=message):
+        run("reranking", data, None, model, tmp_path / "o", finetune={"batch_sequences": 2}, task_settings={"loss": loss})
+
+
 @pytest.mark.parametrize("loss", [None, "listwise"])
 def test_pairs_with_several_labels_are_named(loss: str | None, model: Path, tmp_path: Path) -> None:
     """As one that is a positive and a negative; the same label twice is nothing to speak of."""

@@ -215,13 +215,17 @@ def test_a_damaged_plan_is_refused(case: PackingCase, tmp_path: Path, damage: st
 
 
 def test_a_plan_whose_packs_hold_more_than_their_masked_slots_is_refused(case: PackingCase, tmp_path: Path) -> None:
-    plan = copy_plan(case.plan, tmp_path)
+    plan, one = copy_plan(case.plan, tmp_path), {"masked_slots": 1, "masked_slots_needed": 1}
     content = json.loads(plan.read_text())
     content["masked_slots"] = 1
-    content["totals"] |= {"masked_slots": 1, "masked_slots_needed": 1}
+    content["totals"] |= one
     plan.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"totals\.masked_slots_needed is 1, the groups add up to 15"):
+        write(case.records, plan, tmp_path / "out", reporter=QUIET)
+    for part in range(len(content["parts"])):
+        change_part(plan, part, lambda part: part.update(one))
     with pytest.raises(InputError, match="more masked positions than masked_slots"):
-        write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+        write(case.records, plan, tmp_path / "out", reporter=QUIET)
     assert not list((tmp_path / "out").glob("[!.]*-*"))
 
 

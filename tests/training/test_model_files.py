@@ -263,5 +263,5 @@ def test_transformers_that_are_run_in_another_way(tmp_path: Path, settings: dict
         read_sentence_folder(folder)
     listed = [{"type": "x.Transformer", "path": "0_Transformer"}, {"type": "x.Pooling", "path": "1_Pooling"}]
     (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
-    with pytest.raises(InputError, match=r"its transformer is in .*0_Transformer; give --model .*0_Transformer --pooling"):
+    with pytest.raises(InputError, match=r"its transformer is in .*0_Transformer; give --model .*0_Transformer, and choose"):
         read_sentence_folder(folder)

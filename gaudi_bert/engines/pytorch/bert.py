@@ -14,7 +14,6 @@ import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,18 +22,19 @@ from torch.utils.checkpoint import checkpoint
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig, layer_scope
+from gaudi_bert.pytorch.cpu import attention_in_cache, by_onednn, dropout, linear, product
 from gaudi_bert.pytorch.pooling import widen
 
 # The largest score of a row is an allowed one, so a forbidden share is exp(less than -9,000) = exactly 0: a sequence's
 # outputs do not change by one bit when its neighbours do.
 _FORBIDDEN_SCORE = -10000.0
 
+WORDS = "bert/embeddings/word_embeddings"
+WORDS_TO_LOOK_UP = f"{WORDS}/rows"
+"""The same variable where its rows are looked up, if their gradient is to be sparse."""
 _Parameters = Mapping[str, Tensor]
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 """Query, key, value, bias and the rate of dropout to the context of every query, [B, N, P, D]."""
-_DROPOUT_STEPS = 1 << 16
-_LEAST_WORK = 1 << 22  # of two matrices, in multiplications: below it, what a call of oneDNN costs is most of its time
-_EAGER = (Tensor, torch.nn.Parameter)  # not those of a trace, which have no numbers
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": lambda inputs: functional.gelu(inputs, approximate="tanh"),
@@ -42,78 +42,15 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class _OneDnnProduct(torch.autograd.Function):
-    """`left @ right + bias` in float32 on a CPU, by oneDNN.
-
-    What PyTorch calls by itself is MKL, which for other processors than Intel's leaves the wide registers unused: oneDNN is
-    twice as fast on an AMD processor with AVX-512, and as fast with AVX2.
-    """
-
-    @staticmethod
-    def forward(context: Any, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-        """Of matrices, or, without a bias, of each pair of them."""
-        context.save_for_backward(left, right)
-        return _by_onednn(left, right, bias)
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients that are needed."""
-        (gradient,), (left, right), needs = gradients, context.saved_tensors, context.needs_input_grad
-        return (
-            _by_onednn(gradient, right.transpose(-1, -2)) if needs[0] else None,
-            _by_onednn(left.transpose(-1, -2), gradient) if needs[1] else None,
-            gradient.sum(0) if needs[2] else None,
-        )
-
-
-def _has_onednn() -> bool:
-    """Whether this build of PyTorch has oneDNN, and the operation, which is not part of its public interface."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def _by_onednn(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    if left.dim() == 2:
-        # A gradient that is one number in every position has no axis to go along, which oneDNN is very slow at.
-        left, right = (matrix if 1 in matrix.stride() else matrix.contiguous() for matrix in (left, right))
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(left, right.t(), bias, "none", [], "")  # noqa: SLF001
-        return product
-    pairs = zip(left.flatten(0, -3), right.flatten(0, -3), strict=True)
-    return torch.stack([_by_onednn(*pair) for pair in pairs]).unflatten(0, left.shape[:-2])
-
-
-def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`left @ right + bias`: of matrices, or, without a bias, of each pair of them."""
-    work = left.shape[-2] * left.shape[-1] * right.shape[-1]
-    eager = type(left) in _EAGER and type(right) in _EAGER and not torch.compiler.is_compiling()
-    wide = left.dtype == right.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    if eager and wide and left.device.type == "cpu" and work >= _LEAST_WORK and _has_onednn():
-        return _OneDnnProduct.apply(left, right, bias)
-    return torch.matmul(left, right) if bias is None else torch.addmm(bias, left, right)
-
-
-def dropout(inputs: Tensor, rate: float) -> Tensor:
-    """Zero a share `rate` of `inputs` and scale the rest up, by the random numbers that follow the seed of the pass.
-
-    On a CPU random numbers are most of what dropout costs: 16 bits of a 64-bit word serve each element, and the share is
-    rounded to 1 / 65,536. A compiler, a trace of shapes without numbers, and another device draw as they do best.
-    """
-    if inputs.device.type != "cpu" or torch.compiler.is_compiling() or type(inputs) not in _EAGER:
-        return functional.dropout(inputs, rate)
-    dropped = max(1, round(rate * _DROPOUT_STEPS))
-    words = torch.empty((inputs.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
-    stays = words.view(torch.int16)[: inputs.numel()].reshape(inputs.shape) >= dropped - _DROPOUT_STEPS // 2
-    return inputs * stays.to(inputs.dtype).mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - dropped))
-
-
 def plain_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
     """The context of every query, [B, N, P, D], by products and a softmax."""
-    scores_BNPL = product(query_BNPD * (1.0 / math.sqrt(query_BNPD.shape[-1])), key_BNLD.transpose(-1, -2))
+    scores_BNPL = torch.matmul(query_BNPD * (1.0 / math.sqrt(query_BNPD.shape[-1])), key_BNLD.mT)
     shares_BNPL = torch.softmax(widen(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
     if dropout_rate > 0:
         shares_BNPL = dropout(shares_BNPL, dropout_rate)
-    return product(shares_BNPL, value_BNLD)
+    return torch.matmul(shares_BNPL, value_BNLD)
 
 
 def fused_attention(
@@ -122,6 +59,15 @@ def fused_attention(
     """The same by one operation, which keeps no [P, L] matrix where the device has a kernel that takes the bias."""
     bias = bias_B1PL.to(query_BNPD.dtype)
     return functional.scaled_dot_product_attention(query_BNPD, key_BNLD, value_BNLD, bias, dropout_rate)
+
+
+def attention_on_cpu(
+    query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
+) -> Tensor:
+    """The same in the form that is fastest on a CPU."""
+    few = plain_attention if dropout_rate > 0 else fused_attention
+    form = attention_in_cache if by_onednn(query_BNPD, key_BNLD.mT) else few
+    return form(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, dropout_rate)
 
 
 def gaudi_attention() -> Attention:
@@ -231,7 +177,8 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
 def _embed(network: Network, batch: Mapping[str, Tensor]) -> Tensor:
     """The input of the encoder, [T, H], wide."""
     scope, parameters = "bert/embeddings", network.parameters
-    words_TH = functional.embedding(batch["input_ids"].reshape(-1), parameters[f"{scope}/word_embeddings"])
+    words, sparse = parameters.get(WORDS_TO_LOOK_UP, parameters[WORDS]), WORDS_TO_LOOK_UP in parameters
+    words_TH = functional.embedding(batch["input_ids"].reshape(-1), words, sparse=sparse)
     positions_TH = functional.embedding(batch["positions"].reshape(-1), parameters[f"{scope}/position_embeddings"])
     types_TH = functional.embedding(batch["segment_ids"].reshape(-1), parameters[f"{scope}/token_type_embeddings"])
     return network.drop(network.layer_norm(words_TH + positions_TH + types_TH, f"{scope}/LayerNorm"))
@@ -257,7 +204,7 @@ def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: T
         kernel_HO = torch.cat([network.parameters[f"{scope}/{part}/kernel"] for part in parts], dim=1)
         bias_O = torch.cat([_bias(network.parameters[f"{scope}/{part}/bias"], part) for part in parts])
         fused = product(inputs, kernel_HO, bias_O)
-        return fused.reshape(packs, positions, len(parts), heads, size).permute(2, 0, 3, 1, 4).unbind(0)
+        return tuple(part.transpose(1, 2) for part in fused.reshape(packs, positions, len(parts), heads, size).unbind(2))
 
     if query_RH is hidden_TH:
         query_BNPD, key_BNLD, value_BNLD = project(hidden_TH, length, ("query", "key", "value"))
@@ -289,8 +236,7 @@ def word_scores(network: Network, picked_PH: Tensor) -> Tensor:
     """Wide scores [P, V] of every word at the masked slots; the output matrix is the word embeddings."""
     scope = "cls/predictions/transform"
     changed_PH = network.layer_norm(network.activate(network.dense(picked_PH, f"{scope}/dense")), f"{scope}/LayerNorm")
-    words_HV = network.parameters["bert/embeddings/word_embeddings"].t()
-    return widen(product(changed_PH, words_HV)) + network.parameters["cls/predictions/output_bias"]
+    return widen(linear(changed_PH, network.parameters[WORDS])).add_(network.parameters["cls/predictions/output_bias"])
 
 
 def next_sentence_scores(network: Network, pooled_PH: Tensor) -> Tensor:

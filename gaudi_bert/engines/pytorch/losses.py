@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaudi_bert.model.heads import Loss, TaskHead
+from gaudi_bert.pytorch.cpu import cross_entropy
 from gaudi_bert.pytorch.pooling import belongs
 
 # Lowers the scores of tokens of other sequences: their probability is exactly 0.
@@ -47,7 +48,7 @@ def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.d
 def _likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The negative log likelihood of each label, and 1 where it is the likeliest class, flat [P]; logits [..., C]."""
     logits_PC, labels_P = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long()
-    losses_P = functional.cross_entropy(logits_PC, labels_P, reduction="none")
+    losses_P = cross_entropy(logits_PC, labels_P)
     return losses_P, (logits_PC.detach().argmax(-1) == labels_P).to(logits.dtype)
 
 

@@ -18,8 +18,11 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, Weig
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial, check_weights
 from gaudi_bert.engines.pytorch.bert import (
+    WORDS,
+    WORDS_TO_LOOK_UP,
     Attention,
     Network,
+    attention_on_cpu,
     encode_packs,
     fused_attention,
     gaudi_attention,
@@ -32,6 +35,7 @@ from gaudi_bert.engines.pytorch.losses import pretraining_sums, task_sums
 from gaudi_bert.model.config import BertConfig, initial_value, is_decayed
 from gaudi_bert.model.features import check_batch, check_logits
 from gaudi_bert.model.heads import Loss, PretrainingHead, VectorHead, variables_of
+from gaudi_bert.pytorch.cpu import TableOfRows
 from gaudi_bert.pytorch.pooling import vectors_of_sequences, widen
 
 Tensors = Mapping[str, Tensor]
@@ -55,6 +59,10 @@ class TorchModel(ABC):
     @abstractmethod
     def forward(self, batch: Tensors, training: bool) -> Tensor:
         """The outputs of the head that losses are computed from."""
+
+    @abstractmethod
+    def with_parameters(self, parameters: dict[str, Any], forward: Callable[[], Any]) -> Any:
+        """What a pass of this model gives with other parameters: those that are traced."""
 
     @abstractmethod
     def is_decayed(self, name: str) -> bool:
@@ -177,12 +185,16 @@ class TorchBert(TorchModel):
         for name, variable in variables_of(self.config, spec.head).items():
             value = torch.from_numpy(initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
-        self.attention: Attention = fused_attention
-        if self.device.type == "hpu":
-            self.attention = gaudi_attention() if device is not None and device.fuses_attention else plain_attention
+        self.attention = _attention_on(self.device.type, device is not None and device.fuses_attention)
+        self._looks_up_rows = self.device.type == "cpu" and compiler is None
         self._compute: Callable[..., Any] = self._heads
         if compiler is not None:
             self._compute = torch.compile(self._heads, backend=compiler, dynamic=False, fullgraph=True)
+
+    def with_parameters(self, parameters: dict[str, Any], forward: Callable[[], Any]) -> Any:
+        """What a pass of this model gives with other parameters, which stay."""
+        self.parameters_by_name = parameters
+        return forward()
 
     def is_decayed(self, name: str) -> bool:
         """Whether weight decay applies to a variable."""
@@ -227,17 +239,13 @@ class TorchBert(TorchModel):
     def _parameters(self) -> dict[str, Tensor]:
         if self.compute_dtype == "float64":
             return {name: parameter.double() for name, parameter in self.parameters_by_name.items()}
-        return dict(self.parameters_by_name)
+        parameters: dict[str, Tensor] = dict(self.parameters_by_name)
+        if self._looks_up_rows:
+            parameters[WORDS_TO_LOOK_UP], parameters[WORDS] = TableOfRows.apply(parameters[WORDS])
+        return parameters
 
     def _network(self, parameters: Tensors, training: bool = False) -> Network:
-        """Attention is one operation on a GPU, and on a CPU where nothing is dropped: with its dropout it is slower there.
-
-        On Gaudi it stays in products, whose types autocast's lists decide, unless the vendor's kernel is asked for: what
-        PyTorch's operation is computed by there is not documented.
-        """
-        drops = training and self.config.attention_probs_dropout_prob > 0
-        attention = plain_attention if self.device.type == "cpu" and drops else self.attention
-        return Network(self.config, parameters, training, attention, training and self.recomputes)
+        return Network(self.config, parameters, training, self.attention, training and self.recomputes)
 
     def _heads(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
         """From features to what the head gives; one graph for a set of shapes."""
@@ -256,6 +264,15 @@ class TorchBert(TorchModel):
             inputs_PH = network.drop(inputs_PH)
         with torch.autocast(self.device.type, enabled=False):
             return network.dense(inputs_PH, head.scope).reshape(packs, -1 if head.is_of_text else length, head.width)
+
+
+def _attention_on(kind: str, fuses_on_gaudi: bool) -> Attention:
+    """On Gaudi attention stays in products, whose types autocast's lists decide, unless the vendor's kernel is asked for:
+    what PyTorch's operation is computed by there is not documented.
+    """
+    if kind == "hpu":
+        return gaudi_attention() if fuses_on_gaudi else plain_attention
+    return attention_on_cpu if kind == "cpu" else fused_attention
 
 
 def pretraining_outputs(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:

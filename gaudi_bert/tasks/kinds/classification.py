@@ -26,21 +26,8 @@ from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary
 from gaudi_bert.rows.answers import TagScheme, class_answers, multi_label_answers, number_answers, tag_answers, tagged_words
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import IGNORED, NO_WORD, Row, Sequences, TaggedRow
-from gaudi_bert.tasks.kinds.task import Draw, Task
+from gaudi_bert.tasks.kinds.task import Draw, Task, TextTask
 from gaudi_bert.tasks.ranking import correlations
-
-
-class TextTask(Task):
-    """A task with one vector of answers for a text or pair, from BERT's pooled vector of the sequence."""
-
-    architecture = "BertForSequenceClassification"
-
-    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
-        """`targets` [B, S] or [B, S, C], `target_weights` [B, S]: 1 for each sequence."""
-        weights = placed.each(np.ones(len(placed.sequences), np.float32))
-        if sequences.target is None:
-            return {"target_weights": weights}
-        return {"targets": placed.each(sequences.target[placed.sequences]), "target_weights": weights}
 
 
 class Classification(TextTask):

@@ -14,11 +14,12 @@ from typing import Any, cast
 import numpy as np
 
 from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import count_of
 from gaudi_bert.rows.answers import score_answers
 from gaudi_bert.rows.types import Row, Sequences, TextRow
 from gaudi_bert.tasks.contrast import CoupledLoss, listwise
-from gaudi_bert.tasks.kinds.classification import TextTask
+from gaudi_bert.tasks.kinds.task import TextTask
 from gaudi_bert.tasks.ranking import figures_of_groups
 from gaudi_bert.tasks.update_plan import GroupedRows
 
@@ -52,8 +53,13 @@ class Reranking(TextTask):
         if self.settings.loss != "listwise":
             return None
         _, of_row = np.unique(np.array([cast(TextRow, row).text for row in rows], object).astype(str), return_inverse=True)
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(of_row))])
-        return _Lists(GroupedRows(np.argsort(of_row, kind="stable"), starts), np.asarray(sequences.target, np.float64))
+        labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
+        if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
+            raise InputError(
+                "task.loss = listwise: no query has several documents, one of them with a label above 0; leave it out"
+            )
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)])
+        return _Lists(GroupedRows(np.argsort(of_row, kind="stable"), starts), labels)
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """ndcg@10, mrr@10, map."""

@@ -16,6 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
+import numpy as np
+
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
@@ -125,7 +127,7 @@ class Task(ABC):
         raise InputError(f"task {self.name}: it has no answers to predict; embed its texts, or fine-tune another task")
 
     def predictions(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """What `predictions.jsonl` holds of each labelled row: what is answered, unless more can be told."""
+        """What `predictions.jsonl` holds of each labelled row: what is answered, or more."""
         return self.answers(outputs, sequences, rows)
 
     def config_json(self) -> dict[str, Any]:
@@ -137,3 +139,16 @@ class Task(ABC):
         if self.problem_type is not None:
             content["problem_type"] = self.problem_type
         return content
+
+
+class TextTask(Task):
+    """A task with one vector of answers for a text or pair, from BERT's pooled vector of the sequence."""
+
+    architecture = "BertForSequenceClassification"
+
+    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
+        """`targets` [B, S] or [B, S, C], `target_weights` [B, S]: 1 for each sequence."""
+        weights = placed.each(np.ones(len(placed.sequences), np.float32))
+        if sequences.target is None:
+            return {"target_weights": weights}
+        return {"targets": placed.each(sequences.target[placed.sequences]), "target_weights": weights}

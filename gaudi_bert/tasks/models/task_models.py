@@ -63,6 +63,17 @@ def is_bert(path: Path) -> bool:
     return bool(kind == "bert")
 
 
+def sees_only_before(model: Path) -> bool:
+    """Whether a token of a model sees only those before it."""
+    if is_bert(model):
+        return False
+    from gaudi_bert.pytorch.asking import feeding_of
+    from gaudi_bert.pytorch.encoder_weights import config_of, read_encoder_config
+
+    folder = model if model.is_dir() else model.parent
+    return feeding_of(config_of(read_encoder_config(folder / "config.json"), VectorHead("cls", normalize=False))).causal
+
+
 def check_finished(path: Path) -> None:
     """Refuse the checkpoints of a run of another model than BERT: only a finished run holds such a model."""
     if (path / "config.json").is_file():

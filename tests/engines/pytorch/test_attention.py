@@ -1,4 +1,4 @@
-"""Attention by one operation is that by products: for any masks, causal or not, with dropout and without."""
+"""Attention in each of its forms is that by products: for any masks, causal or not, with dropout and without."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from gaudi_bert.engines.pytorch import bert  # noqa: E402
-from gaudi_bert.engines.pytorch.bert import attention_bias, fused_attention, plain_attention, product  # noqa: E402
+from gaudi_bert.engines.pytorch.bert import attention_bias, fused_attention, plain_attention  # noqa: E402
+from gaudi_bert.pytorch import cpu  # noqa: E402
+from gaudi_bert.pytorch.cpu import attention_in_cache  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 
 LENGTH, PACKS, HEADS, SIZE = 67, 2, 3, 8
@@ -28,11 +29,12 @@ def test_outputs_and_gradients_of_both_forms(sequences: int, causal: bool) -> No
     bias = attention_bias(masks(sequences), causal, torch.float32)
     weights = torch.randn(PACKS, HEADS, LENGTH, SIZE, generator=random)
     found = []
-    for form in (plain_attention, fused_attention):
+    for form in (plain_attention, fused_attention, attention_in_cache):
         context = form(*inputs, bias, 0.0)
         found.append([context.detach(), *torch.autograd.grad((context * weights).sum(), inputs)])
-    for plain, fused in zip(*found, strict=True):
-        agree(fused.numpy(), plain.numpy(), 1e-5)
+    for plain, *others in zip(*found, strict=True):
+        for other in others:
+            agree(other.numpy(), plain.numpy(), 1e-5)
     changed = [tensor.detach().clone() for tensor in inputs]
     for tensor in changed[1:]:
         tensor[0, :, masks(sequences)[0] != 1] += 1.0  # all but the first sequence
@@ -41,31 +43,24 @@ def test_outputs_and_gradients_of_both_forms(sequences: int, causal: bool) -> No
     assert torch.equal(moved[0, :, own], found[1][0][0, :, own]), "a neighbour is not seen, not by one bit"
 
 
-@pytest.mark.parametrize(
-    ("left", "right"), [((1, 1), (1, 1)), ((7, 31), (31, 13)), ((3, 7, 31), (3, 31, 13)), ((2, 3, 5, 7), (2, 3, 7, 1))]
-)
-def test_products_by_onednn(left: tuple[int, ...], right: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any shape, also of views that are transposed; with the gradients that are needed, and no others."""
-    monkeypatch.setattr(bert, "_LEAST_WORK", 0)
+@pytest.mark.parametrize("together", [1, 2 * LENGTH**2, 1 << 18])
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+def test_attention_of_some_heads_at_a_time(rate: float, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers drop the same shares; and what is saved is right for the backward pass."""
+    monkeypatch.setattr(cpu, "_NUMBERS_TOGETHER", together)
     random = torch.Generator().manual_seed(1)
-    one = torch.randn(*left[:-2], left[-1], left[-2], generator=random, requires_grad=True)
-    other = torch.randn(*right[:-2], right[-1], right[-2], generator=random, requires_grad=True)
-    bias = torch.randn(right[-1], generator=random, requires_grad=True) if len(left) == 2 else None
-    weights = torch.randn(*left[:-1], right[-1], generator=random)
-    leaves, found = [one, other] if bias is None else [one, other, bias], []
-    for multiply in (product, lambda left, right, bias: torch.matmul(left, right) + (0 if bias is None else bias)):
-        result = multiply(one.transpose(-1, -2), other.transpose(-1, -2), bias)
-        found.append([result.detach(), *torch.autograd.grad((result * weights).sum(), leaves)])
-        assert (type(result.grad_fn).__name__ == "_OneDnnProductBackward") == (multiply is product)
-    for ours, right_one in zip(*found, strict=True):
-        agree(ours.numpy(), right_one.numpy(), 1e-5)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert product(one.transpose(-1, -2), other.transpose(-1, -2)).dtype == torch.bfloat16
-    fixed = product(one.detach().transpose(-1, -2), other.transpose(-1, -2), bias)
-    assert torch.autograd.grad(fixed.sum(), other)[0].shape == other.shape
+    shape = (PACKS, LENGTH, HEADS, SIZE)
+    inputs = [torch.randn(shape, generator=random).transpose(1, 2).requires_grad_() for _ in range(3)]
+    bias, weights, found = attention_bias(masks(3), False, torch.float32), torch.randn(shape, generator=random), []
+    for form in (plain_attention, attention_in_cache):
+        torch.manual_seed(5)
+        context = form(*inputs, bias, rate)
+        found.append([context.detach(), *torch.autograd.grad((context.transpose(1, 2) * weights).sum(), inputs)])
+    for plain, ours in zip(*found, strict=True):
+        agree(ours.numpy(), plain.numpy(), 1e-5)
 
 
-@pytest.mark.parametrize("form", [plain_attention, fused_attention])
+@pytest.mark.parametrize("form", [plain_attention, fused_attention, attention_in_cache])
 def test_dropout_keeps_the_mean_and_drops_its_share(form) -> None:
     """With the identity as values, the context is the shares themselves: dropped ones are 0, the others are scaled up."""
     tokens, rate, seeds = 5, 0.2, 2000

@@ -14,10 +14,10 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
-from gaudi_bert.engines.pytorch.bert import dropout
 from gaudi_bert.model.config import initial_value, parameter_specs
 from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.heads import PretrainingHead, TaskHead, VectorHead
+from gaudi_bert.pytorch.cpu import dropout
 from gaudi_bert.training.objective import LossDenominators
 from tests.builders import training_updates as work
 from tests.builders.agree import agree, identical
