@@ -107,7 +107,7 @@ def pack_as_table(
     if options["max_sequence_length"] is None:
         options = {**options, "max_sequence_length": _longest_row(options) or tokenized_length(source)}
     if options["max_sequence_length"] is None:
-        raise InputError(f"{source}: is a table: say how many slots a pack has at most, for example --max-sequence-length 2048")
+        raise InputError(f"{source}: is a table: say how many slots a pack has at most, such as --max-sequence-length 2048")
     if part is not None and (finish or verified):
         raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
     settings, how = (
