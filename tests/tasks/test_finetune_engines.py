@@ -120,8 +120,7 @@ def check_answers(folder: Path, task: str, rows: list[dict[str, Any]], answers: 
     assert task == "classification" or any(answer["tags"] for answer in answers)
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", sampled(["bert", "roberta"], 2, first=1))
+@pytest.mark.parametrize(("name", "task"), sampled([(name, task) for name in ("bert", "roberta") for task in TASKS], 4, 3))
 def test_packs_are_single_sequences(name: str, task: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", name)
     rows = write_rows(tmp_path / "rows.jsonl", task, ALL_ROWS, 1)
