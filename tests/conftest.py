@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Generator, Iterator
@@ -16,6 +17,7 @@ from tests.builders.properties import register_profiles
 from tests.builders.s3_server import ENVIRONMENT, PYTHON, S3Server, s3_server
 
 register_profiles()
+gc.set_threshold(100_000, 20, 20)  # as the command does: the libraries of all tests make a million objects that stay
 prepare_tensorflow()  # tests that import TensorFlow themselves run as the product does
 # PyTorch, which tests compare with, computes on one thread: threads of several workers that spin for the same cores took
 # five times as much time of the processors. TensorFlow keeps its own threads, as in the product.

@@ -77,6 +77,7 @@ def _estimate_task(
     json: bool,
 ) -> None:
     from gaudi_bert.reporting.estimate import estimate_task, parse_depth
+    from gaudi_bert.tasks.models.task_models import encoder_sizes
 
     if model is None:
         raise InputError("--task needs --model DIR, a folder with the tokenizer")
@@ -88,6 +89,7 @@ def _estimate_task(
         arguments.task_settings(set_, {"task.name": ("--task", task), **rows.by_key()}),
         row_lengths=[int(length) for length in row_lengths.split(",")],
         depths=[parse_depth(depth) for depth in depths.split(",")],
+        sizes_of=encoder_sizes,
         reporter=Reporter(),
     )
     output.print_result(result, json, describe_task_estimate)

@@ -365,7 +365,7 @@ def doctor(
         _check_graph(graph, task, work, set_, json)
         return
     if task is not None:
-        raise InputError("--task: says which step --graph PIPELINE checks; give --graph too")
+        raise InputError("--task: for --graph PIPELINE, whose step it selects; give --graph too")
     settings = arguments.pipeline_settings(pipeline, set_)
     facts: dict[str, Any] = {}
     if store is not None:

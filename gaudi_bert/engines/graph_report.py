@@ -6,7 +6,6 @@ is the same for all.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -14,8 +13,6 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.heads import Head, variables_of
 
 T = TypeVar("T")
 
@@ -81,9 +78,8 @@ class GraphReport:
     def of(
         cls,
         problems: Iterable[GraphProblem],
-        config: BertConfig,
-        head: Head,
         *,
+        parameters: int,
         operations: int,
         flops_per_micro_batch: int,
         repeated_flops: int,
@@ -97,7 +93,6 @@ class GraphReport:
 
         `repeated_flops` are done once more for all micro-batches but one; `communication_MB` of a card are not for tensors.
         """
-        parameters = sum(math.prod(variable.shape) for variable in variables_of(config, head).values())
         one_copy = parameters * _FLOAT32_BYTES
         memory = memory_model(few.alive, many.alive, few.packs, many.packs)
         activations_per_pack = (many.activations - few.activations) // (many.packs - few.packs)

@@ -115,7 +115,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class StepSpec:
-    """A training step to be traced: a BERT with a head, and its micro-batches.
+    """A training step to be traced: its model, which only PyTorch traces unless it is a BERT, and its micro-batches.
 
     Attributes:
         features: of one pack, by name: shape and type.
@@ -123,8 +123,7 @@ class StepSpec:
         is_coupled: whether the loss is one of all micro-batches together (`Coupling`).
     """
 
-    config: BertConfig
-    head: Head
+    model: ModelSpec
     features: Mapping[str, tuple[tuple[int, ...], str]]
     packs: int
     accumulation_steps: int

@@ -5,14 +5,14 @@ lengths are packed into rows of up to three lengths: each sequence goes to the s
 of each length are packed by themselves, with their proven bound.
 
 Every choice of a few candidate lengths is given its least cost by the bounds on its packs, which take no planning. The
-choices are then planned, the cheapest first, until none can be cheaper than the best plan so far. So the result is the best
-of the candidates wherever that takes no more than `MOST_PLANNED` plans.
+choices are then looked at, the cheapest first, until none can be cheaper than the best so far. Many packs that are planned
+optimally are as many as their bound, or a few thousandths more, so the bound counts as their number; others are planned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -30,16 +30,22 @@ MOST_LENGTHS = 3
 LEAST_GAIN = 0.05
 """The share of the cost that several lengths must save; else one length stays, which is one graph to compile."""
 
-MOST_CANDIDATES = 32
+_MOST_CANDIDATES = 32
 """Lengths that are tried: all multiples if they are at most so many, else as many in equal ratios."""
 
-MOST_PLANNED = 40
-"""Choices of lengths that are planned."""
+_MOST_PLANNED = 40
+"""Choices of lengths that are looked at after their bound."""
+
+_MANY_PACKS = 100
+"""So many are nearly as many as their bound."""
 
 
 # A token costs (1 + length of the row / (this * hidden size)) of what it would cost without attention; measured on CPUs.
 # Layers with a window compute the complete mask too.
 _ATTENTION_SHARE = 2.6
+
+USUAL_HIDDEN_SIZE = 768
+"""Of the model by which rows are chosen where none is known."""
 
 Cost = Callable[[int], float]
 """What a row of so many positions costs, in any unit."""
@@ -52,24 +58,25 @@ def row_cost(length: int, hidden_size: int) -> float:
 
 @dataclass(frozen=True)
 class RowLengths:
-    """How sequences are packed into rows of one to a few lengths.
+    """Rows of one to a few lengths.
 
     Attributes:
-        packings: of each length, ascending; each holds the sequences that fit no shorter row.
-        cost: of all rows.
+        lengths: ascending; a sequence is in the shortest row that holds it.
+        cost: of all rows, estimated.
         one_length_cost: of rows of one length, the shortest that holds all sequences.
         padded_cost: of batches of single sequences, each padded to its longest.
     """
 
-    packings: tuple[Packing, ...]
+    lengths: tuple[int, ...]
     cost: float
     one_length_cost: float
     padded_cost: float
+    _rows: _Rows = field(repr=False)
 
     @property
-    def lengths(self) -> tuple[int, ...]:
-        """The lengths of rows, ascending."""
-        return tuple(packing.histogram.max_sequence_length for packing in self.packings)
+    def packings(self) -> tuple[Packing, ...]:
+        """The packs of each length, planned now."""
+        return tuple(self._rows.packing(*interval) for interval in self._rows.intervals(self.lengths))
 
     def cost_line(self) -> str:
         """The cost compared with that of other ways, for people."""
@@ -91,7 +98,7 @@ def choose_row_lengths(
     algorithm: str = "optimal",
     batch_sequences: int = 32,
 ) -> RowLengths:
-    """Choose lengths of rows and pack the sequences into them.
+    """Choose lengths of rows for sequences.
 
     Args:
         counts: int64 [longest sequence], sequences of length 1, 2, ...; at least one sequence.
@@ -121,23 +128,24 @@ def choose_row_lengths(
     candidates = _candidates(needed, multiple, longest)
     best = lengths or _cheapest(rows, candidates, most_lengths)
     return RowLengths(
-        packings=tuple(rows.packing(above, length) for above, length in rows.intervals(best)),
-        cost=rows.planned_cost(best),
-        one_length_cost=rows.planned_cost((candidates[-1],)),
+        lengths=tuple(length for _, length in rows.intervals(best)),
+        cost=rows.cost(best),
+        one_length_cost=rows.cost((candidates[-1],)),
         padded_cost=padded_cost(counts, cost, batch_sequences),
+        _rows=rows,
     )
 
 
 def _cheapest(rows: _Rows, candidates: list[int], most_lengths: int) -> tuple[int, ...]:
     """One length, or several that save enough."""
     best: tuple[int, ...] = (candidates[-1],)
-    best_cost = rows.planned_cost(best) * (1.0 - LEAST_GAIN)
+    best_cost = rows.cost(best) * (1.0 - LEAST_GAIN)
     least = sorted((rows.least_cost(choice), choice) for choice in _choices(candidates, most_lengths))
-    for least_cost, choice in least[:MOST_PLANNED]:
+    for least_cost, choice in least[:_MOST_PLANNED]:
         if least_cost >= best_cost:
             break
-        if rows.planned_cost(choice) < best_cost:
-            best, best_cost = choice, rows.planned_cost(choice)
+        if rows.cost(choice) < best_cost:
+            best, best_cost = choice, rows.cost(choice)
     return best
 
 
@@ -160,9 +168,13 @@ class _Rows:
             self._packings[above, length] = pack_histogram(histogram, self._algorithm, self._depth)
         return self._packings[above, length]
 
-    def planned_cost(self, choice: tuple[int, ...]) -> float:
-        """Of all rows, once they are planned."""
-        return sum(self.packing(*interval).packs * self._cost(interval[1]) for interval in self.intervals(choice))
+    def cost(self, choice: tuple[int, ...]) -> float:
+        """Of all rows."""
+        return sum(self._packs(*interval) * self._cost(interval[1]) for interval in self.intervals(choice))
+
+    def _packs(self, above: int, length: int) -> int:
+        bound = self._bound(above, length)
+        return bound if self._algorithm == "optimal" and bound >= _MANY_PACKS else self.packing(above, length).packs
 
     def least_cost(self, choice: tuple[int, ...]) -> float:
         """Of all rows, by bounds that need no plan."""
@@ -185,7 +197,7 @@ class _Rows:
 def _candidates(needed: int, multiple: int, longest: int | None) -> list[int]:
     """Lengths of rows to choose from, ascending; the last holds every sequence."""
     last = -(-needed // multiple)
-    steps = range(1, last + 1) if last <= MOST_CANDIDATES else np.geomspace(1, last, MOST_CANDIDATES).round().astype(int)
+    steps = range(1, last + 1) if last <= _MOST_CANDIDATES else np.geomspace(1, last, _MOST_CANDIDATES).round().astype(int)
     lengths = sorted({int(step) * multiple for step in steps})
     return lengths if longest is None else sorted({min(length, longest) for length in lengths})
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import difflib
 import glob
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Protocol, cast
 
 import numpy as np
 
 from gaudi_bert.artefacts.store.mirrored_folder import local_copies, local_copy
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, require
-from gaudi_bert.common.files import read_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TASK_NAMES, PackingSettings, TaskName, TaskSettings
@@ -36,7 +35,7 @@ from gaudi_bert.packing.estimate import (
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.histogram import Histogram, histogram_of, rescaled
 from gaudi_bert.packing.mixture import estimate_limit
-from gaudi_bert.packing.row_lengths import choose_row_lengths, row_cost
+from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, row_cost
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.rows.reading import SkippedRows, read_rows, windows
 from gaudi_bert.rows.retrieval import text_table
@@ -271,7 +270,6 @@ def _find_shipped_histogram(source: str | Path) -> Path | None:
 # --- the same for the rows of a task, at each length of a row and each depth
 
 WINDOW_ROWS = 8192
-_USUAL_HIDDEN_SIZE = 768
 
 
 @dataclass(frozen=True)
@@ -321,15 +319,19 @@ def estimate_task(
     *,
     row_lengths: Sequence[int],
     depths: Sequence[str | int],
+    sizes_of: Callable[[Path], _Sizes | None],
     reporter: Reporter,
     store: StoreSettings | None = None,
 ) -> TaskEstimate:
-    """Tokenize the rows, and pack their lengths optimally in many ways; longer sequences count as cut."""
+    """Tokenize the rows, and pack their lengths optimally in many ways; longer sequences count as cut.
+
+    `sizes_of` gives those of the model in a folder, as a run has them.
+    """
     if settings.name is None:
         raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
     with local_copies((data, model), store) as (rows_path, folder):
         lengths = _lengths(str(rows_path), folder or model, settings, reporter)
-        chosen = _chosen_rows(lengths, (folder or model) / "config.json", depths[-1])
+        chosen = _chosen_rows(lengths, sizes_of(folder or model), depths[-1])
     rows = []
     jobs = [(length, depth) for length in row_lengths for depth in depths]
     with reporter.task("estimate", len(jobs), "packings") as task:
@@ -352,22 +354,24 @@ def estimate_task(
     return TaskEstimate(data, settings.name, len(lengths), float(lengths.mean()), int(lengths.max()), rows, chosen)
 
 
-def _chosen_rows(lengths: IntArray, config: Path, depth: int | str) -> _ChosenRows:
-    """Rows of up to three lengths; sequences are cut to the positions of the model, where its folder names them."""
-    content = read_json(config) if config.is_file() else {}
-    sizes = content if isinstance(content, dict) else {}
-    positions = _size_of(sizes, "max_position_embeddings")
+class _Sizes(Protocol):
+    """Of `model.config.ModelSizes`."""
+
+    @property
+    def positions(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+
+def _chosen_rows(lengths: IntArray, sizes: _Sizes | None, depth: int | str) -> _ChosenRows:
+    """Rows of up to three lengths; sequences are cut to the positions of the model, where it is known."""
+    positions = None if sizes is None else sizes.positions
     counts = np.bincount(lengths if positions is None else np.minimum(lengths, positions))[1:]
-    cost = partial(row_cost, hidden_size=_size_of(sizes, "hidden_size") or _USUAL_HIDDEN_SIZE)
+    cost = partial(row_cost, hidden_size=USUAL_HIDDEN_SIZE if sizes is None else sizes.hidden_size)
     chosen = choose_row_lengths(counts, cost, longest=positions, depth=depth)
     packs = tuple(packing.packs for packing in chosen.packings)
     return _ChosenRows(chosen.lengths, packs, chosen.cost / chosen.one_length_cost, chosen.cost / chosen.padded_cost)
-
-
-def _size_of(sizes: dict[str, Any], name: str) -> int | None:
-    """A size that a config.json names; models without a limit of positions have none there, or null."""
-    value = sizes.get(name)
-    return value if type(value) is int and value > 0 else None
 
 
 def _lengths(data: str, model: Path, settings: TaskSettings, reporter: Reporter) -> IntArray:

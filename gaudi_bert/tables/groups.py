@@ -28,8 +28,8 @@ from gaudi_bert.packing.histogram import Histogram, form_groups, too_large_files
 from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.tables.parts import TablePart, list_parts
 from gaudi_bert.tables.rows import GroupPart, GroupRows, RowSequences, cut_rows, read_rows
-from gaudi_bert.tables.sources import TableColumns, check_same_columns, check_storable, columns_of, table_files
-from gaudi_bert.tables.write_packs import PackLayout, PackSequences, pack_bytes, write_table_shard
+from gaudi_bert.tables.sources import TableColumns, check_same_columns, columns_of, table_files
+from gaudi_bert.tables.write_packs import PackLayout, PackSequences, write_table_shard
 from gaudi_bert.tfrecords.scanning.scan import map_in_threads
 
 _PACKS_OF_A_SHARD = 1024
@@ -64,7 +64,7 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
     columns = columns_of(files[0], settings.columns, settings.input_column)
     check_same_columns(files, columns)
     if not settings.index_only:
-        check_storable(files[0], columns)
+        columns.check_storable(files[0])
     read = columns.tokens_only() if settings.index_only else columns
     parts = [list_parts(file, read.stored_names, settings.group_sequences, settings.group_bytes) for file in files]
     file_rows = [sum(part.rows for part in of_file) for of_file in parts]
@@ -236,7 +236,7 @@ def _write_shards(
     workers: int | None,
 ) -> Sequence[Shard]:
     layout = layout_of(table, settings)
-    size = packs.packs * pack_bytes(layout) + (0 if settings.index_only or rows.scalars is None else rows.scalars.nbytes)
+    size = packs.packs * layout.pack_bytes + (0 if settings.index_only or rows.scalars is None else rows.scalars.nbytes)
     shards = count_shards(
         packs.packs, size, settings.shard_multiple, settings.shard_bytes, packs_of_a_shard=_PACKS_OF_A_SHARD
     )

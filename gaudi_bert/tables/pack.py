@@ -30,7 +30,7 @@ from gaudi_bert.common.files import check_name, followed
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.packing.row_lengths import choose_row_lengths, row_cost
+from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, row_cost
 from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, copy_tokenizer, open_tokenizer
 from gaudi_bert.tables.groups import (
     GroupedTable,
@@ -195,9 +195,6 @@ def _finish(output: PackedOutput[TableGroupManifest], table: GroupedTable, setti
 
 # --- rows of several lengths: a packed table of each, of the sequences that fit no shorter row
 
-_HIDDEN_SIZE = 768
-"""Of the model by which `auto` reckons what a row costs."""
-
 
 def pack_row_lengths(
     source: str | Path,
@@ -249,9 +246,11 @@ def _choose_lengths(table: str | Path, settings: TableSettings, reporter: Report
     for group in opened.groups:
         sequences, _ = sequences_of(opened, read_rows(group, columns, keep_values=False), whole)
         counts += np.bincount(sequences.lengths, minlength=most + 1)[1:]
+    if not counts.any():
+        raise InputError(f"{table}: every row is longer than {most} tokens, so no row remains; give longer --row-lengths")
     chosen = choose_row_lengths(
         counts,
-        partial(row_cost, hidden_size=_HIDDEN_SIZE),
+        partial(row_cost, hidden_size=USUAL_HIDDEN_SIZE),
         lengths=settings.given_lengths or None,
         longest=most,
         depth=settings.depth,

@@ -172,6 +172,31 @@ class TableColumns:
         aligned = {name: kind for name, kind in self.aligned.items() if name in (TOKENS_COLUMN, MASK_COLUMN)}
         return TableColumns(self.schema, aligned, {}, self.tokens)
 
+    def check_storable(self, path: Path) -> None:
+        """Refuse types that cannot be packed: labels that cannot be padded, scalars that cannot be stored as lists."""
+        pyarrow = require_pyarrow()
+        from pyarrow import parquet
+
+        labels = self.aligned.get(LABELS_COLUMN)
+        if labels is not None and (pyarrow.types.is_unsigned_integer(labels) or pyarrow.types.is_boolean(labels)):
+            raise InputError(
+                f"{path}: column {LABELS_COLUMN} holds lists of {labels}, which cannot be -100, and padding must be; cast "
+                "it to int32, or leave it out with --columns"
+            )
+        for name, kind in self.scalars.items():
+            try:
+                values = pyarrow.nulls(1, kind).take(pyarrow.array([0]))
+                parquet.write_table(
+                    pyarrow.table({name: pyarrow.ListArray.from_arrays(pyarrow.array([0, 1], pyarrow.int32()), values)}),
+                    pyarrow.BufferOutputStream(),
+                )
+            except pyarrow.ArrowException as error:
+                reason = shortened(str(error), 120)
+                raise InputError(
+                    f"{path}: column {name} holds {kind}, which cannot be packed ({reason}); cast it, or leave it out with "
+                    "--columns"
+                ) from error
+
 
 def is_list(kind: Any) -> bool:
     """Whether a pyarrow type is any of the lists."""
@@ -225,32 +250,6 @@ def _value_type(path: Path, name: str, kind: Any) -> Any:
     if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
         raise InputError(f"{path}: column {name} holds {kind}; only lists of numbers are packed, {_leave_out(name)}")
     return value
-
-
-def check_storable(path: Path, columns: TableColumns) -> None:
-    """Refuse types that cannot be packed: labels that cannot be padded, scalars that cannot be stored as lists."""
-    pyarrow = require_pyarrow()
-    from pyarrow import parquet
-
-    labels = columns.aligned.get(LABELS_COLUMN)
-    if labels is not None and (pyarrow.types.is_unsigned_integer(labels) or pyarrow.types.is_boolean(labels)):
-        raise InputError(
-            f"{path}: column {LABELS_COLUMN} holds lists of {labels}, which cannot be -100, and padding must be; cast it to "
-            "int32, or leave it out with --columns"
-        )
-    for name, kind in columns.scalars.items():
-        try:
-            values = pyarrow.nulls(1, kind).take(pyarrow.array([0]))
-            parquet.write_table(
-                pyarrow.table({name: pyarrow.ListArray.from_arrays(pyarrow.array([0, 1], pyarrow.int32()), values)}),
-                pyarrow.BufferOutputStream(),
-            )
-        except pyarrow.ArrowException as error:
-            reason = shortened(str(error), 120)
-            raise InputError(
-                f"{path}: column {name} holds {kind}, which cannot be packed ({reason}); cast it, or leave it out with "
-                "--columns"
-            ) from error
 
 
 def _leave_out(name: str) -> str:

@@ -42,6 +42,14 @@ class PackLayout(NamedTuple):
     index_only: bool
     with_starts: bool
 
+    @property
+    def pack_bytes(self) -> int:
+        """About what a pack takes before it is compressed: what is counted (positions, numbers) takes next to nothing."""
+        if self.index_only:
+            return 64
+        along: int = sum(max(1, kind.bit_width // 8) for kind in self.columns.aligned.values())
+        return self.max_sequence_length * along + 64
+
     def schema(self) -> Any:
         """The pyarrow schema of a shard."""
         pyarrow = require_pyarrow()
@@ -63,14 +71,6 @@ class PackLayout(NamedTuple):
 def _list(kind: Any, size: int = -1) -> Any:
     pyarrow = require_pyarrow()
     return pyarrow.list_(pyarrow.field("element", kind, nullable=False), size)
-
-
-def pack_bytes(layout: PackLayout) -> int:
-    """About what a pack takes before it is compressed: what is counted (positions, numbers) takes next to nothing."""
-    if layout.index_only:
-        return 64
-    along: int = sum(max(1, kind.bit_width // 8) for kind in layout.columns.aligned.values())
-    return layout.max_sequence_length * along + 64
 
 
 def pad_value(name: str) -> int:

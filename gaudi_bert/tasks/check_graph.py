@@ -23,10 +23,10 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName
 from gaudi_bert.engines.choose import choose_engine, load_engine
 from gaudi_bert.engines.graph_report import CardFit
-from gaudi_bert.engines.protocol import StepSpec
-from gaudi_bert.model.config import BertConfig
+from gaudi_bert.engines.protocol import ModelSpec, StepSpec
+from gaudi_bert.model.config import BertConfig, EncoderConfig
 from gaudi_bert.model.features import BatchSizes, packed_shapes
-from gaudi_bert.model.heads import Head, PretrainingHead, TaskHead
+from gaudi_bert.model.heads import PretrainingHead, TaskHead
 from gaudi_bert.model.masking import Vocabulary
 from gaudi_bert.rows.fields import read_label_names
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
@@ -35,7 +35,7 @@ from gaudi_bert.tasks.coupled import coupled_features
 from gaudi_bert.tasks.coupled_job import is_coupled
 from gaudi_bert.tasks.finetune import job_of
 from gaudi_bert.tasks.kinds.task import Draw, Task, task_named
-from gaudi_bert.tasks.models.task_models import is_bert, start_weights
+from gaudi_bert.tasks.models.task_models import start_weights
 from gaudi_bert.training.input.batches import TrainingOrder
 from gaudi_bert.training.results import FineTuneInput, GraphResult
 from gaudi_bert.training.run_plan import RunPlan
@@ -53,15 +53,16 @@ def check_graph(settings: PipelineSettings, packed: Path, pipeline_folder: Path,
     """
     of_task = settings.task.name is not None and (task is not None or not (settings.pretrains and settings.finetunes))
     section = settings.finetune if of_task else settings.training
-    chosen = choose_engine(section.engine, key=f"{section.section_name}.engine")
     origin, step = _of_task(settings, packed, pipeline_folder) if of_task else _of_pretraining(settings, packed)
+    is_bert = isinstance(step.model.config, BertConfig)
+    chosen = choose_engine(section.engine, is_bert=is_bert, key=f"{section.section_name}.engine")
     report = load_engine(chosen.name).report_on_step(step, section, settings.gaudi.hccl_memory_MB)
     return GraphResult(
         pipeline=settings.name,
         engine=chosen.name,
         sizes_from=origin,
         sizes=_sizes(step),
-        vocabulary=step.config.vocab_size,
+        vocabulary=_vocabulary(step.model),
         precision=section.precision,
         accumulation_steps=step.accumulation_steps,
         report=report,
@@ -77,6 +78,14 @@ def _sizes(step: StepSpec) -> BatchSizes:
 
     slots, depth = size("masked_lm_positions", "masked_positions"), size("sequence_weights", "next_sentence_weights")
     return BatchSizes(step.packs, size("input_ids"), slots, depth)
+
+
+def _vocabulary(model: ModelSpec) -> int:
+    if isinstance(model.config, BertConfig):
+        return model.config.vocab_size
+    from gaudi_bert.pytorch.encoder_weights import sizes_of
+
+    return sizes_of(model.config, model.head).vocab_size
 
 
 # --- pretraining
@@ -95,8 +104,8 @@ def _of_pretraining(settings: PipelineSettings, packed: Path) -> tuple[str, Step
     )
     config = model_config(settings.model, vocabulary, sizes.positions)
     features = {name: (tuple(shape[1:]), kind) for name, (shape, kind) in packed_shapes(sizes).items()}
-    head = PretrainingHead(settings.training.loss)
-    return origin, StepSpec(config, head, features, sizes.packs, plan.accumulation_steps)
+    model = ModelSpec(config, PretrainingHead(settings.training.loss))
+    return origin, StepSpec(model, features, sizes.packs, plan.accumulation_steps)
 
 
 def _packed_sizes(settings: PipelineSettings, packed: Path) -> tuple[str, BatchSizes, float, int | None]:
@@ -131,8 +140,6 @@ def _of_task(settings: PipelineSettings, packed: Path, pipeline_folder: Path) ->
         labels = str(path_below(pipeline_folder, settings.task.labels))
         settings = settings.model_copy(update={"task": settings.task.model_copy(update={"labels": labels})})
     model = None if section.init_checkpoint is None else Path(section.init_checkpoint)
-    if model is not None and not is_bert(model):
-        raise InputError(f"{model}: is not a BERT, and the step of no other model is traced; `finetune --dry-run` plans it")
     if model is not None and data is not None and data.is_file():
         return str(data), _of_rows(settings, FineTuneInput(data, None, model, vocabulary), processes)
     origin = f"{_UNPACKED}{', two of each row' * is_coupled(settings.task)}"
@@ -147,7 +154,7 @@ def _of_rows(settings: PipelineSettings, files: FineTuneInput, processes: int) -
     order = TrainingOrder(plan.settings.seed, plan.settings.shuffle_packs, size=processes)
     batches = islice(job.batches(plan, order), plan.accumulation_steps)
     batch = max(batches, key=lambda each: each["input_ids"].shape[1])
-    return _step(cast(BertConfig, job.spec.config), job.spec.head, batch, plan.accumulation_steps, settings)
+    return _step(job.spec, batch, plan.accumulation_steps, settings)
 
 
 def _of_task_settings(settings: PipelineSettings, model: Path | None, packed: Path, processes: int) -> StepSpec:
@@ -156,26 +163,29 @@ def _of_task_settings(settings: PipelineSettings, model: Path | None, packed: Pa
     labels: tuple[str, ...] = ()
     if name in TASKS_WITH_LABELS:
         labels = read_label_names(Path(settings.task.labels)) if settings.task.labels else ("0", "1")
+    config: BertConfig | EncoderConfig
     if model is not None:
-        config = cast(BertConfig, start_weights(model, task_named(name)(settings.task, labels)).config)
+        start = start_weights(model, task_named(name)(settings.task, labels))
+        config, sizes = start.config, start.sizes
     else:
-        _, sizes, _, words = _packed_sizes(settings, packed)
-        config = model_config(settings.model, words, sizes.positions)
+        _, pack, _, words = _packed_sizes(settings, packed)
+        config = model_config(settings.model, words, pack.positions)
+        sizes = config.sizes
     length = section.row_lengths[-1] if isinstance(section.row_lengths, tuple) else section.max_sequence_length
-    if length > config.max_position_embeddings:
+    if length > sizes.positions:
         raise InputError(
-            f"finetune.max_sequence_length = {length}: the model has {config.max_position_embeddings} positions; set it to "
-            "no more"
+            f"finetune.max_sequence_length = {length}: the model has {sizes.positions} positions; set it to no more"
         )
-    task = task_named(name)(settings.task, labels, Vocabulary(config.vocab_size, (), 0))
-    if isinstance(task.head, TaskHead) and task.head.is_causal:
+    task = task_named(name)(settings.task, labels, Vocabulary(sizes.vocab_size, (), 0))
+    if isinstance(config, BertConfig) and task.head.is_causal:
         config = replace(config, attention="causal")
     sequences = section.batch_sequences * (2 if is_coupled(settings.task) else 1)  # a row has two texts at least
     steps = -(-sequences // (section.micro_batch_packs * processes))
     shape = BatchShape(
         -(-sequences // (steps * processes)), length, length if section.depth == "max" else int(section.depth)
     )
-    return _step(config, task.head, _batch_of_task(task, shape, is_coupled(settings.task)), steps, settings)
+    batch = _batch_of_task(task, shape, is_coupled(settings.task))
+    return _step(ModelSpec(config, task.head), batch, steps, settings)
 
 
 def _batch_of_task(task: Task, shape: BatchShape, coupled: bool) -> BatchArrays:
@@ -193,11 +203,9 @@ def _batch_of_task(task: Task, shape: BatchShape, coupled: bool) -> BatchArrays:
     return {**placed.features(sequences), **targets}
 
 
-def _step(
-    config: BertConfig, head: Head, batch: BatchArrays, accumulation_steps: int, settings: PipelineSettings
-) -> StepSpec:
+def _step(model: ModelSpec, batch: BatchArrays, accumulation_steps: int, settings: PipelineSettings) -> StepSpec:
     features = {name: (values.shape[1:], values.dtype.name) for name, values in batch.items()}
-    return StepSpec(config, head, features, len(batch["input_ids"]), accumulation_steps, is_coupled(settings.task))
+    return StepSpec(model, features, len(batch["input_ids"]), accumulation_steps, is_coupled(settings.task))
 
 
 # --- for people

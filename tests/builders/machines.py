@@ -23,7 +23,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True, check=False
     )
     if mounted.returncode != 0:
-        pytest.skip(f"NOT TESTED HERE: mounting a small file system needs root ({mounted.stderr.strip()})")
+        pytest.skip(f"NOT TESTED HERE: mounting a small file system needs root ({mounted.stderr.strip().splitlines()[0]})")
     try:
         yield folder
     finally:

@@ -36,7 +36,7 @@ def small_config(**changes) -> BertConfig:
 
 def pretraining_step(config: BertConfig, sizes: BatchSizes, steps: int = 1, loss: Loss = "token") -> StepSpec:
     features = {name: (tuple(shape[1:]), kind) for name, (shape, kind) in packed_shapes(sizes).items()}
-    return StepSpec(config, PretrainingHead(loss), features, sizes.packs, steps)
+    return StepSpec(ModelSpec(config, PretrainingHead(loss)), features, sizes.packs, steps)
 
 
 def small_model(

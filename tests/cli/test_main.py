@@ -303,6 +303,18 @@ def test_a_signal_that_follows_at_once_does_not_interrupt_what_the_first_unwinds
             pytest.fail("it interrupted")
 
 
+def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
+    """As shells have it for what runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with _interrupting_signals():
+            signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        pytest.fail("it interrupted")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_lock_that_a_signal_breaks_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
     """`Condition.wait` releases a lock that it may not have yet."""
 

@@ -20,8 +20,6 @@ from tests.builders.agree import agree
 from tests.builders.model_packs import VOCABULARY, small_config
 from tests.builders.task_batches import TEXTS, batch_of, packs_of
 
-pytestmark = pytest.mark.slow
-
 PACKS = batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
 USED = np.flatnonzero(PACKS["target_weights"].ravel() > 0)
 SETTINGS = TrainingSettings(optimizer="adamw", clip_norm=0)
@@ -79,6 +77,7 @@ def test_micro_batches_are_one_big_batch() -> None:
         agree(values, weights, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["pytorch", "tensorflow"])
 def test_both_passes_draw_the_same_dropout(engine: str) -> None:
     first = parts_of(PACKS)[0]

@@ -342,6 +342,8 @@ def _container_security(container: Json, spec: Json) -> Iterator[str]:
     if not added <= {"SYS_NICE"}:
         yield f"adds capabilities {sorted(added)}"
     root = spec["securityContext"].get("runAsUser") == 0
+    if not root and context.get("readOnlyRootFilesystem") is not True:
+        yield "may write into the image"
     if not root and context.get("capabilities", {}).get("drop") != ["ALL"]:
         yield "keeps capabilities"
 
@@ -358,14 +360,20 @@ def _security(spec: Json) -> Iterator[str]:
         yield "mounts a token that it does not need"
     if spec.get("hostPID"):
         yield "sees the node's processes"
-    with_cards = any(CARDS in container.get("resources", {}).get("limits", {}) for container in spec["containers"])
-    if spec.get("hostIPC", False) != with_cards:
+    if spec.get("hostIPC", False) != _has_cards(spec):
         yield "hostIPC is for pods with cards, and for all of them"
-    if any("secret" in volume for volume in spec.get("volumes", [])):
-        yield "mounts a secret"
+    kinds = {key for volume in spec.get("volumes", []) for key in volume} - {"name"}
+    if not kinds <= {"configMap", "persistentVolumeClaim", "emptyDir"}:
+        yield f"mounts {', '.join(sorted(kinds))}: more than a restricted namespace allows"
+
+
+def _has_cards(spec: Json) -> bool:
+    return any(CARDS in container.get("resources", {}).get("limits", {}) for container in spec["containers"])
 
 
 def _network(spec: Json) -> Iterator[str]:
+    if spec.get("hostNetwork") and not _has_cards(spec):
+        yield "is on the node's network without cards"
     if spec.get("hostNetwork") and spec.get("dnsPolicy") != "ClusterFirstWithHostNet":
         yield "is on the node's network without dnsPolicy ClusterFirstWithHostNet, so it finds no services"
 

@@ -61,14 +61,21 @@ BROKEN_SEMANTICS: list[tuple[str, str, Any, str]] = [
     ("plan", f"{FIRST}/securityContext/allowPrivilegeEscalation", True, "allows privilege escalation"),
     ("plan", f"{FIRST}/securityContext/capabilities", {"drop": ["ALL"], "add": ["SYS_ADMIN"]}, "adds capabilities"),
     ("plan", f"{FIRST}/securityContext/capabilities", {}, "keeps capabilities"),
+    ("plan", f"{FIRST}/securityContext/readOnlyRootFilesystem", False, "may write into the image"),
     ("plan", f"{POD}/securityContext/runAsNonRoot", False, "does not insist on a user that is not root"),
     ("plan", f"{POD}/securityContext/runAsUser", REMOVED, "runs as whatever user the image names"),
     ("plan", f"{POD}/securityContext/seccompProfile", REMOVED, "has no seccomp profile"),
     ("plan", f"{POD}/automountServiceAccountToken", True, "mounts a token that it does not need"),
     ("plan", f"{POD}/hostPID", True, "sees the node's processes"),
     ("plan", f"{POD}/hostIPC", True, "hostIPC is for pods with cards"),
-    ("plan", f"{POD}/volumes/0/secret", {"secretName": "x"}, "mounts a secret"),
+    (
+        "plan",
+        f"{POD}/volumes/0/secret",
+        {"secretName": "x"},
+        "mounts configMap, emptyDir, persistentVolumeClaim, secret: more than",
+    ),
     ("plan", f"{POD}/hostNetwork", True, "without dnsPolicy ClusterFirstWithHostNet"),
+    ("plan", f"{POD}/hostNetwork", True, "is on the node's network without cards"),
 ]
 BROKEN_MPIJOBS: list[tuple[str, Any, str]] = [
     ("metadata/name", "5-train", "not a name of at most 50 characters"),

@@ -211,26 +211,6 @@ def test_the_selector_of_nodes_that_train_is_for_them_alone() -> None:
     assert set(selected.values()) == {None}
 
 
-def test_no_pod_without_cards_asks_for_more_than_a_restricted_namespace_allows() -> None:
-    """The level `restricted` of the Pod Security Standards, for the volumes and contexts that we use."""
-    steps = render(cluster_settings(PIPELINES[0], "mpijob")).steps
-    assert {item["kind"] for item in steps.values()} == {"Job", "MPIJob"}
-    nodes = render(cluster_settings(PIPELINES[0], "nodes")).steps["train"]
-    for spec in (spec for item in (*steps.values(), nodes) for spec in pod_specs(item)):
-        assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["securityContext"]["runAsUser"] > 0
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert not {"hostIPC", "hostPID", "hostNetwork"} & spec.keys()
-        assert {next(key for key in volume if key != "name") for volume in spec["volumes"]} <= {
-            *("configMap", "persistentVolumeClaim", "emptyDir")
-        }
-        for container in (*spec.get("initContainers", ()), *spec["containers"]):
-            context = container["securityContext"]
-            assert context["allowPrivilegeEscalation"] is False
-            assert context["capabilities"] == {"drop": ["ALL"]}
-            assert context["readOnlyRootFilesystem"] is True
-
-
 def test_the_user_of_an_mpijob_has_a_name_in_its_pods() -> None:
     """The image has one for 1000 only, and neither ssh nor sshd works for a user without."""
     manifests = render(cluster_settings(PIPELINES[0], "mpijob of another user"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.packing.certificate import check_certificate
+from gaudi_bert.packing.certificate import check_certificate, limit_by_longest
 from gaudi_bert.packing.exact.optimal import solve_optimally
 from gaudi_bert.packing.exact.pricers import BoundedPricer, deepest_pack
 from gaudi_bert.packing.histogram import Histogram
@@ -110,6 +110,17 @@ def test_more_depth_is_never_worse(seed: int) -> None:
     counts = np.bincount(generator.integers(7, 61, 40), minlength=129)[1:]
     packs = [solved(counts, depth)[0] for depth in (2, 3, 4, 5, 6, 128)]
     assert packs == sorted(packs, reverse=True)
+
+
+@given(st.dictionaries(st.integers(1, 17), st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 6))
+@examples(60)
+def test_no_pack_is_worth_more_than_its_longest_and_the_most_of_others(price_of: dict[int, int], depth: int) -> None:
+    lengths = np.array(sorted(price_of))
+    prices = np.maximum.accumulate([price_of[length] for length in lengths.tolist()])
+    worth_of = dict(zip(lengths.tolist(), prices.tolist(), strict=True))
+    packs = [pack for pack in naive.strategies(17, depth, full=False) if worth_of.keys() >= set(pack)]
+    limit = limit_by_longest(prices, lengths, 17, depth)
+    assert max(sum(map(worth_of.__getitem__, pack)) for pack in packs) <= limit <= depth * prices[-1]
 
 
 # --- no more of a length than there are sequences

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import check_certificate
+from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.row_lengths import LEAST_GAIN, Cost, choose_row_lengths, padded_cost, row_cost
 from tests.builders.agree import agree
 from tests.builders.histograms import bimodal, lognormal, uniform
@@ -57,6 +59,27 @@ def test_against_every_choice(lengths: list[int], multiple: int, most: int, dept
     best, one_length = best_of_all(counts, cost, multiple, most, depth)
     agree(chosen.one_length_cost, one_length)
     agree(chosen.cost, best if best < (1.0 - LEAST_GAIN) * one_length else one_length)
+
+
+@pytest.mark.parametrize("depth", ["max", 3])
+@pytest.mark.parametrize("make", [lognormal, uniform, bimodal])
+def test_many_packs_are_chosen_by_bounds_within_a_hundredth_of_the_best_plans(make, depth: int | str) -> None:
+    counts, multiple, above = make(509, 20_000, 3), 64, (0, 64, 128, 192, 256, 320, 384, 448)
+    packs = {}
+    for one, length in combinations((*above, 512), 2):
+        part = np.zeros(length, np.int64)
+        part[one : min(length, 509)] = counts[one:length]
+        packs[one, length] = pack_histogram(Histogram(length, part), "optimal", depth).packs if part.any() else 0
+
+    def total(choice: tuple[int, ...]) -> float:
+        return sum(packs[one, length] * ENCODER(length) for one, length in pairwise((0, *choice)))
+
+    best = min(total((*some, 512)) for number in range(3) for some in combinations(above[1:], number))
+    chosen = choose_row_lengths(counts, ENCODER, multiple=multiple, depth=depth)
+    gains = best < (1.0 - LEAST_GAIN) * total((512,))
+    assert gains == (make != uniform)
+    assert total(chosen.lengths) <= (1.01 * best if gains else total((512,)))
+    agree([chosen.cost, chosen.one_length_cost], [total(chosen.lengths), total((512,))], 0.02)
 
 
 DISTRIBUTIONS = {

@@ -216,6 +216,15 @@ def test_micro_batches_add_up_to_one_large_batch_for_any_head(kind: str) -> None
         agree(actual, one[name], 1e-5, scale=1.0)
 
 
+@pytest.mark.parametrize("labels", [None, "label"])
+def test_gradients_that_several_processes_average_are_sums(labels: str | None) -> None:
+    kind = PackedBertForSequenceClassification if labels else transformers.BertForTokenClassification
+    model = model_of(kind, num_labels=4)
+    batch = PackCollator(model=model, sequence_labels=labels)(rows())
+    alone, of_three = (update_loss(model, batch, update_counts([batch]), processes).item() for processes in (1, 3))
+    agree(of_three, 3 * alone, 1e-6)
+
+
 def test_what_cannot_work_is_refused_in_one_line() -> None:
     packed = model_of(PackedBertForSequenceClassification, num_labels=4)
     collated = PackCollator(model=packed, sequence_labels="score")(rows())

@@ -11,6 +11,7 @@ import pytest
 from gaudi_bert.cli.estimate_commands import describe_details, describe_estimate, describe_task_estimate
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.model.config import ModelSizes
 from gaudi_bert.reporting.estimate import estimate, estimate_task, shipped_histograms
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_tokenizer
@@ -77,14 +78,18 @@ def test_bad_requests(changes: dict, message: str) -> None:
 # What packing gives on rows: counted by hand on a few, and the published counts of real data where they are at hand.
 
 
-def estimated(tmp_path: Path, texts: list[str], config: str | None = None, **settings: object) -> Any:
+def no_sizes(folder: Path) -> None:
+    """Those of a folder without a model."""
+
+
+def estimated(tmp_path: Path, texts: list[str], sizes_of: Any = no_sizes, **settings: object) -> Any:
+    tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     folder = write_tokenizer(tmp_path / "model")
-    if config is not None:
-        (folder / "config.json").write_text(config)
     given = TaskSettings(name="classification", **settings)  # type: ignore[arg-type]
-    return estimate_task(str(path), folder, given, row_lengths=[8, 16], depths=[1, 2, "max"], reporter=QUIET)
+    kinds = {"row_lengths": [8, 16], "depths": [1, 2, "max"], "sizes_of": sizes_of}
+    return estimate_task(str(path), folder, given, **kinds, reporter=QUIET)
 
 
 def test_six_rows(tmp_path: Path) -> None:
@@ -102,24 +107,18 @@ def test_six_rows(tmp_path: Path) -> None:
     assert lines[-5].split() == ["16", "0", "6", "(1.000)", "3", "(2.000)", "2", "(3.000)"]
 
 
-@pytest.mark.parametrize(
-    ("config", "length"),
-    [
-        ('{"max_position_embeddings": 4, "hidden_size": 6}', 4),
-        ('{"max_position_embeddings": null, "hidden_size": "6"}', 64),
-        ('{"max_position_embeddings": 0}', 64),
-        ("[]", 64),
-    ],
-)
-def test_rows_are_no_longer_than_the_positions_of_a_model_that_has_a_limit(tmp_path: Path, config: str, length: int) -> None:
-    assert estimated(tmp_path, ["the cat sat on mat and dog runs"], config).chosen.lengths == (length,)
+def test_rows_are_no_longer_than_the_positions_of_a_model_that_is_known(tmp_path: Path) -> None:
+    sizes = ModelSizes(layers=1, hidden_size=6, positions=4, vocab_size=9, segments=1)
+    texts = ["the cat sat on mat and dog runs"]
+    assert estimated(tmp_path / "known", texts, lambda folder: sizes).chosen.lengths == (4,)
+    assert estimated(tmp_path / "unknown", texts).chosen.lengths == (64,)
 
 
 def test_no_rows_and_no_task(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no rows"):
         estimated(tmp_path, [])
     with pytest.raises(InputError, match=r"--task [(]task.name[)] is not set"):
-        estimate_task("x", tmp_path, TaskSettings(), row_lengths=[8], depths=[1], reporter=QUIET)
+        estimate_task("x", tmp_path, TaskSettings(), row_lengths=[8], depths=[1], sizes_of=no_sizes, reporter=QUIET)
 
 
 # --- the lines

@@ -278,6 +278,10 @@ def test_every_sequence_is_read_once(lengths: list[int], one_length: int | None)
     assert plan.gain == 1.0 or cost(plan) * LEAST_GAIN <= cost(alone) * (1 + 1e-12)
     if one_length is not None:
         assert {part.length for part in plan.parts} == {one_length}
+    for packed in (True, False):  # a model of as many positions as the longest sequence has
+        tight = plan_window(array, hidden_size=384, packed=packed, longest_row=max(lengths))
+        check(tight, array)
+        assert max(part.length for part in tight.parts) <= max(lengths)
 
 
 def test_short_rows_are_packed_with_next_to_no_padding() -> None:

@@ -105,6 +105,8 @@ def test_a_pod_starts_the_ranks_of_its_cards_whatever_launchers_are_there(
 def test_a_pod_of_one_process_is_a_rank_itself() -> None:
     assert find_launch({**NODE, "PET_NPROC_PER_NODE": "1"}) == Launch("Kubernetes", 1, 3)
     assert find_launch(NODE) is None, "it starts two"
+    assert find_node(NODE) is not None
+    assert find_node({**NODE, "RANK": "0"}) is None, "it is a rank of the node"
     assert find_node({name: value for name, value in NODE.items() if name != "PET_NODE_RANK"}) is None
     with pytest.raises(
         InputError, match="PET_NODE_RANK=3, PET_NNODES=3, PET_NPROC_PER_NODE=2, PET_MASTER_PORT=99: not the num"

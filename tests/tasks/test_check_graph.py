@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.artefacts.work_folder import WorkFolder
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import load_pipeline, pipeline_from_mapping
 from gaudi_bert.config.sections import TASK_NAMES
 from gaudi_bert.engines.graph_report import CardFit, GraphProblem, GraphReport
@@ -82,6 +83,24 @@ def test_both_engines_count_the_same(kind: str, model: Path, tmp_path: Path) -> 
 
 
 @WITHOUT_PYTORCH
+@pytest.mark.parametrize(("name", "kind"), [("modernbert", "embedding"), ("roberta", "token-classification")])
+def test_any_encoder(name: str, kind: str, tmp_path: Path) -> None:
+    """By PyTorch alone; layers that are computed twice keep less."""
+    pytest.importorskip("transformers", exc_type=ImportError)
+    from tests.builders.encoders import SIZES, write_encoder
+
+    write_encoder(tmp_path / name, name, "AutoModel")
+    once, twice = (checked(kind, "auto", tmp_path / name, tmp_path, recompute=recompute) for recompute in (False, True))
+    assert once.report.problems == twice.report.problems == ()
+    assert (once.engine, once.vocabulary) == ("pytorch", SIZES["vocab_size"])
+    kept = [result.report.activation_bytes for result in (once, twice)]
+    assert kept[1] < 0.7 * kept[0], kept
+    assert twice.report.flops_per_micro_batch > 1.2 * once.report.flops_per_micro_batch
+    with pytest.raises(InputError, match="TensorFlow runs BERT only here; set it to pytorch"):
+        checked(kind, "tensorflow", tmp_path / name, tmp_path)
+
+
+@WITHOUT_PYTORCH
 @pytest.mark.parametrize(
     ("stages", "options", "checked"),
     [
@@ -106,7 +125,7 @@ def test_which_step_is_checked(stages: str, options: tuple[str, ...], checked: s
     ("options", "message"),
     [
         (("--graph", "x.yaml", "--task", "rerank"), "--task rerank"),
-        (("--task", "reranking"), "--task: says which step --graph PIPELINE checks"),
+        (("--task", "reranking"), "--task: for --graph PIPELINE, whose step it selects"),
         (("--graph", "x.yaml", "--task", "reranking", "--set", "finetune.max_sequence_length=512"), "the model has 128 pos"),
         (("--graph", "x.yaml", "--task", "reranking", "--set", "finetune.init_checkpoint=no"), "no"),
     ],

@@ -20,6 +20,7 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.reporting.estimate import estimate_task
 from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.finetune import finetune
+from gaudi_bert.tasks.models.task_models import encoder_sizes
 from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
 from gaudi_bert.training.results import FineTuneInput
 from tests.builders.agree import agree
@@ -243,7 +244,8 @@ def test_the_commands_around(tmp_path: Path) -> None:
         predict(tmp_path / "out", str(data), str(tmp_path / "y.jsonl"), PredictOptions(), {}, reporter=QUIET)
     texts = {text for row in pairs(12, 1) for text in (row["anchor"], row["positive"], *row.get("negatives", []))}
     settings = TaskSettings(name="embedding")
-    found = estimate_task(str(data), model, settings, row_lengths=[64], depths=["max"], reporter=QUIET)
+    kinds = {"row_lengths": [64], "depths": ["max"], "sizes_of": encoder_sizes, "reporter": QUIET}
+    found = estimate_task(str(data), model, settings, **kinds)
     assert found.sequences == len(texts)
 
 

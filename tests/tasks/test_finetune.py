@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +23,7 @@ from gaudi_bert.training.results import DryRun
 from tests.builders.agree import agree
 from tests.builders.command_line import run_command
 from tests.builders.effort import LONG
+from tests.builders.launched import kill_at
 from tests.builders.reporters import Listener, StopAfter
 from tests.builders.two_processes import evaluated, rows_of
 from tests.tasks.conftest import SETTINGS, run
@@ -218,23 +215,9 @@ def test_no_evaluation_data_leaves_the_last_weights(files, model, tmp_path) -> N
 
 # --- `gaudi-bert finetune` killed with SIGKILL, whatever it is doing: the same command goes on and leaves the same bytes
 
-ROOT = Path(__file__).resolve().parents[2]
 KILLED = {**SETTINGS, "batch_sequences": 10, "save_every_updates": 1, "evaluate_every_updates": 2}
 # What is there for the first time when it is killed: in the middle, soon after the start, when the model is being written.
 MIDDLE, OTHERS = "checkpoints/update-00000005.safetensors", ("checkpoints/update-00000002.safetensors", "model.safetensors")
-
-
-def kill_when_there(command: list[str], out: Path, moment: str) -> None:
-    """Run the command in a process of its own until `moment` is there."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen([sys.executable, "-m", "gaudi_bert", *command], cwd=out.parent, env=environment, **pipes)
-    while not (out / moment).exists() and process.poll() is None:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    said = process.communicate()[0]
-    assert process.returncode in (-signal.SIGKILL, 0), said
-    assert (out / moment).exists(), said
 
 
 def everything_in(out: Path) -> dict[str, bytes]:
@@ -252,7 +235,9 @@ def test_a_run_that_is_killed_again_and_again_leaves_the_same_bytes(files, model
     words += [word for key, value in KILLED.items() for word in ("--set", f"finetune.{key}={value}")]
     whole, killed = ([*map(str, words), "--out", name] for name in ("whole", "killed"))
     for moment in (OTHERS[0], MIDDLE, OTHERS[1]) if LONG else (MIDDLE,):
-        kill_when_there(killed, tmp_path / "killed", moment)
+        command = [sys.executable, "-m", "gaudi_bert", *killed[:-1], str(tmp_path / "killed")]
+        kill_at(tmp_path / "killed" / moment, command)
+        assert (tmp_path / "killed" / moment).exists(), moment
     for command in (whole, killed):
         done = run_command(*command, folder=tmp_path)
         assert done.returncode == 0, done.stderr

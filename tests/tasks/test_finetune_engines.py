@@ -24,8 +24,10 @@ from safetensors.numpy import load_file
 
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.files import read_json
-from gaudi_bert.config.sections import TASK_NAMES
+from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.tasks.answers import PredictOptions
+from gaudi_bert.tasks.kinds.task import task_named
+from gaudi_bert.tasks.models.task_models import encoder_sizes, start_weights
 from gaudi_bert.tasks.predict import predict
 from tests.builders import launched
 from tests.builders.agree import agree, identical
@@ -118,8 +120,7 @@ def check_answers(folder: Path, task: str, rows: list[dict[str, Any]], answers: 
     assert task == "classification" or any(answer["tags"] for answer in answers)
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", sampled(["bert", "roberta"], 2, first=1))
+@pytest.mark.parametrize(("name", "task"), sampled([(name, task) for name in ("bert", "roberta") for task in TASKS], 4, 3))
 def test_packs_are_single_sequences(name: str, task: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", name)
     rows = write_rows(tmp_path / "rows.jsonl", task, ALL_ROWS, 1)
@@ -195,6 +196,17 @@ def test_two_processes_in_rows_of_several_lengths_killed_and_resumed(files: Any,
     seen = [[(line["update"], line["sequences"], line["tokens"]) for line in lines] for lines in (alone, ends[1])]
     identical(seen[0], seen[1])
     assert seen[0][-1][1] == 8 * 53
+
+
+@pytest.mark.parametrize(("name", "positions"), [("bert", 64), ("roberta", 64), ("modernbert", None)])
+def test_an_estimate_goes_by_the_positions_that_a_run_has(name: str, positions: int | None, tmp_path: Path) -> None:
+    """A RoBERTa gives two of its own to no token."""
+    folder = write_model(tmp_path / "m", name)
+    sizes = encoder_sizes(folder)
+    assert sizes == start_weights(folder, task_named("classification")(TaskSettings(), ("a", "b"))).sizes
+    assert positions in (None, sizes.positions)
+    (folder / "config.json").write_text("{}")
+    assert encoder_sizes(tmp_path) is None
 
 
 def test_one_length_stays_where_several_gain_little(files: Any, model: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.reporting.estimate import estimate_task
 from gaudi_bert.tasks.answers import PredictOptions
+from gaudi_bert.tasks.models.task_models import encoder_sizes
 from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
 from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
@@ -72,6 +73,7 @@ def test_predictions_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: 
 
 def test_what_packing_would_give(folder: Path, s3: S3Server) -> None:
     settings, kinds = TaskSettings(name="classification"), {"row_lengths": [61], "depths": [3, "max"], "reporter": QUIET}
+    kinds["sizes_of"] = encoder_sizes
     here = estimate_task(str(folder / ROWS), folder / "bert", settings, **kinds)
     there = estimate_task(f"{URL}/{ROWS}", Path(f"{URL}/bert"), settings, **kinds, store=quick(s3.endpoint))
     assert there.rows == here.rows

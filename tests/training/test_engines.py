@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -213,30 +214,29 @@ def test_mpirun_leaves_what_torchrun_leaves_and_evaluates(records, by_two, tmp_p
     assert two["sequences"] == one["sequences"]
 
 
-def test_a_lost_process_is_named_and_ends_the_other(records, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGKILL, 1, "rank 1"), (signal.SIGTERM, 75, "stopped on request after update ")],
+    ids=["lost", "asked to stop"],
+)
+def test_what_happens_to_one_process_ends_the_other(records, tmp_path, number: int, code: int, said: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     command = [sys.executable, *train_command(records, tmp_path / "train", updates=100_000, save_every_updates=100_000)]
-    ranks = [
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**ENVIRONMENT, "RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-        )
-        for rank in "01"
-    ]
+    environment = {**ENVIRONMENT, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    printed = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = [subprocess.Popen(command, env={**environment, "RANK": rank}, **printed) for rank in "01"]
     try:
         while not (tmp_path / "train" / "metrics.jsonl").exists() and ranks[0].poll() is None:
             time.sleep(0.01)
         time.sleep(1)
-        ranks[1].kill()
-        said = ranks[0].communicate(timeout=60)[0]
-        assert ranks[0].returncode == 1
-        assert "rank 1" in said.splitlines()[-1]
-        assert "Traceback" not in said
+        ranks[1].send_signal(number)
+        lines = ranks[0].communicate(timeout=60)[0]
+        assert ranks[0].returncode == code
+        assert said in lines.splitlines()[-1]
+        assert "Traceback" not in lines
+        assert number == signal.SIGKILL or ranks[1].wait(60) == code
     finally:
         for rank in ranks:
             rank.kill()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -20,9 +21,11 @@ from torch.utils.flop_counter import flop_registry
 
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.graph_report import GraphProblem, GraphReport, PassMemory, TensorLives
-from gaudi_bert.engines.protocol import ModelSpec, StepSpec
+from gaudi_bert.engines.protocol import Device, StepSpec
 from gaudi_bert.engines.pytorch.bert import plain_attention
-from gaudi_bert.engines.pytorch.model import TorchBert
+from gaudi_bert.engines.pytorch.encoder_model import build_encoder
+from gaudi_bert.engines.pytorch.model import TorchBert, TorchModel
+from gaudi_bert.model.config import BertConfig
 from gaudi_bert.pytorch.pooling import widen
 
 # Memory is measured at these numbers of packs, and is of the form c + d * B between them and beyond.
@@ -36,7 +39,9 @@ _VIEWS = (
 
 def report_on_step(step: StepSpec, settings: LoopSettings, communication_MB: int) -> GraphReport:
     """Trace the step, check that it is fit for Gaudi, and say what it costs."""
-    few, many = (trace_pass(step, settings, packs) for packs in (_FEW_PACKS, _MANY_PACKS))
+    model = model_of(step, settings)
+    parameters = sum(parameter.numel() for parameter in model.parameters_by_name.values())
+    few, many = (trace_pass(model, step, packs) for packs in (_FEW_PACKS, _MANY_PACKS))
 
     def flops(forward_only: bool) -> int:
         fewer, more = (matrix_flops(graph, forward_only=forward_only) for graph in (few, many))
@@ -44,8 +49,7 @@ def report_on_step(step: StepSpec, settings: LoopSettings, communication_MB: int
 
     return GraphReport.of(
         check_graph(few),
-        step.config,
-        step.head,
+        parameters=parameters,
         operations=sum(node.op == "call_function" for node in few.graph.nodes),
         flops_per_micro_batch=flops(forward_only=False),
         repeated_flops=flops(forward_only=True) if step.is_coupled else 0,
@@ -57,27 +61,37 @@ def report_on_step(step: StepSpec, settings: LoopSettings, communication_MB: int
     )
 
 
-def trace_pass(step: StepSpec, settings: LoopSettings, packs: int) -> torch.fx.GraphModule:
+def model_of(step: StepSpec, settings: LoopSettings) -> TorchModel:
+    """The model of a step; a BERT computes attention as on Gaudi."""
+    device = Device("cpu", "cpu", settings.precision, "", compiles=False, recomputes=settings.recompute)
+    if not isinstance(step.model.config, BertConfig):
+        return build_encoder(step.model, device, seed=None)
+    model = TorchBert(step.model, device, seed=None)
+    model.attention = plain_attention
+    return model
+
+
+def trace_pass(model: TorchModel, step: StepSpec, packs: int) -> torch.fx.GraphModule:
     """The graph of one forward and backward pass, as `updates.py` runs it.
 
     It ends in what the forward pass ended in (the sums, or outputs whose gradient the host gives), and the gradients.
     """
-    model = TorchBert(ModelSpec(step.config, step.head), seed=None, compute_dtype=settings.precision)
-    model.recomputes, model.attention = settings.recompute, plain_attention  # as on Gaudi
-    shapes, seed = model.shapes(), np.zeros(2, np.int32)
+    shapes, seed = {name: parameter.shape for name, parameter in model.parameters_by_name.items()}, np.zeros(2, np.int32)
+
+    def forward(batch: dict[str, Any]) -> tuple[Any, Any]:
+        if step.is_coupled:
+            outputs = widen(model.training_outputs(batch, seed))
+            return outputs, outputs
+        loss, sums = model.loss(batch, seed, torch.ones(2))
+        return loss, sums * 1.0  # the operation at which the forward pass ends
 
     def forward_and_backward(parameters: dict[str, Any], batch: dict[str, Any]) -> Any:
-        model.parameters_by_name = {name: value.requires_grad_() for name, value in parameters.items()}
-        if step.is_coupled:
-            last = start = widen(model.training_outputs(batch, seed))
-        else:
-            start, sums = model.loss(batch, seed, torch.ones(2))
-            last = sums * 1.0  # the operation at which the forward pass ends
-        leaves = list(model.parameters_by_name.values())
-        gradients = torch.autograd.grad(start, leaves, torch.ones_like(start), allow_unused=True)
+        leaves = {name: value.requires_grad_() for name, value in parameters.items()}
+        start, last = model.with_parameters(leaves, partial(forward, batch))
+        gradients = torch.autograd.grad(start, list(leaves.values()), torch.ones_like(start), allow_unused=True)
         return last, [gradient for gradient in gradients if gradient is not None]
 
-    with FakeTensorMode(), torch.random.fork_rng(devices=[]):
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.random.fork_rng(devices=[]):
         parameters = {name: torch.empty(shape) for name, shape in shapes.items()}
         batch = {
             name: torch.empty((packs, *shape), dtype=getattr(torch, kind)) for name, (shape, kind) in step.features.items()

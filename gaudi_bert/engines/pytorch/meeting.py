@@ -147,7 +147,7 @@ def _answered(ask: Callable[[], T]) -> T:
     try:
         value = answers.get(timeout=_ANSWER_SECONDS)
     except Empty:
-        raise TimeoutError(f"nothing was heard for {_ANSWER_SECONDS:g} s") from None
+        raise TimeoutError(f"nothing was heard for {_ANSWER_SECONDS:g} s: does another program listen there?") from None
     if isinstance(value, Exception):
         raise value
     return value

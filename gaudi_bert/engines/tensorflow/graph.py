@@ -6,17 +6,21 @@ machine: the graphs are those that `TensorFlowUpdates.run` builds, with Gaudi's 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import cast
 
 import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.graph_report import GraphProblem, GraphReport, PassMemory, TensorLives
-from gaudi_bert.engines.protocol import Communicator, ComputeDtype, ModelSpec, StepSpec
+from gaudi_bert.engines.protocol import Communicator, ComputeDtype, StepSpec
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.updates import SUMS_NAME, TensorFlowUpdates
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.heads import variables_of
 
 # Memory is measured at these numbers of packs. TensorFlow makes one operation of zeros with less than 1000 elements, and two
 # of more; no integer c has with 64 * c < 1000 <= 66 * c, so both graphs have the same operations.
@@ -33,13 +37,13 @@ def refuse_recompute(settings: LoopSettings) -> None:
 def report_on_step(step: StepSpec, settings: LoopSettings, communication_MB: int) -> GraphReport:
     """Trace the step, check it, and say what it costs."""
     refuse_recompute(settings)
+    config = cast(BertConfig, step.model.config)
     updates, batch = abstract_step(step, settings, "float32")
     graphs = updates.trace(batch, is_coupled=step.is_coupled)
     few, many = (_memory(replace(step, packs=packs), settings) for packs in (FEW_PACKS, MANY_PACKS))
     return GraphReport.of(
         check_graphs(graphs),
-        step.config,
-        step.head,
+        parameters=sum(math.prod(variable.shape) for variable in variables_of(config, step.model.head).values()),
         operations=sum(len(graph.get_operations()) for graph in graphs.values()),
         flops_per_micro_batch=max(matrix_flops(graph) for graph in graphs.values()),
         repeated_flops=matrix_flops(graphs["outputs"]) if step.is_coupled else 0,
@@ -67,7 +71,7 @@ def abstract_step(
     """A step over variables without memory, and the batch to trace it with."""
     batch = {name: tf.TensorSpec((step.packs, *shape), dtype) for name, (shape, dtype) in step.features.items()}
     with tf.Graph().as_default():
-        model = TensorFlowModel(ModelSpec(step.config, step.head), seed=0, compute_dtype=compute_dtype)
+        model = TensorFlowModel(step.model, seed=0, compute_dtype=compute_dtype)
         updates = TensorFlowUpdates(model, settings, Communicator(), step.accumulation_steps)
     return updates, batch
 

@@ -31,7 +31,7 @@ from gaudi_bert.rows.types import TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import Task, task_named
 from gaudi_bert.tasks.task_data import file_identity
 from gaudi_bert.training.checkpoint import newest_settings
-from gaudi_bert.training.model_files import TaskConfig, tokenizer_length
+from gaudi_bert.training.model_files import TaskConfig, read_config, tokenizer_length
 from gaudi_bert.training.weights import Weights, read_weights
 
 KEY = "gaudi_bert"
@@ -120,6 +120,21 @@ class StartWeights:
 def start_weights(path: Path, task: Task, *, lacks_head: bool = True) -> StartWeights:
     """The encoder of weights of any kind for a task, and the head where it fits; without `lacks_head` it has to."""
     return _weights_for(path, task.head, task.architecture, lacks_head)
+
+
+def encoder_sizes(folder: Path) -> ModelSizes | None:
+    """The sizes that weights in a folder have for a run, by its config.json; None where it names no model for one."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return None
+    try:
+        if is_bert(folder):
+            return read_config(file).sizes
+        from gaudi_bert.pytorch.encoder_weights import read_encoder_config, sizes_of
+
+        return sizes_of(read_encoder_config(file), VectorHead("cls", normalize=False))
+    except InputError:
+        return None
 
 
 def encoder_weights(path: Path) -> StartWeights:

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from gaudi_bert.config.sections import TrainingSettings  # noqa: E402
 from gaudi_bert.engines.pytorch.bert import fused_attention, plain_attention  # noqa: E402
-from gaudi_bert.engines.pytorch.graph import check_graph, matrix_flops, report_on_step, trace_pass  # noqa: E402
+from gaudi_bert.engines.pytorch.graph import check_graph, matrix_flops, model_of, report_on_step, trace_pass  # noqa: E402
 from gaudi_bert.model.config import BertConfig  # noqa: E402
 from gaudi_bert.model.features import BatchSizes  # noqa: E402
 from tests.builders.model_packs import pretraining_step  # noqa: E402
@@ -102,7 +102,8 @@ def test_faults_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     right = model.pretraining_sums
     monkeypatch.setattr(model, "pretraining_sums", lambda words, *others: right(words.double(), *others).float())
-    traced = trace_pass(pretraining_step(CONFIG, SIZES), TrainingSettings(), SIZES.packs)
+    step = pretraining_step(CONFIG, SIZES)
+    traced = trace_pass(model_of(step, TrainingSettings()), step, SIZES.packs)
     found = {(problem.kind, problem.graph) for problem in check_graph(traced)}
     assert found == {("double precision", "update")}
     with FakeTensorMode(shape_env=torch.fx.experimental.symbolic_shapes.ShapeEnv()):

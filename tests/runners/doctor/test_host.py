@@ -16,8 +16,18 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.doctor.checks import CheckResult, examine_store
-from gaudi_bert.runners.doctor.gaudi import GaudiFacts, check_driver, check_software, read_facts
-from gaudi_bert.runners.doctor.host import HostAnswers, Packages, _check_engines, _engine_states, ask_host, check_host
+from gaudi_bert.runners.doctor.host import (
+    GaudiFacts,
+    HostAnswers,
+    Packages,
+    _check_driver,
+    _check_engines,
+    _check_software,
+    _engine_states,
+    _read_facts,
+    ask_host,
+    check_host,
+)
 from tests.builders.command_line import run_command
 from tests.builders.machines import hl_smi_table, put_hl_smi, put_pyhlml
 from tests.builders.s3_server import S3Server, quick
@@ -144,17 +154,17 @@ GAUDI_3 = hl_smi_table("1.24.0", cards=2, name="HL-325L")
 
 
 def test_driver_tools_and_cards_are_told_apart() -> None:
-    facts = read_facts(hl_smi_table("1.24.1", tools="1.24.0", cards=2, name="HL-325L"), "")
+    facts = _read_facts(hl_smi_table("1.24.1", tools="1.24.0", cards=2, name="HL-325L"), "")
     assert facts == GaudiFacts("1.24.1", "1.24.0", ("HL-325L", "HL-325L"), "hl-smi")
-    assert read_facts("", "") == GaudiFacts()
-    assert read_facts("Failed to initialize the library\n", "Failed to load libhlml\n") == GaudiFacts()
+    assert _read_facts("", "") == GaudiFacts()
+    assert _read_facts("Failed to initialize the library\n", "Failed to load libhlml\n") == GaudiFacts()
 
 
 def test_the_drivers_of_the_network_are_not_taken_for_the_driver() -> None:
     lines = GAUDI_3.splitlines()
     network = next(line for line in lines if "Nic Driver" in line)
     first = [lines[0], network.replace("1.24.0", "1.22.0"), *(line for line in lines[1:] if line != network)]
-    assert read_facts("\n".join(first), "").driver == "1.24.0"
+    assert _read_facts("\n".join(first), "").driver == "1.24.0"
 
 
 @pytest.mark.parametrize(
@@ -184,18 +194,18 @@ def test_driver_and_software_are_of_one_release(
     driver: str, engine: str, bridges: dict[str, str], verdict: str, said: str
 ) -> None:
     settings = load_pipeline(None, [f"training.engine={engine}", "resources.cards=8"])
-    result = check_driver(GaudiFacts(driver=driver), bridges, settings)  # type: ignore[arg-type]
+    result = _check_driver(GaudiFacts(driver=driver), bridges, settings)  # type: ignore[arg-type]
     assert result.verdict == verdict
     assert said in str(result)
     assert bool(result.remedy) == (verdict != "ok")
 
 
 def test_parts_of_several_releases_are_named() -> None:
-    mixed = check_software(GaudiFacts(tools="1.22.0"), {"tensorflow": "", "pytorch": "1.24.0.481"})
+    mixed = _check_software(GaudiFacts(tools="1.22.0"), {"tensorflow": "", "pytorch": "1.24.0.481"})
     assert (mixed.verdict, mixed.found) == ("warning", "hl-smi 1.22.0, habana-torch-plugin 1.24.0.481")
-    same = check_software(GaudiFacts(tools="1.24.0"), {"tensorflow": "", "pytorch": "1.24.1.9"})
+    same = _check_software(GaudiFacts(tools="1.24.0"), {"tensorflow": "", "pytorch": "1.24.1.9"})
     assert same.verdict == "ok"
-    assert check_software(GaudiFacts(), NONE).found == "none here; the images bring it"  # type: ignore[arg-type]
+    assert _check_software(GaudiFacts(), NONE).found == "none here; the images bring it"  # type: ignore[arg-type]
 
 
 def doctor(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

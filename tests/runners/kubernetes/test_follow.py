@@ -82,6 +82,13 @@ def test_what_has_ended_is_reported_at_once_and_not_again_for_a_later_pod(told: 
     assert told.at(30, {**later, "status": running("p-2")["status"]}, first) == []
 
 
+def test_the_time_that_a_pod_may_wait_begins_when_none_has_started(told: Told) -> None:
+    later = {**FULL, "metadata": {"name": "p-2", "creationTimestamp": "2026-01-01T00:00:10Z"}}
+    told.at(0, failed("p-1", 1, "disk full"))
+    assert told.at(700, later) == []
+    assert len(told.at(1299, later)) == 1
+
+
 def test_more_pods_with_the_same_reason_are_no_news(told: Told) -> None:
     killed = [failed(f"p-{number}", 137) for number in range(6)]
     assert len(told.at(0, *killed[:1])) == 1
