@@ -1,6 +1,6 @@
 """Rows of several lengths beside rows of one length and dynamic padding: CPU seconds of training steps of a long encoder.
 
-    python benchmarks/row_lengths.py [--cases pairs texts] [--rounds 3] [--sequences 32]
+    python benchmarks/row_lengths.py [--cases pairs texts | all] [--rounds 3] [--sequences 32 | --tokens 8192]
 
 A random ModernBERT of 8,192 positions (4 layers of 256, local and global) classifies random sequences. Each way computes the
 same sequences as one update (the first loss of each is printed), in a process of its own on one thread, in turn. Padded
@@ -39,12 +39,30 @@ def uniform(low: int, high: int) -> _Lengths:
     return lambda random, count: random.integers(low, high + 1, count)
 
 
+def lognormal(median: int, spread: float) -> _Lengths:
+    """Lengths as those of documents, at most the model's positions."""
+    return lambda random, count: np.clip(random.lognormal(np.log(median), spread, count), 8, POSITIONS).astype(np.int64)
+
+
+def mixed(share: float, one: _Lengths, other: _Lengths) -> _Lengths:
+    """A share of one kind, and the rest of another."""
+    return lambda random, count: np.where(random.random(count) < share, one(random, count), other(random, count))
+
+
 # The name of a case, its lengths, and the lengths of rows that it is compared with.
 CASES: dict[str, tuple[_Lengths, tuple[int, ...]]] = {
     "pairs": (log_uniform(50, 6000), ()),
     "texts": (uniform(100, 400), (512,)),
     "short": (log_uniform(8, 512), (512,)),
     "long": (uniform(2000, 4000), ()),
+    "equal": (uniform(256, 256), ()),
+    "titles": (uniform(5, 40), ()),
+    "even": (uniform(10, 2000), ()),
+    "doublings": (log_uniform(16, 2048), ()),
+    "articles": (lognormal(300, 1.0), ()),
+    "reports": (lognormal(1200, 0.5), ()),
+    "few long": (mixed(0.9, uniform(20, 60), uniform(1000, 2000)), ()),
+    "few short": (mixed(0.1, uniform(10, 100), uniform(1500, 2000)), ()),
 }
 
 
@@ -168,7 +186,7 @@ class Padded:
 
 
 def compare(name: str, count: int, rounds: int, model: Path) -> None:
-    """One case."""
+    """One case, of so many sequences."""
     make, given = CASES[name]
     lengths = make(np.random.default_rng(5), count)
     rows = chosen_rows(lengths, None)
@@ -186,15 +204,22 @@ def compare(name: str, count: int, rounds: int, model: Path) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=["pairs", "texts"])
+    parser.add_argument("--cases", nargs="+", choices=[*CASES, "all"], default=["pairs", "texts"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sequences", type=int, default=32)
+    parser.add_argument("--tokens", type=int, help="about so many in a case, but at least two padded batches")
     options = parser.parse_args()
     show_processor()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
-        for name in options.cases:
-            compare(name, options.sequences, options.rounds, Path(folder))
+        for name in CASES if "all" in options.cases else options.cases:
+            compare(name, _sequences(name, options), options.rounds, Path(folder))
+
+
+def _sequences(name: str, options: argparse.Namespace) -> int:
+    """As many as were named, or as hold about the tokens that were."""
+    mean = CASES[name][0](np.random.default_rng(5), 1000).mean()
+    return int(options.sequences if options.tokens is None else max(2 * BATCH, options.tokens // mean))
 
 
 if __name__ == "__main__":

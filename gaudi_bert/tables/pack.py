@@ -246,6 +246,8 @@ def _choose_lengths(table: str | Path, settings: TableSettings, reporter: Report
     for group in opened.groups:
         sequences, _ = sequences_of(opened, read_rows(group, columns, keep_values=False), whole)
         counts += np.bincount(sequences.lengths, minlength=most + 1)[1:]
+    if not counts.any():
+        raise InputError(f"{table}: every row is longer than {most} tokens, so no row remains; give longer --row-lengths")
     chosen = choose_row_lengths(
         counts,
         partial(row_cost, hidden_size=USUAL_HIDDEN_SIZE),

@@ -18,7 +18,7 @@ with factor f (Krell et al. 2021, section 3.3 and appendix D):
 
 Rows may be of several lengths. Then packs of each length are taken in *turns* of so many, and an update has of each length
 its share: of a length with t turns in an average update, ceil(u t) are done after u updates. A turn is decided when the run
-begins; whoever reads it, an update has the same packs.
+begins, so an update has the same packs whichever processes read it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.pack import pack_row_lengths, pack_table
 from gaudi_bert.tables.sources import is_table
-from gaudi_bert.tables.verify import verify_row_lengths, verify_table, verify_table_part
+from gaudi_bert.tables.verify import row_lengths_of, verify_row_lengths, verify_table, verify_table_part
 from tests.builders import tables
 from tests.builders.folders import contents as local_contents
 from tests.builders.reporters import QUIET
@@ -255,6 +255,19 @@ def test_a_bucket_behind_a_bad_server(local: Path, s3: S3Server, tmp_path: Path)
         assert contents(f"{SOURCE[:-5]}/packed.v2", Objects(quick(s3.endpoint))) == local_contents(local / "packed")
         assert pack_table(SOURCE, out, SETTINGS, reporter=QUIET, store=store).written.skipped
     assert list(tmp_path.iterdir()) == [], "scratch is left"
+
+
+def test_rows_of_several_lengths_from_and_to_a_bucket(local: Path, s3: S3Server, tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"row_lengths": (16, 61)})
+    pack_row_lengths(local / "rows", tmp_path / "packed", settings, reporter=QUIET)
+    out, store = Path("s3://bucket/tables/lengths"), quick(s3.endpoint)
+    pack_row_lengths(SOURCE, out, settings, reporter=QUIET, store=store)
+    assert contents(str(out), Objects(store)) == local_contents(tmp_path / "packed")
+    assert row_lengths_of(out, store) == (16, 61)
+    proven = verify_row_lengths(SOURCE, out, reporter=QUIET, store=store)
+    assert sum(table.content.sequences for table in proven.tables.values()) == 123
+    again = pack_row_lengths(SOURCE, out, settings, reporter=QUIET, store=store)
+    assert all(table.written.skipped for table in again.tables.values())
 
 
 def test_what_a_killed_run_left_is_gone_on_from(local: Path, s3: S3Server) -> None:
