@@ -118,8 +118,11 @@ class PackedModel:
 
     def _linear_layers(self) -> AbstractContextManager[Any]:
         """How linear layers are computed; layers that are computed twice have to be so in the same way."""
-        twice = self.module.training and getattr(self.module, "is_gradient_checkpointing", False)
-        return nullcontext() if twice or torch.compiler.is_compiling() else LinearLayersByOneDnn()
+        if torch.compiler.is_compiling():  # a compiler cannot trace what follows
+            return nullcontext()
+        names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # of transformers of today, and before
+        twice = next((getattr(self.module, name) for name in names if hasattr(self.module, name)), False)
+        return nullcontext() if twice and self.module.training else LinearLayersByOneDnn()
 
     def _answers_of_texts(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
         """The head on what it reads of each text, [B, S, C]."""

@@ -18,11 +18,12 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import FineTuneSettings, TrainingSettings
 from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
+from gaudi_bert.engines.pytorch import engine as engine_module
 from gaudi_bert.engines.pytorch.model import ahead_on_device
 from gaudi_bert.model.config import BertConfig, EncoderConfig
 from gaudi_bert.model.heads import Head, PretrainingHead
 from tests.builders import training_updates as work
-from tests.builders.agree import identical
+from tests.builders.agree import agree, identical
 from tests.builders.task_batches import HEADS, LENGTH, TEXTS, batch_of, packs_of
 from tests.builders.torch_models import MODELS
 
@@ -110,6 +111,16 @@ def test_layers_that_are_computed_twice_give_the_same_bits_and_retain_less(name:
     assert few_bytes < 0.6 * all_bytes
     for variable, values in once.items():
         identical(twice[variable], values)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", ["bert", *ENCODERS])
+def test_every_model_is_traced_as_one_graph(name: str, recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a compiler, which here runs the graph as it is: with the numbers of a step that is not compiled."""
+    monkeypatch.setattr(engine_module, "_COMPILERS", {"cpu": "eager"})
+    eager, traced = (after_updates(name, 0.0, compile=compiles, recompute=recompute)[0] for compiles in (False, True))
+    for variable, values in eager.items():
+        agree(traced[variable], values, 1e-4)
 
 
 def test_a_model_that_cannot_compute_its_layers_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
