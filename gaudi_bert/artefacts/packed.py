@@ -39,7 +39,7 @@ from gaudi_bert.artefacts.base import (
 from gaudi_bert.artefacts.completion import first_difference
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, enumerated
 from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.common.files import followed
 from gaudi_bert.config.values import matching
@@ -316,7 +316,7 @@ def refuse_row_tables(folder: Path) -> None:
     """Refuse a folder of rows of several lengths, for what takes one packed folder."""
     tables = RowTables.read_if_present(folder)
     if tables is not None:
-        lengths = " and ".join(f"{length:,}" for length in tables.row_lengths)
+        lengths = enumerated(f"{length:,}" for length in tables.row_lengths)
         table = row_table_path(folder, tables.row_lengths[0])
         raise InputError(f"{folder}: holds rows of {lengths}; give the packed table of one length, such as {table}")
 

@@ -107,7 +107,7 @@ def pack_as_table(
     if options["max_sequence_length"] is None:
         options = {**options, "max_sequence_length": _longest_row(options) or tokenized_length(source)}
     if options["max_sequence_length"] is None:
-        raise InputError(f"{source}: is a table: say how many slots a pack has, for example --max-sequence-length 2048")
+        raise InputError(f"{source}: is a table: say how many slots a pack has at most, such as --max-sequence-length 2048")
     if part is not None and (finish or verified):
         raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
     settings, how = (
@@ -135,9 +135,12 @@ class _How(TypedDict):
 
 
 def _longest_row(options: Mapping[str, object]) -> int | None:
-    """The last of the lengths of rows that were typed; None where none were."""
-    last = str(options["row_lengths"]).rpartition(",")[2].strip()
-    return int(last) if last.isdigit() else None
+    """The longest of the lengths of rows that were typed, which are checked here; None where none were."""
+    from gaudi_bert.config.pipeline import section_from_options
+    from gaudi_bert.config.sections import TableSettings
+
+    typed = section_from_options(TableSettings, max_sequence_length=1, row_lengths=options["row_lengths"])
+    return max(typed.given_lengths, default=None)
 
 
 def _table_settings(source: str, options: Mapping[str, object], overrides: list[str]) -> TableSettings:

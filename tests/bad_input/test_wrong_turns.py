@@ -46,7 +46,8 @@ TUNE = "finetune --task classification --data"
 WRONG_TURNS = {
     "pack nowhere/ --out packed/": f"nowhere/: {NOTHING}",
     "pack empty/ --out packed/": "empty/: the folder holds no record files, names that begin with _ or . aside; check the",
-    "pack ids.jsonl --out packed/": "ids.jsonl: is a table: say how many slots a pack has, for example --max",
+    "pack ids.jsonl --out packed/": "ids.jsonl: is a table: say how many slots a pack has at most, such as",
+    "pack ids.jsonl --out packed/ --row-lengths 512,128": "--row-lengths 512,128: must be auto, or 1 to 3 lengths from 8,",
     "pack rows.jsonl --out packed/ --max-sequence-length 8": "rows.jsonl: has no column input_ids (it has comment, mood)",
     "train --data nowhere --out run --model my-model": f"nowhere: {NOTHING}",
     "train --data ids.jsonl --out run --model roberta": "ids.jsonl: is a table that is not packed; run `gaudi-bert pack",

@@ -105,6 +105,7 @@ def test_numbers_of_tokens_are_stored_byte_by_byte(tmp_path: Path) -> None:
     split = {name for name, chunk in stored.items() if "BYTE_STREAM_SPLIT" in chunk.encodings}
     assert split == {*kinds, "position_ids", "sequence_ids"} - {"halves", "loss_mask"}
     assert {name for name, chunk in stored.items() if chunk.statistics is None} == split
+    assert not [name for name in ("seq_lens", "indices") if "DICTIONARY" in str(stored[name].encodings)]
     (pack,) = packs_of(tmp_path / "out")
     assert [pack[name][:3] for name in kinds] == [[1, 0, 1] if pack["indices"] == [0, 1] else [1, 1, 0]] * len(kinds)
 

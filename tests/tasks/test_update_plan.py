@@ -33,6 +33,7 @@ def test_every_row_once_an_epoch_in_updates_of_one_size(sizes: tuple[int, int, i
     assert {len(update) for update in updates[:-1]} <= {batch_rows}
     assert 1 <= len(updates[-1]) <= batch_rows
     together = np.concatenate(updates)
+    assert len(together) == epochs * rows
     for epoch in range(epochs):
         assert sorted(together[epoch * rows : (epoch + 1) * rows].tolist()) == list(range(rows))
     assert together.tolist() == stream.rows_of(0, stream.updates).tolist()
