@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 _LEAST_WORK = 1 << 22  # of two matrices, in multiplications: below it, what a call of oneDNN costs is most of its time
 _PART = 768  # of what a product adds up
@@ -40,14 +41,30 @@ def linear(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tenso
     return functional.linear(inputs, weights, bias)
 
 
+class LinearLayersByOneDnn(TorchFunctionMode):
+    """While it lasts, linear layers of any module are computed by `linear`; the module itself is not changed."""
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        """What `function` gives."""
+        del types
+        compute = _linear_layer if function is functional.linear else function
+        return compute(*arguments, **(options or {}))
+
+
+def _linear_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if input.dim() < 2 or not by_onednn(input.flatten(0, -2), weight.t()):
+        return functional.linear(input, weight, bias)
+    return linear(input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
+
+
 def by_onednn(left: Tensor, right: Tensor) -> bool:
     """Whether oneDNN computes `left @ right`: large float32 matrices on a CPU, in a build of PyTorch that has it."""
     work = left.shape[-2] * left.shape[-1] * right.shape[-1]
     wide = left.dtype == right.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return wide and work >= _LEAST_WORK and _is_eager(left) and _is_eager(right) and _has_onednn()
+    return wide and work >= _LEAST_WORK and is_eager(left) and is_eager(right) and _has_onednn()
 
 
-def _is_eager(tensor: Tensor) -> bool:
+def is_eager(tensor: Tensor) -> bool:
     """Whether it is on a CPU, and has numbers: a trace of shapes has none."""
     return tensor.device.type == "cpu" and type(tensor) in _EAGER and not torch.compiler.is_compiling()
 
@@ -106,7 +123,7 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
     On a CPU random numbers are most of what dropout costs: 16 bits of a 64-bit word serve each element, and the share is
     rounded to 1 / 65,536. A compiler, a trace of shapes without numbers, and another device draw as they do best.
     """
-    if not _is_eager(inputs):
+    if not is_eager(inputs):
         return functional.dropout(inputs, rate)
     dropped = _steps(rate)
     stays = torch.ge(_draw(inputs.shape), dropped - _DROPOUT_STEPS // 2, out=torch.empty(inputs.shape, dtype=inputs.dtype))
@@ -194,7 +211,7 @@ def _by_positions(like_BNPD: Tensor) -> Tensor:
 
 def cross_entropy(logits_RC: Tensor, labels_R: Tensor) -> Tensor:
     """The negative log likelihood of each label, [R]."""
-    if _is_eager(logits_RC):
+    if is_eager(logits_RC):
         return _CrossEntropy.apply(logits_RC, labels_R)
     return functional.cross_entropy(logits_RC, labels_R, reduction="none")
 

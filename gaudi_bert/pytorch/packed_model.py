@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.heads import TaskHead, VectorHead
 from gaudi_bert.pytorch.asking import masked_tokens_mix, packed_batch, try_model
+from gaudi_bert.pytorch.cpu import LinearLayersByOneDnn
 from gaudi_bert.pytorch.feeding import Feeding, additive_masks, fed_module, fed_positions
 from gaudi_bert.pytorch.pooling import belongs, gather, vectors_of_sequences, widen
 from gaudi_bert.pytorch.rows import Row
@@ -111,7 +113,13 @@ class PackedModel:
             inputs["position_ids"] = fed_positions(batch["positions"].long(), feeding)
         if feeding.token_types:
             inputs["token_type_ids"] = batch["segment_ids"].long()
-        return cast(Tensor, token_outputs(self._encoder(**inputs)))
+        with self._linear_layers():
+            return cast(Tensor, token_outputs(self._encoder(**inputs)))
+
+    def _linear_layers(self) -> AbstractContextManager[Any]:
+        """How linear layers are computed; layers that are computed twice have to be so in the same way."""
+        twice = self.module.training and getattr(self.module, "is_gradient_checkpointing", False)
+        return nullcontext() if twice or torch.compiler.is_compiling() else LinearLayersByOneDnn()
 
     def _answers_of_texts(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
         """The head on what it reads of each text, [B, S, C]."""

@@ -60,3 +60,22 @@ def test_gradients_of_a_table_that_is_looked_up_and_multiplied(used: str) -> Non
         loss = sum(parts.values()) if used == "both" else parts[used]
         found.append(torch.autograd.grad(loss, table)[0])
     agree(found[0].numpy(), found[1].numpy(), 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 3, 5)])
+def test_linear_layers_of_any_module(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it lasts, and not afterwards; in a module that calls its layers in any way."""
+    monkeypatch.setattr(cpu, "_LEAST_WORK", 0)
+    layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3, bias=False))
+    inputs = torch.randn(shape, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    exact = layers(inputs)
+    with cpu.LinearLayersByOneDnn():
+        result = layers(inputs)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layers(inputs).dtype == torch.bfloat16
+    leaves = [inputs, *layers.parameters()]
+    assert (result.grad_fn.name() != exact.grad_fn.name()) == (len(shape) > 1)
+    agree(result.detach().numpy(), exact.detach().numpy(), 1e-5)
+    gradients = (torch.autograd.grad(values.square().sum(), leaves) for values in (result, exact))
+    for ours, right_one in zip(*gradients, strict=True):
+        agree(ours.numpy(), right_one.numpy(), 1e-5)

@@ -35,7 +35,7 @@ from gaudi_bert.engines.pytorch.losses import pretraining_sums, task_sums
 from gaudi_bert.model.config import BertConfig, initial_value, is_decayed
 from gaudi_bert.model.features import check_batch, check_logits
 from gaudi_bert.model.heads import Loss, PretrainingHead, VectorHead, variables_of
-from gaudi_bert.pytorch.cpu import TableOfRows
+from gaudi_bert.pytorch.cpu import TableOfRows, is_eager
 from gaudi_bert.pytorch.pooling import vectors_of_sequences, widen
 
 Tensors = Mapping[str, Tensor]
@@ -186,7 +186,7 @@ class TorchBert(TorchModel):
             value = torch.from_numpy(initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
         self.attention = _attention_on(self.device.type, device is not None and device.fuses_attention)
-        self._looks_up_rows = self.device.type == "cpu" and compiler is None
+        self._is_compiled = compiler is not None
         self._compute: Callable[..., Any] = self._heads
         if compiler is not None:
             self._compute = torch.compile(self._heads, backend=compiler, dynamic=False, fullgraph=True)
@@ -240,7 +240,7 @@ class TorchBert(TorchModel):
         if self.compute_dtype == "float64":
             return {name: parameter.double() for name, parameter in self.parameters_by_name.items()}
         parameters: dict[str, Tensor] = dict(self.parameters_by_name)
-        if self._looks_up_rows:
+        if is_eager(parameters[WORDS]) and not self._is_compiled:
             parameters[WORDS_TO_LOOK_UP], parameters[WORDS] = TableOfRows.apply(parameters[WORDS])
         return parameters
 

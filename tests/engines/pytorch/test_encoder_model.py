@@ -222,7 +222,7 @@ def test_bfloat16_is_near_float32() -> None:
         ({"model_type": "xlnet", "d_model": 32, "n_head": 2}, TEXTS, "model type 'xlnet': it takes no position_ids, and no"),
         (FUNNEL, WORDS, "model type 'funnel': it takes no position_ids, and no mask is right for it"),
         (FUNNEL, TEXTS, "model type 'funnel': FunnelBaseModel: its output is not one vector per token"),
-        ({"model_type": "t5", "d_model": 32}, TEXTS, "model type 't5': it is an encoder with a decoder, which reads another"),
+        ({"model_type": "t5", "d_model": 32}, TEXTS, "model type 't5': it is an encoder with a decoder, which reads"),
     ],
 )
 def test_what_cannot_be_fed_or_built_is_refused_in_a_line(values: Any, head: TaskHead, message: str) -> None:
