@@ -122,6 +122,7 @@ def _write_encoders(folder: Path) -> None:
 def _write_tables(folder: Path) -> None:
     (folder / "dataset").mkdir()
     write_parquet(folder / "dataset" / "rows.parquet", random_rows(150, 2048, 3), row_group_size=50)
+    shutil.copytree(folder / "dataset", folder / "tokens")
 
 
 # Each page has a folder of its own, which holds what the page presupposes (`make_page_data`) and nothing else.
@@ -138,7 +139,7 @@ PRESUPPOSED = {
     "docs/recipes.md": "texts my-bert all-MiniLM-L6-v2 comments.jsonl train.jsonl dev.jsonl wiki.yaml",
     "docs/retrieval.md": "pairs.jsonl held-out.jsonl judged.jsonl judged-held-out.jsonl candidates.jsonl passages.jsonl "
     "queries.jsonl triplets.parquet triplets-held-out.parquet all-MiniLM-L6-v2 my-bert MODEL",
-    "docs/tables.md": "dataset",
+    "docs/tables.md": "dataset tokens",
     "docs/tokenising.md": "texts my-model",
     "docs/train.md": "my.yaml records work pipelines texts my-model train.jsonl dev.jsonl new.jsonl",
     "docs/trainer.md": "my-tfrecords my-bert",
@@ -160,6 +161,7 @@ NOT_HERE = {
     r"gaudi-bert run mine.yaml --render manifests/": "of a pipeline in a bucket: tests/k8s/test_rendered.py",
     r"gaudi-bert (doctor --cluster --pipeline|run) wiki.yaml( --on kubernetes)?": "tests/k8s/test_commands.py",
     r"hf download .*": "downloads",
+    r"gaudi-bert train --data rows/ --out run/ --model MODEL": "rows of 2,048: tests/tasks/test_pretrain.py",
     r"python examples/serving/.*|curl localhost.*": "serves until stopped: tests/pytorch/test_examples.py",
     r"python -m mlperf_logging\..*": "needs MLPerf's package",
 }
