@@ -1,0 +1,32 @@
+"""`benchmarks/card.py` in its rehearsal: the first machine with a card is not where it runs for the first time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.builders.launched import finished
+
+pytest.importorskip("torch", exc_type=ImportError)
+pytest.importorskip("transformers")
+
+CARD = Path(__file__).parents[1] / "benchmarks" / "card.py"
+
+
+@pytest.mark.slow
+def test_a_rehearsal_measures_what_a_card_would() -> None:
+    """On a CPU: everything but what flash-attn, which runs on GPUs only, would give."""
+    done = finished([sys.executable, str(CARD), "--device", "cpu", "--small"])
+    printed = json.loads(done.stdout)
+    assert len(printed["losses"]["card"]) == 50
+    assert printed["losses"]["card"] == printed["losses"]["cpu"], "of the same updates, on the same device"
+    figures = [printed["models"][model][length] for model in ("bert-base", "bert-large") for length in ("128", "512")]
+    for each in figures:
+        assert each["transformers_tokens_per_second"].pop("flash_attention_2") is None
+        assert min(each.pop("sequences_per_second").values()) > 0
+        assert each.pop("transformers_tokens_per_second")["sdpa"] > 0
+        assert min(each.values()) > 0
+    assert printed["two_processes"]["two_over_one"] > 0
