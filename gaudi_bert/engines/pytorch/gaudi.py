@@ -1,6 +1,6 @@
-"""What the vendor's software reads from the environment while it is loaded.
+"""What torch and the vendor's software read from the environment while they are loaded.
 
-On the vendor's images `import torch` loads it, so these variables are set before anything imports torch
+On the vendor's images `import torch` loads that software, so these variables are set before anything imports torch
 (`engines/pytorch/__init__.py`). What is already set belongs to the user (or the image, or the launcher) and stays.
 
 The vendor's autocast computes softmax, layer norm, products of elements and means in bfloat16 unless it is given lists: what
@@ -24,9 +24,23 @@ VARIABLES = {
 """Eager mode, which torch.compile needs, and the lists of autocast, an operation per line."""
 
 
+# Each lost connection would be a trace of C++; an error of ours reports it in one line.
+_QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
+
+# Threads of a CPU wait for one another at the end of every operation. By default they do it for milliseconds at full speed:
+# where another program uses one of two cores, a step takes half as long again, and nearly twice the CPU time.
+_SHORT_WAIT = {"GOMP_SPINCOUNT": "1000"}
+
+
 def has_gaudi() -> bool:
     """Whether the vendor's software is installed, without importing it."""
     return importlib.util.find_spec("habana_frameworks") is not None
+
+
+def prepare_torch(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set what is not set; call it before torch is imported, it has no effect later."""
+    for name, value in (_QUIET if "OMP_WAIT_POLICY" in environment else {**_QUIET, **_SHORT_WAIT}).items():
+        environment.setdefault(name, value)
 
 
 def prepare_gaudi(environment: MutableMapping[str, str] = os.environ) -> None:

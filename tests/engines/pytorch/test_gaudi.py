@@ -203,6 +203,25 @@ def test_the_vendors_attention_is_called_as_documented_and_computes_the_same(
     agree(figures(tmp_path / "hpu" / "run"), figures(tmp_path / "cpu" / "run"), 1e-5, scale=1.0)
 
 
+@pytest.mark.parametrize(
+    ("given", "wait"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_how_long_threads_wait_is_set_before_torch_is_loaded(given: dict[str, str], wait: str | None) -> None:
+    """By what loads an engine; what the user has set stays."""
+    code = "\n".join(
+        [
+            "import os, sys",
+            "import gaudi_bert.engines.pytorch",
+            "assert 'torch' not in sys.modules",
+            "print(os.environ.get('GOMP_SPINCOUNT'))",
+        ]
+    )
+    unset = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env={**unset, **given}, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"{wait}\n", "")
+
+
 def test_variables_that_come_too_late_are_not_set_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a script that imports torch itself, where that loads the vendor's software."""
     monkeypatch.setattr(gaudi, "has_gaudi", lambda: True)
