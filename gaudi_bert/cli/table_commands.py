@@ -110,10 +110,8 @@ def pack_as_table(
         raise InputError(f"{source}: is a table: say how many slots a pack has at most, such as --max-sequence-length 2048")
     if part is not None and (finish or verified):
         raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
-    settings, how = (
-        _table_settings(source, options, overrides),
-        _How(reporter=reporter, overwrite=overwrite, workers=workers),
-    )
+    settings = _table_settings(source, options, overrides)
+    how = _How(reporter=reporter, overwrite=overwrite, workers=workers)
     if settings.row_lengths is not None:
         if settings.max_sequence_length != settings.most_tokens:
             raise InputError(

@@ -81,7 +81,7 @@ class RowLengths:
     def cost_line(self) -> str:
         """The cost compared with that of other ways, for people."""
         one, padded = self.cost / self.one_length_cost, self.cost / self.padded_cost
-        beside = f"{one:.2f} of that of rows of one length, " if len(self.packings) > 1 else ""
+        beside = f"{one:.2f} of that of rows of one length, " if len(self.lengths) > 1 else ""
         lengths = enumerated(f"{length:,}" for length in self.lengths)
         return f"rows of {lengths}: estimated cost {beside}{padded:.2f} of that of batches padded to their longest sequence"
 

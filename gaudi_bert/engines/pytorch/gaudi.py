@@ -28,7 +28,7 @@ VARIABLES = {
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 
 # Threads of a CPU wait for one another at the end of every operation. By default they do it for milliseconds at full speed:
-# where another program uses one of two cores, a step takes half as long again, and nearly twice the CPU time.
+# where another program uses one of two cores, a step takes 1.4 times as long, and 1.8 times the CPU time.
 _SHORT_WAIT = {"GOMP_SPINCOUNT": "1000"}
 
 
