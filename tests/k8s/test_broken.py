@@ -48,7 +48,7 @@ BROKEN: list[tuple[tuple[str, ...], str, str, Any, str]] = [
     (MPI, "train", f"{LAUNCHER}/containers/0/env/0/name", "NEW", "NEW does not reach the processes"),
     (MPI, "train", f"{WORKER}/containers/0/readinessProbe/tcpSocket/port", 2022, "not of one port"),
     (MPI, "train", f"{WORKER}/containers/0/resources/limits/cpu", "96", "cpu: requests 95, limits 96"),
-    (MPI, "train", f"{WORKER}/volumes/2/emptyDir/sizeLimit", "500Gi", "shared memory of 500Gi is more than the memory limit"),
+    (MPI, "train", f"{WORKER}/volumes/2/emptyDir/sizeLimit", "500Gi", "shared memory of 500Gi is more than the memory"),
     (ON_NODES, "train", f"{FIRST}/env/3/value", "5", "PET_NNODES 5 for 4 pods"),
     (ON_NODES, "train", f"{FIRST}/env/4/value", "4", "starts 4 processes for 8 cards"),
     (ON_NODES, "Service", "spec/selector", {"job-name": "other"}, "names the pods of other"),

@@ -59,6 +59,9 @@ def test_the_failure_policy_is_known_from_1_29_on(pipeline: Path) -> None:
         assert [problem for item in objects for problem in check_schema(item, version)] == []
     assert check_manifests(objects, external=existing_claims(settings)) == []
     assert [problem for item in objects for problem in check_schema(item, "1.25")] != []
+    rules = [item["spec"]["podFailurePolicy"]["rules"] for item in objects if item["kind"] == "Job"]
+    taken_away = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert all(taken_away in each for each in rules), "an eviction costs no retry"
 
 
 @pytest.mark.parametrize("variant", MAIN_VARIANTS)
