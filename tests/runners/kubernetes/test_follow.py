@@ -149,17 +149,6 @@ def test_a_worker_that_was_deleted_is_the_reason(pods: list[Json], said: str) ->
     assert said in str(worst_problem(pods))
 
 
-def test_a_deleted_worker_is_one_line_and_never_mpiruns(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
-    lost = [launcher(exitCode=205, message=LOST), *REPLACED]
-    again = [lost[0], launcher("launcher-b", "2026-01-01T01:00:20Z"), *REPLACED]
-    states = [[launcher(), *workers()], lost, again, again]
-    server.script("demo-train", *(State({}, pods) for pods in states), TRAINED)
-    assert run(["train"], "resources.workers=2") == {"train": "done"}
-    lines = [line for line in said.getvalue().splitlines() if "worker" in line or "205" in line]
-    assert lines[0] == f"{DELETED}stopped on request after update 614, saved; retrying"
-    assert "205" not in said.getvalue()
-
-
 # Stops on request count for nothing, and are not left to the backoff of a Job.
 
 DRAINED = failed("p", 75, "error: /work/demo/run: stopped on request after update 614 of 800; run it again to resume")
@@ -295,28 +284,6 @@ def test_a_job_that_waits_may_outlive_the_time_to_start(server: FakeApiServer, s
     assert "Job demo-plan waits for its queue gpus: Job suspended\n" in said.getvalue()
     assert said.getvalue().count(f"Job demo-plan waits for its queue gpus: {NO_ROOM}\n") == 1
     assert "has no pods" not in said.getvalue()
-
-
-def test_an_mpijob_waits_and_goes_on_after_a_suspension(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
-    trained = State({"conditions": [{"type": "Succeeded", "status": "True"}]})
-    server.script(
-        "demo-train",
-        waiting(),
-        active(running("demo-train-launcher-a", "train")),
-        State(SUSPENDED, [failed("demo-train-launcher-a", 75, container="train")], suspended=True, workload=PREEMPTED),
-        waiting(PREEMPTED),
-        active(unschedulable("demo-train-worker-0", "0/1 nodes are available: 1 Insufficient cpu.")),
-        active(running("demo-train-launcher-b", "train")),
-        trained,
-    )
-    assert run(["train"], "kubernetes.queue=gpus", "resources.workers=2") == {"train": "done"}
-    assert server.created("MPIJob") == ["demo-train"], "the same MPIJob is followed on"
-    assert f"MPIJob demo-train waits for its queue gpus: {NO_ROOM}\n" in said.getvalue()
-    assert said.getvalue().count("waits for its queue gpus: Preempted to accommodate a higher priority Workload") == 1
-    item = server.objects["MPIJob", "demo-train"]
-    assert item["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
-    for replica in item["spec"]["mpiReplicaSpecs"].values():
-        assert "kueue.x-k8s.io/queue-name" not in replica["template"]["metadata"]["labels"]
 
 
 def test_the_time_to_start_begins_when_it_is_admitted(server: FakeApiServer, run: Run) -> None:
