@@ -33,6 +33,7 @@ from gaudi_bert.runners.kubernetes.problems import (
     log_reader,
     pods_of,
     problem_of,
+    workloads_of,
 )
 from gaudi_bert.runners.kubernetes.run import remove_and_wait
 
@@ -78,7 +79,7 @@ def _step_status(cluster: Cluster, item: Manifest) -> _StepStatus:
     counted = {phase: phases.count(phase) for phase in sorted(set(phases))}
     outcome = job_outcome(current)
     if outcome is None and is_suspended(current):
-        return _StepStatus("suspended", counted, describe_suspension(cluster, current))
+        return _StepStatus("suspended", counted, describe_suspension(current, workloads_of(cluster, current)))
     problem = None
     if outcome is None:
         problem = problem_of(cluster, current, pods, log_reader(cluster))

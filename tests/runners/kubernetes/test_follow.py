@@ -15,7 +15,7 @@ from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.follow import _StartLimit
 from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
-from gaudi_bert.runners.kubernetes.problems import _suspension
+from gaudi_bert.runners.kubernetes.problems import describe_suspension
 from tests.builders.fake_api_server import FakeApiServer, Run, State
 from tests.builders.recorded_answers import (
     ACTIVE,
@@ -254,7 +254,7 @@ def waiting(item: Json | None = PENDING) -> State:
 )
 def test_the_reason_is_what_the_workload_says(found: list[Json], said: str) -> None:
     prefix = "Job demo-plan waits for its queue gpus: "
-    assert re.fullmatch(prefix + (said or "not looked at yet").replace("(", r"\("), _suspension(QUEUED_JOB, found))
+    assert re.fullmatch(prefix + (said or "not looked at yet").replace("(", r"\("), describe_suspension(QUEUED_JOB, found))
 
 
 def test_the_newest_workload_counts() -> None:
@@ -262,16 +262,16 @@ def test_the_newest_workload_counts() -> None:
     old["metadata"] = {"name": "a", "creationTimestamp": "2026-01-01T00:00:00Z"}
     new["metadata"] = {"name": "b", "creationTimestamp": "2026-01-01T00:00:01Z"}
     for workloads in ([new, old], [old, new]):
-        assert _suspension(QUEUED_JOB, workloads).endswith(f": {NO_ROOM}")
+        assert describe_suspension(QUEUED_JOB, workloads).endswith(f": {NO_ROOM}")
 
 
 def test_without_a_workload_the_job_speaks_for_itself() -> None:
     item = {"kind": "Job", "metadata": {"name": "demo-plan"}, "spec": {"suspend": True}, "status": SUSPENDED}
     suspended = "Job demo-plan is suspended: Job suspended; a queue of the cluster, or `kubectl edit`, resumes it"
-    assert _suspension(item, []) == suspended
+    assert describe_suspension(item, []) == suspended
     item["metadata"] = {"name": "demo-plan", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
-    assert _suspension(item, []) == "Job demo-plan waits for its queue gpus: Job suspended"
-    assert _suspension({**item, "status": {}}, []) == "Job demo-plan waits for its queue gpus: not looked at yet"
+    assert describe_suspension(item, []) == "Job demo-plan waits for its queue gpus: Job suspended"
+    assert describe_suspension({**item, "status": {}}, []) == "Job demo-plan waits for its queue gpus: not looked at yet"
 
 
 def test_a_job_that_waits_may_outlive_the_time_to_start(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
