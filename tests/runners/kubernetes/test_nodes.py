@@ -146,14 +146,15 @@ def test_a_pod_that_finds_no_node_is_waited_for_no_longer_than_any(kind: str, se
         run(["train"], *options(kind))
 
 
-def test_a_quota_that_refuses_one_of_the_pods_ends_the_run(server: FakeApiServer, run: Run) -> None:
+def test_a_quota_that_refuses_one_of_the_pods_ends_the_run(kind: str, server: FakeApiServer, run: Run) -> None:
     """The other one would wait for it in vain."""
     server.warn(
         "demo-train", 'Error creating: pods "demo-train-1-x" is forbidden: exceeded quota: team', "2099-01-01T00:00:00Z"
     )
     server.script("demo-train", State(ACTIVE, both()[:1]))
-    with pytest.raises(FailedError, match=r"Job demo-train gets 1 of 2 pods: .*quota.*was removed\); wait until the quota"):
-        run(["train"], *options("Job"))
+    said = rf"{kind} demo-train gets 1 of 2 pods: .*quota.*was removed\); wait until the quota"
+    with pytest.raises(FailedError, match=said):
+        run(["train"], *options(kind))
 
 
 def test_all_that_was_made_is_removed(kind: str, server: FakeApiServer, cluster: Cluster, run: Run) -> None:
