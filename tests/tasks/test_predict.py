@@ -19,7 +19,6 @@ from gaudi_bert.tasks.answers import AnswerFile, PredictOptions, StreamResult
 from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
 from tests.builders.agree import agree
 from tests.builders.bert_folder import CONFIG, write_bert, write_tokenizer
-from tests.builders.command_line import run_command
 from tests.builders.reporters import QUIET
 
 TEXTS = ["the cat sat on the mat", "dogs runs", "over the hill, and south!", "the river flows north", "unable mat"] * 4
@@ -177,18 +176,6 @@ def test_rows_that_cannot_be_read_are_named_in_their_places(tmp_path: Path, caps
         assert answer["error"].startswith(f"line {number} (row {number}): {problem}")
     whole = write_rows(tmp_path / "good.jsonl", [{"text": "cat"}, {"text": "dog"}])
     agree([answers[0], answers[6]], run(tmp_path / "m", whole, tmp_path / "z.jsonl"), 1e-5, scale=1.0)
-
-
-def test_rows_that_were_cut_are_counted(tmp_path: Path) -> None:
-    write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
-    long = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "cat " * 90}, {"text": "cat " * 11}])
-    words = ("predict", "--model", tmp_path / "m", "--data", long, "--set", "task.too_long=truncate")
-    done = run_command(*words, "--out", tmp_path / "y.jsonl")
-    assert "1 of 3 rows were too long and were cut to 64 tokens" in done.stderr
-    assert "; 1 were longer than 64 tokens;" in done.stdout
-    done = run_command(*words, "--out", tmp_path / "z.jsonl", "--json", "--max-sequence-length", 8)
-    result = json.loads(done.stdout)
-    assert (result["rows"], result["cut_rows"], result["max_sequence_length"]) == (3, 2, 8)
 
 
 def test_another_task_is_refused(tmp_path: Path) -> None:
@@ -385,12 +372,3 @@ def test_the_data_is_not_written_over(folder: Path, data: Path) -> None:
     with pytest.raises(InputError, match="is the data itself"):
         embedded(folder, data, data, overwrite=True)
     assert data.read_bytes() == before
-
-
-def test_a_folder_without_a_tokenizer(folder: Path, data: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (bare / name).write_bytes((folder / name).read_bytes())
-    with pytest.raises(InputError, match="holds no tokenizer"):
-        embedded(bare, data, tmp_path / "v.npy")
