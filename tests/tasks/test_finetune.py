@@ -27,6 +27,7 @@ from gaudi_bert.training.results import DryRun
 from tests.builders.agree import agree
 from tests.builders.command_line import run_command
 from tests.builders.effort import LONG
+from tests.builders.json_lines import lines_of, losses_of, write_lines
 from tests.builders.launched import kill_at
 from tests.builders.reporters import Listener
 from tests.tasks.conftest import SETTINGS, run
@@ -99,17 +100,13 @@ def test_a_run_may_compute_with_anything(changes, near, files, model, finished, 
     """Of regression, whose step is the smallest."""
     usual = finished("regression")
     result = run("regression", *files["regression"], model, tmp_path / "out", finetune=changes).content
-    losses = [line["loss"] for line in lines_of(tmp_path / "out/metrics.jsonl") if line["kind"] == "train"]
+    losses = losses_of(tmp_path / "out")
     assert result.updates == len(losses)
     assert np.isfinite(losses).all()
     weights = [load_file(folder / "model.safetensors") for folder in (usual.out, tmp_path / "out")]
     assert any(not np.array_equal(value, weights[1][name]) for name, value in weights[0].items())
     agree(result.metrics["loss"], usual.result.metrics["loss"], near)
     assert {value.dtype for value in weights[1].values()} == {np.dtype(np.float32)}
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_plan_says_how_far_its_batch_is_from_what_was_asked(files, model, tmp_path) -> None:
@@ -145,11 +142,6 @@ def test_a_finished_model_is_fine_tuned_further(files, finished, tmp_path) -> No
     assert start.config.attention == "causal"
 
 
-def rows(path: Path, *values: Any) -> Path:
-    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
-    return path
-
-
 GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
 
 
@@ -157,15 +149,12 @@ GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
     ("task", "learnt", "measured", "message"),
     [
         ("classification", GOOD, ({"text": "the", "label": "c"},), r"evaluation\.jsonl: line 1 \(row 1\): .*'c'"),
-        ("classification", (*GOOD, {"text": " ", "label": "a"}), GOOD, r"train\.jsonl: line 3 \(row 3\): .*empty"),
         (
             "classification",
             (*GOOD, {"text": "cat " * 70, "label": "a"}),
             GOOD,
             r"line 3 \(row 3\): has 72 tokens, .* raise finetune\.max_s",
         ),
-        ("regression", ({"text": "the cat", "label": "much"},), GOOD, r"train\.jsonl: line 1 \(row 1\): .*number"),
-        ("classification", ({"sentence": "the cat", "class": "a"},), GOOD, r"train\.jsonl: line 1 \(row 1\): .*text"),
         ("classification", GOOD[:1], GOOD[:1], r"only the label 'a'"),
         (
             "token-classification",
@@ -177,7 +166,7 @@ GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
     ],
 )
 def test_bad_rows_are_named(task, learnt, measured, message, model, tmp_path) -> None:
-    data, evaluation = rows(tmp_path / "train.jsonl", *learnt), rows(tmp_path / "evaluation.jsonl", *measured)
+    data, evaluation = write_lines(tmp_path / "train.jsonl", learnt), write_lines(tmp_path / "evaluation.jsonl", measured)
     with pytest.raises(InputError, match=message) as error:
         run(task, data, evaluation, model, tmp_path / "out", task_settings={"too_long": "error"})
     assert "\n" not in str(error.value)

@@ -31,6 +31,7 @@ from tests.builders.agree import agree, identical
 from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.effort import LONG, sampled
 from tests.builders.encoders import TOKENIZER, write_encoder
+from tests.builders.json_lines import lines_of, losses_of
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.tasks.conftest import run
 
@@ -50,16 +51,6 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LEARNS = {"epochs": 5, "learning_rate": 5e-3}
 # All rows in each update, so that packs and single sequences are the same batches.
 ALL_ROWS, FULL_BATCH = 13, {"epochs": UPDATES, "batch_sequences": 13, "micro_batch_packs": 13}
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def losses_of(out: Path) -> list[float]:
-    losses = [line["loss"] for line in lines_of(out / "metrics.jsonl") if line["kind"] == "train"]
-    assert len(losses) >= UPDATES
-    return losses[:UPDATES]
 
 
 def write_model(folder: Path, name: str) -> Path:
@@ -87,7 +78,9 @@ def test_a_bert_fine_tuned_by_either_engine(
     model = write_model(tmp_path / "bert", "bert")
     for engine in ("tensorflow", "pytorch"):
         run(task, *files[task], model, tmp_path / engine, finetune={"engine": engine, **LEARNS})
-    agree(losses_of(tmp_path / "pytorch"), losses_of(tmp_path / "tensorflow"), 1e-4)
+    curves = [losses_of(tmp_path / engine) for engine in ("pytorch", "tensorflow")]
+    assert len(curves[1]) >= UPDATES
+    agree(*(curve[:UPDATES] for curve in curves), 1e-4)
     answers = [lines_of(tmp_path / engine / "predictions.jsonl") for engine in ("pytorch", "tensorflow")]
     agree(answers[0], answers[1], 1e-4, scale=1.0)
     rows = files[task][1]
@@ -143,6 +136,7 @@ def test_packs_of_one_length_and_of_several_learn_what_single_sequences_do(
     assert re.search(r"an update is 13\.0 sequences on average: 1\.0 x .* 1\.0 x", listener.text)
     single, packed = (json.loads((tmp_path / out / "metrics.json").read_text())["packs"] for out in ("single", "packed"))
     assert packed < single == ALL_ROWS
+    assert len(losses_of(tmp_path / "packed")) == UPDATES
     agree(losses_of(tmp_path / "packed"), losses_of(tmp_path / "single"), 1e-4)
     agree(losses_of(tmp_path / "several"), losses_of(tmp_path / "packed"), 1e-5, scale=1.0)
 
@@ -207,7 +201,7 @@ def test_what_a_run_leaves(name: str, task: str, files: Any, model: Path, finish
         write_encoder(start, name, "AutoModelForMaskedLM")
         result = run(task, *files[task], start, out, listener).content
         assert "finetune: engine pytorch: the model is not a BERT" in listener.text
-        losses = [line["loss"] for line in lines_of(out / "metrics.jsonl") if line["kind"] == "train"]
+        losses = losses_of(out)
         assert losses[-1] < losses[0]
     again = run(task, *files[task], start, out)
     assert (again.skipped, again.content) == (True, result)

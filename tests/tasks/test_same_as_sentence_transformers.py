@@ -25,8 +25,9 @@ from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout, write_bert
 from tests.builders.effort import LONG
 from tests.builders.encoders import write_encoder
+from tests.builders.json_lines import losses_of, write_lines
 from tests.tasks.conftest import run
-from tests.tasks.test_embedding import losses_of, scored, sentences, write
+from tests.tasks.test_embedding import scored, sentences
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +114,7 @@ def check_weights(folder: Path, first: dict[str, np.ndarray], expected: Any) -> 
 @pytest.mark.parametrize(("name", "case"), MODELS)
 def test_five_updates(name: str, case: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     rows, settings, loss_of = CASES[case]
-    model, data = write_model(tmp_path / "m", name, request), write(tmp_path / "x.jsonl", rows)
+    model, data = write_model(tmp_path / "m", name, request), write_lines(tmp_path / "x.jsonl", rows)
     changes = {**LOOP, "epochs": UPDATES, "batch_sequences": ROWS, "warmup_share": 0.0, "micro_batch_packs": 2}
     run("embedding", data, None, model, tmp_path / "out", finetune={**changes, "engine": "pytorch"}, task_settings=settings)
     opened = library.SentenceTransformer(str(model), device="cpu")
@@ -130,7 +131,7 @@ def test_five_updates_of_a_cross_encoder(tmp_path: Path) -> None:
         {"query": query, "document": document, "label": number / (ROWS - 1)}
         for number, (query, document) in enumerate(zip(sentences(ROWS, 3), sentences(ROWS, 4), strict=True))
     ]
-    model, data = without_dropout(write_bert(tmp_path / "m", layers=1), tmp_path), write(tmp_path / "x.jsonl", rows)
+    model, data = without_dropout(write_bert(tmp_path / "m", layers=1), tmp_path), write_lines(tmp_path / "x.jsonl", rows)
     # The same head to begin with.
     first = {**LOOP, "learning_rate": 1e-30, "epochs": 1, "batch_sequences": ROWS, "warmup_share": 0.0}
     run("reranking", data, None, model, tmp_path / "first", finetune={**first, "engine": "pytorch"})
