@@ -78,6 +78,7 @@ def packs_of_lengths(draw):
 
 @BY_EACH_ENGINE
 @examples(3)
+@example((2, 13, [[5, 6]]), "sequence", True, 2)
 @example((8, 29, [[3, 4, 2, 3, 1, 4, 3, 5], [7]]), "token", False, 1)
 @given(packs_of_lengths(), st.sampled_from(["token", "sequence"]), st.booleans(), st.integers(0, 1000))
 def test_packed_is_the_naive_model_one_sequence_at_a_time(engine: EngineName, case, loss, causal, seed):
