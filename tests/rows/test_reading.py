@@ -133,89 +133,67 @@ def test_windows_of_rows() -> None:
 
 
 MISPLACED = '{"question": "q", "context": "cat", "answers": [{"text": "at", "answer_start": 0}]}'
-BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
-    ("x.jsonl", '{"txt": "a", "label": "b"}', "classification", {}, "line 1 (row 1): has no 'text', only 'txt', 'label'"),
-    ("x.jsonl", '{"text": "a"}', "classification", {}, "line 1 (row 1): has no 'label'"),
-    ("x.jsonl", '{"text": " ", "label": "b"}', "classification", {}, "line 1 (row 1): text is empty"),
-    ("x.jsonl", '{"text": 3, "label": "b"}', "classification", {}, "line 1 (row 1): text is 3; it must be a text"),
-    ("x.jsonl", '{"text": "a", "label": 3}', "classification", {}, "line 1 (row 1): label is the number 3; name the labels"),
-    ("x.jsonl", '{"text": "a", "label": ["b"]}', "classification", {}, "label is ['b']; it must be the name of a label"),
-    ("x.jsonl", '{"text": "a", "label": true}', "multi-label", {}, "label is True; it must be a list of names"),
+BAD: list[tuple[str, str | bytes, str, str]] = [
+    ("x.jsonl", '{"txt": "a", "label": "b"}', "classification", "line 1 (row 1): has no 'text', only 'txt', 'label'"),
+    ("x.jsonl", '{"text": "a"}', "classification", "line 1 (row 1): has no 'label'"),
+    ("x.jsonl", '{"text": " ", "label": "b"}', "classification", "line 1 (row 1): text is empty"),
+    ("x.jsonl", '{"text": 3, "label": "b"}', "classification", "line 1 (row 1): text is 3; it must be a text"),
+    ("x.jsonl", '{"text": "a", "label": 3}', "classification", "line 1 (row 1): label is the number 3; name the labels"),
+    ("x.jsonl", '{"text": "a", "label": ["b"]}', "classification", "label is ['b']; it must be the name of a label"),
+    ("x.jsonl", '{"text": "a", "label": true}', "multi-label", "label is True; it must be a list of names"),
     (
         "x.jsonl",
         '{"text": "a", "label": "b"}',
         "regression",
-        {},
         "line 1 (row 1): label is 'b'; regression needs a finite number",
     ),
-    ("x.jsonl", '{"text": "a", "label": NaN}', "regression", {}, "label is nan; regression needs a finite number"),
-    ("x.jsonl", '{"text": "a", "label": 1e39}', "regression", {}, "label is 1e+39; regression needs a finite number that"),
-    ("x.jsonl", '{"text": "a", "label": -1' + "0" * 400 + "}", "regression", {}, "label is a number of 1,329 bits"),
-    ("x.tsv", "text\tlabel\na\t\u0661", "regression", {}, "regression needs a finite number"),
-    ("x.tsv", "text\tlabel\na\t1_000", "regression", {}, "label is '1_000'; regression needs a finite number"),
-    ("x.tsv", "text\tlabel\na\t" + "9" * 5000, "classification", {}, "name the labels in a file"),
-    ("x.jsonl", '{"text": "a", "label": ' + "9" * 5000 + "}", "classification", {}, "line 1 (row 1): not JSON"),
+    ("x.jsonl", '{"text": "a", "label": NaN}', "regression", "label is nan; regression needs a finite number"),
+    ("x.jsonl", '{"text": "a", "label": 1e39}', "regression", "label is 1e+39; regression needs a finite number that"),
+    ("x.jsonl", '{"text": "a", "label": -1' + "0" * 400 + "}", "regression", "label is a number of 1,329 bits"),
+    ("x.tsv", "text\tlabel\na\t\u0661", "regression", "regression needs a finite number"),
+    ("x.tsv", "text\tlabel\na\t1_000", "regression", "label is '1_000'; regression needs a finite number"),
+    ("x.tsv", "text\tlabel\na\t" + "9" * 5000, "classification", "name the labels in a file"),
+    ("x.jsonl", '{"text": "a", "label": ' + "9" * 5000 + "}", "classification", "line 1 (row 1): not JSON"),
     (
         "x.jsonl",
         '{"input_ids": [2, 4294967303, 3]}',
         "causal-language-modelling",
-        {},
         "line 1 (row 1): input_ids[1] is 4294967303",
     ),
-    ("x.jsonl", '{"input_ids": [2, 1099511627776]}', "masked-language-modelling", {}, "input_ids[1] is 1099511627776"),
-    ("x.jsonl", '{"input_ids": [2, true]}', "causal-language-modelling", {}, "input_ids[1] is True; token numbers are"),
-    ("x.jsonl", '{"input_ids": [2, 3.0]}', "causal-language-modelling", {}, "input_ids[1] is 3.0"),
-    ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", {}, "line 1 (row 1): has 1 words and 0 tags"),
-    ("x.jsonl", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "token-classification", {}, "tokens[1] is ''"),
-    ("x.jsonl", '{"text": "a"}', "token-classification", {}, "line 1 (row 1): has no 'tokens', only 'text'"),
-    ("x.jsonl", '{"question": "q", "context": "c"}', "question-answering", {}, "line 1 (row 1): has no `answers`"),
-    ("x.jsonl", MISPLACED, "question-answering", {}, "line 1 (row 1): the answer 'at' is not at 0, 'ca' is"),
-    (
-        "x.json",
-        '{"data": [{}]}',
-        "question-answering",
-        {},
-        "is not SQuAD's JSON, an article has no list `paragraphs`; it is",
-    ),
-    ("x.json", "{}", "question-answering", {}, "is not SQuAD's JSON, it has no list `data`; it is {"),
-    ("x.json", "[]", "question-answering", {}, "is not SQuAD's JSON, it is not an object; it is {"),
-    ("x.json", '{"data": {}}', "question-answering", {}, "is not SQuAD's JSON, `data` is not a list"),
-    ("x.json", '{"data": [{"paragraphs": [{"qas": [1]}]}]}', "question-answering", {}, "a paragraph has no `context`"),
-    ("x.json", '{"data" [', "question-answering", {}, "not JSON (no ':' where it should be)"),
-    ("x.json", '{"data": [1', "question-answering", {}, "is not SQuAD's JSON, an article has no list"),
-    ("x.json", '{"data": [{"a', "question-answering", {}, "not JSON (Unterminated string"),
-    ("x.jsonl", '{"text": "a", "label": "b", "text": "c"}', "classification", {}, "has the key 'text' twice; leave one out"),
-    (
-        "x.jsonl",
-        '{"text": "a", "label": "b", "c": {"d": 1, "d": 1}}',
-        "classification",
-        {},
-        "line 1 (row 1): has the key 'd'",
-    ),
-    ("x.conll", "a\u00a0b\n", "token-classification", {}, "line 1 (row 1): the word 'a\\xa0b' has no tag"),
-    ("x.conll", "a O\n\n\tO\n", "token-classification", {}, "line 3 (row 2): has no word before its tag"),
-    ("x.json", json.dumps(SQUAD), "classification", {}, "SQuAD's JSON is for question-answering"),
-    ("x.conll", "a\tO\nb\n", "token-classification", {}, "line 2 (row 1): the word 'b' has no tag"),
-    ("x.conll", "a O\n", "classification", {}, "CoNLL is for token-classification"),
-    (
-        "x.tsv",
-        "a\t0\n",
-        "classification",
-        {"columns": ("text", "label", "id")},
-        "line 1 (row 1): has 2 cells, the columns are 3",
-    ),
-    ("x.tsv", "text\ttext\n", "classification", {}, "two columns are called 'text'"),
+    ("x.jsonl", '{"input_ids": [2, 1099511627776]}', "masked-language-modelling", "input_ids[1] is 1099511627776"),
+    ("x.jsonl", '{"input_ids": [2, true]}', "causal-language-modelling", "input_ids[1] is True; token numbers are"),
+    ("x.jsonl", '{"input_ids": [2, 3.0]}', "causal-language-modelling", "input_ids[1] is 3.0"),
+    ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", "line 1 (row 1): has 1 words and 0 tags"),
+    ("x.jsonl", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "token-classification", "tokens[1] is ''"),
+    ("x.jsonl", '{"text": "a"}', "token-classification", "line 1 (row 1): has no 'tokens', only 'text'"),
+    ("x.jsonl", '{"question": "q", "context": "c"}', "question-answering", "line 1 (row 1): has no `answers`"),
+    ("x.jsonl", MISPLACED, "question-answering", "line 1 (row 1): the answer 'at' is not at 0, 'ca' is"),
+    ("x.json", '{"data": [{}]}', "question-answering", "is not SQuAD's JSON, an article has no list `paragraphs`; it is"),
+    ("x.json", "{}", "question-answering", "is not SQuAD's JSON, it has no list `data`; it is {"),
+    ("x.json", "[]", "question-answering", "is not SQuAD's JSON, it is not an object; it is {"),
+    ("x.json", '{"data": {}}', "question-answering", "is not SQuAD's JSON, `data` is not a list"),
+    ("x.json", '{"data": [{"paragraphs": [{"qas": [1]}]}]}', "question-answering", "a paragraph has no `context`"),
+    ("x.json", '{"data" [', "question-answering", "not JSON (no ':' where it should be)"),
+    ("x.json", '{"data": [1', "question-answering", "is not SQuAD's JSON, an article has no list"),
+    ("x.json", '{"data": [{"a', "question-answering", "not JSON (Unterminated string"),
+    ("x.jsonl", '{"text": "a", "label": "b", "text": "c"}', "classification", "has the key 'text' twice; leave one out"),
+    ("x.jsonl", '{"text": "a", "label": "b", "c": {"d": 1, "d": 1}}', "classification", "line 1 (row 1): has the key 'd'"),
+    ("x.conll", "a\u00a0b\n", "token-classification", "line 1 (row 1): the word 'a\\xa0b' has no tag"),
+    ("x.conll", "a O\n\n\tO\n", "token-classification", "line 3 (row 2): has no word before its tag"),
+    ("x.json", json.dumps(SQUAD), "classification", "SQuAD's JSON is for question-answering"),
+    ("x.conll", "a\tO\nb\n", "token-classification", "line 2 (row 1): the word 'b' has no tag"),
+    ("x.conll", "a O\n", "classification", "CoNLL is for token-classification"),
+    ("x.tsv", "text\ttext\n", "classification", "two columns are called 'text'"),
     (
         "x.tsv",
         "good\tjoy\nbad\tfear\n",
         "classification",
-        {},
         "line 2 (row 1): has no 'text', only 'good', 'joy'; name the column",
     ),
-    ("x.csv", "good,joy\nbad,fear\n", "classification", {}, "without a header line, name all: --columns text,label,id"),
-    ("x.csv", 'text,label\n"a,b\n', "classification", {}, "line 2: not CSV"),
-    ("x.xyz", "a", "classification", {}, "unknown ending"),
-    ("x.parquet", "no", "classification", {}, "cannot be read as a Parquet"),
+    ("x.csv", "good,joy\nbad,fear\n", "classification", "without a header line, name all: --columns text,label,id"),
+    ("x.csv", 'text,label\n"a,b\n', "classification", "line 2: not CSV"),
+    ("x.xyz", "a", "classification", "unknown ending"),
+    ("x.parquet", "no", "classification", "cannot be read as a Parquet"),
 ]
 RETRIEVAL: list[tuple[str, str, str]] = [
     ("embedding", '{"anchor": "a cat"}', "has no 'positive', only 'anchor'; name the"),
@@ -238,13 +216,11 @@ RETRIEVAL: list[tuple[str, str, str]] = [
 BAD += [("x.jsonl", row, task, {}, f"line 1 (row 1): {message}") for task, row, message in RETRIEVAL]
 
 
-@pytest.mark.parametrize(("name", "content", "task", "settings", "message"), BAD)
-def test_bad_rows_are_named(
-    tmp_path: Path, name: str, content: str | bytes, task: Any, settings: dict[str, Any], message: str
-) -> None:
+@pytest.mark.parametrize(("name", "content", "task", "message"), BAD)
+def test_bad_rows_are_named(tmp_path: Path, name: str, content: str | bytes, task: Any, message: str) -> None:
     path = write(tmp_path / name, content)
     with pytest.raises(InputError) as caught:
-        rows_of(path, task, **settings)
+        rows_of(path, task)
     text = str(caught.value)
     assert message in text
     assert text.startswith(str(path))
