@@ -195,6 +195,25 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
     ("x.xyz", "a", "classification", "unknown ending"),
     ("x.parquet", "no", "classification", "cannot be read as a Parquet"),
 ]
+RETRIEVAL: list[tuple[str, str, str]] = [
+    ("embedding", '{"anchor": "a cat"}', "has no 'positive', only 'anchor'; name the"),
+    ("embedding", '{"positive": "a cat"}', "has no 'anchor', only 'positive'; name the"),
+    ("embedding", '{"anchor": "cat", "positive": " "}', "positive is empty"),
+    ("embedding", '{"anchor": "cat", "positive": "cat"}', "both texts are 'cat'"),
+    ("embedding", '{"anchor": "a", "positive": "b", "negatives": ["c", 5]}', "negatives is 5; it must be a text"),
+    ("embedding", '{"text": "a", "text_pair": "b", "label": "near"}', "label is 'near'; embedding needs a finite number"),
+    ("embedding", '{"text": "a", "text_pair": "b"}', "has no 'label', only"),
+    ("reranking", '{"query": "a", "document": "b", "label": 2}', "label is 2; reranking needs a number of 0 to 1"),
+    ("reranking", '{"query": "a", "document": "b", "label": "yes"}', "label is 'yes'; reranking needs a number of 0 to 1"),
+    ("reranking", '{"query": "a", "document": "b"}', "has no 'label', only"),
+    ("reranking", '{"query": "a", "label": 1}', "has no 'document', only"),
+    ("reranking", '{"document": "a", "label": 1}', "has no 'query', only"),
+    ("reranking", '{"query": "a", "document": null, "label": 1}', "document is None; it must be a text"),
+    ("reranking", '{"query": " ", "document": "b", "label": 1}', "query is empty"),
+    ("reranking", '{"query": "a", "positive": 5}', "positive is 5; it must be a text, or a list of texts"),
+    ("reranking", '{"query": "a", "positive": "b", "negatives": ["c", " "]}', "negatives is empty; give it a text"),
+]
+BAD += [("x.jsonl", row, task, {}, f"line 1 (row 1): {message}") for task, row, message in RETRIEVAL]
 
 
 @pytest.mark.parametrize(("name", "content", "task", "message"), BAD)
