@@ -135,9 +135,9 @@ def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[
     for kind in (*reversed(POD_LABELS), "ConfigMap"):
         for item in cluster.find_if_allowed(kind, f"{PIPELINE_LABEL}={settings.name}"):
             names.append((kind, item["metadata"]["name"]))
-    for item in render(settings).shared:
-        if item["kind"] != "ConfigMap" and (item["kind"] != "PersistentVolumeClaim" or data):
-            names.append((item["kind"], item["metadata"]["name"]))
+    for kind, item in render(settings).shared.items():
+        if kind != "ConfigMap" and (kind != "PersistentVolumeClaim" or data):
+            names.append((kind, item["metadata"]["name"]))
     removed = [f"{kind} {name}" for kind, name in names if cluster.delete(kind, name)]
     if data and settings.kubernetes.store:
         removed += _delete_objects(settings, f"{settings.kubernetes.store}/{settings.name}")
