@@ -151,7 +151,7 @@ def test_a_quota_that_refuses_one_of_the_pods_ends_the_run(kind: str, server: Fa
     server.warn(
         "demo-train", 'Error creating: pods "demo-train-1-x" is forbidden: exceeded quota: team', "2099-01-01T00:00:00Z"
     )
-    server.script("demo-train", State(ACTIVE, both()[:1]))
+    server.script("demo-train", *[State(ACTIVE, both()[:1])] * 500, TRAINED)
     said = rf"{kind} demo-train gets 1 of 2 pods: .*quota.*was removed\); wait until the quota"
     with pytest.raises(FailedError, match=said):
         run(["train"], *options(kind))
