@@ -23,7 +23,7 @@ from gaudi_bert.training.results import DryRun, FineTuneInput
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.train import train
 from tests.builders.agree import agree
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import QUIET, a_run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -163,7 +163,7 @@ def packed(folder: Path, name: str, factor: float) -> Path:
     length, predictions = settings.prepare.max_sequence_length, settings.prepare.max_predictions
     folder.mkdir()
     write_unpacked(folder / "unpacked", lengths_for(factor, length), length, predictions)
-    pack(folder / "unpacked", folder / "packed", settings.packing, reporter=QUIET)
+    pack(folder / "unpacked", folder / "packed", settings.packing, a_run())
     return folder / "packed"
 
 

@@ -17,12 +17,11 @@ from gaudi_bert.artefacts.completion import Signature, first_difference, read_si
 from gaudi_bert.artefacts.packed import RowTables, TableGroupManifest, TableMetadata, TableVerification, row_table_path
 from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, StageOutput
 from gaudi_bert.artefacts.stage_run import StageRun
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, local_copy, mirrored, names_in
+from gaudi_bert.artefacts.store.mirrored_folder import exists, fetch, is_mirrored, local_copy, mirrored, names_in
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import section_from_mapping
-from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.proof.folder import (
     Proof,
@@ -45,7 +44,7 @@ _VerifiedTable: TypeAlias = StageOutput[TableVerification] | GroupsResult
 
 def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable | ByRowLength[_VerifiedTable]:
     """Verify a packed table against its table; of rows of several lengths, the packed table of each."""
-    if row_lengths_of(packed, run.store):
+    if exists(RowTables.path_in(packed), run.store):
         return _verify_row_lengths(source, packed, run)
     return verify_rows(source, packed, run)
 
@@ -65,14 +64,6 @@ def verify_rows(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTab
         check_shards(here, metadata)
         again = run.does_all and is_mirrored(here)  # a store counts in seconds, and a copied table is always new
         return verify_packs(_Folder(table, here, metadata, run), replace(run, overwrite=run.overwrite or again))
-
-
-def row_lengths_of(packed: Path, store: StoreSettings | None = None) -> tuple[int, ...]:
-    """The lengths of a folder of packed tables of several; () of any other folder."""
-    with mirrored(packed, store) as here:
-        fetch(RowTables.path_in(here))
-        tables = RowTables.read_if_present(here)
-    return () if tables is None else tables.row_lengths
 
 
 def _verify_row_lengths(source: str | Path, packed: Path, run: StageRun) -> ByRowLength[_VerifiedTable]:
