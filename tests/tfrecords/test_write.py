@@ -21,6 +21,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.histogram import histogram
+from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.wire.example import decode_example
@@ -212,6 +213,11 @@ def test_a_damaged_plan_is_refused(case: PackingCase, tmp_path: Path, damage: st
     with pytest.raises(InputError, match=r"plan\.json"):
         write(case.records, tmp_path / "plan.json", tmp_path / "out", a_run())
     assert not (tmp_path / "out").exists()
+
+
+def test_pack_is_not_shared_between_machines(case: PackingCase, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="only 1 groups are done, where all are needed; leave out --shard"):
+        pack(case.records, tmp_path / "out", PackingSettings(), a_run(part=(0, 2)))
 
 
 def test_a_plan_whose_packs_hold_more_than_their_masked_slots_is_refused(case: PackingCase, tmp_path: Path) -> None:
