@@ -10,8 +10,8 @@ from tests.builders.reporters import a_run
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
 def test_each_group_belongs_to_one_part(parts: int) -> None:
-    shares = [list(a_run(part=(number, parts)).share_of(range(5))) for number in range(parts)]
-    assert sorted(sum(shares, [])) == list(range(5))
+    shares = [a_run(part=(number, parts)).share_of(range(5)) for number in range(parts)]
+    assert sorted(group for share in shares for group in share) == list(range(5))
     assert a_run().share_of("abc") == "abc"
 
 

@@ -216,7 +216,7 @@ def test_a_damaged_plan_is_refused(case: PackingCase, tmp_path: Path, damage: st
 
 
 def test_pack_is_not_shared_between_machines(case: PackingCase, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="only 1 groups are done, where all are needed; leave out --shard"):
+    with pytest.raises(InputError, match="only a part of the work is done, and all of it is needed"):
         pack(case.records, tmp_path / "out", PackingSettings(), a_run(part=(0, 2)))
 
 
