@@ -51,9 +51,6 @@ from gaudi_bert.tfrecords.histogram import read_histograms
 WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
 """Algorithms for which a depth means nothing (`none`, `sort`) or that the paper runs without one: shown once, with this."""
 
-PICTURE_ENDINGS = (".png", ".svg")
-
-
 EstimateRow = Estimate
 """A row of `EstimateResult`."""
 
@@ -117,8 +114,7 @@ def estimate(
         check_known(name, ESTIMATE_ALGORITHMS)
         announce(name)
     if picture is not None:
-        if picture.suffix.lower() not in PICTURE_ENDINGS:
-            raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
+        packing_pictures.picture_kind(picture)
         require({"matplotlib": "report"}, "a picture")
     histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
