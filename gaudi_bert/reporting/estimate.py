@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copies, local_copy
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, require
@@ -231,7 +232,7 @@ def histogram_of_source(
     else:
         with tempfile.TemporaryDirectory() as folder:
             counted = Path(folder) / "histogram.json"
-            count_records(source, counted, part=None, reporter=reporter)
+            count_records(source, counted, StageRun(reporter))
             histogram = read_histograms([counted]).histogram
     return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
 
