@@ -88,7 +88,7 @@ class GroupsResult:
 def of_all(result: StageOutput[Content] | GroupsResult) -> StageOutput[Content]:
     """The result of a run that does all parts, or finishes; one of a part is refused."""
     if isinstance(result, GroupsResult):
-        raise InputError(f"only {result.groups} groups are done, where all are needed; leave out --shard")
+        raise InputError("only a part of the work is done, and all of it is needed here; leave out --shard")
     return result
 
 

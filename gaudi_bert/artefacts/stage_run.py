@@ -1,7 +1,7 @@
-"""How a stage runs: with how many workers, over what other settings made, and on all of its work or on a part of it.
+"""How a stage runs: with how many workers, and whether it does all of the work or one part of it.
 
-Many machines share a stage: machine K of N does part (K, N), which is the groups K, K + N, ... of what the stage makes.
-Where a last file is written when all groups are there, `finish` is the step that writes it.
+Machine K of N does part (K, N): of the groups that the stage writes (or of the files that it reads) number K, K + N, ...
+Where a last file is written when all groups are there, a run that does nothing else is the one with `finish`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _Group = TypeVar("_Group")
 
 @dataclass(frozen=True)
 class StageRun:
-    """One run of a stage. What the stage makes in the end does not depend on it.
+    """One run of a stage; no byte of the result depends on it.
 
     Attributes:
-        reporter: what is told of the work.
-        overwrite: replace what was made with other settings, which is refused otherwise.
+        reporter: where progress is reported.
+        overwrite: replace the result of other settings, which is refused otherwise.
         workers: processes or threads; None for one per core.
         store: how object stores are reached; None for the defaults.
         part: (K, N), to do only part K of N; None for all parts.

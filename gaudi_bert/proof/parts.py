@@ -64,7 +64,7 @@ class _GroupProofs(GroupedOutput[int, GroupVerification]):
 
 
 def verify_packs(prover: Prover[Stored], run: StageRun) -> StageOutput[Stored] | GroupsResult:
-    """Verify a packed folder: all of it, the groups of a part, or what is left to do when all parts are done."""
+    """Verify a packed folder: all of it, the groups of a part, or the last step when all parts are done."""
     if run.does_all:
         return verify_folder(prover, run.overwrite)
     folder = _PartlyVerified(prover)

@@ -57,8 +57,8 @@ if TYPE_CHECKING:  # some need numpy
 class RunRequest:
     """One run of a pipeline, as it was requested; and each of its stages in this process.
 
-    Relative paths in the pipeline file start at `pipeline_folder`. Each stage runs as `how` says, with the store of the
-    settings.
+    Relative paths in the pipeline file start at `pipeline_folder`. `how` each stage runs is as requested, but the store is
+    that of the settings.
     """
 
     settings: PipelineSettings

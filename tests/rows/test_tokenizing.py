@@ -303,13 +303,6 @@ def test_casing_is_the_folder_s_own(tmp_path: Path) -> None:
 # --- windows cover a text, overlap as asked for, and every word is carried by one of them
 
 
-def test_windows_of_eleven_tokens() -> None:
-    assert window_bounds(11, 5, 2, "x").tolist() == [[0, 5], [3, 8], [6, 11]]
-    assert window_bounds(12, 5, 2, "x").tolist() == [[0, 5], [3, 8], [6, 11], [9, 12]]
-    assert window_bounds(5, 5, 9, "x").tolist() == [[0, 5]]
-    assert window_bounds(0, 5, 0, "x").tolist() == [[0, 0]]
-
-
 @pytest.mark.parametrize(("room", "shared"), [(1, 0), (13, 6), (116, 58), (255, 127), (256, 128), (381, 128)])
 def test_how_much_windows_share_when_nobody_says_it(room: int, shared: int) -> None:
     assert window_bounds(1000, room, None, "x").tolist() == window_bounds(1000, room, shared, "x").tolist()

@@ -20,6 +20,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.histogram import histogram
+from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.wire.example import decode_example
@@ -199,6 +200,11 @@ def test_two_writers_of_one_group_are_kept_apart(case: PackingCase, tmp_path: Pa
     assert not (out / "metadata.json").exists()
     write(case.records, case.plan, out, a_run())
     assert contents(out) == contents(case.packed)
+
+
+def test_pack_is_not_shared_between_machines(case: PackingCase, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="only a part of the work is done, and all of it is needed"):
+        pack(case.records, tmp_path / "out", PackingSettings(), a_run(part=(0, 2)))
 
 
 def test_a_plan_whose_packs_hold_more_than_their_masked_slots_is_refused(case: PackingCase, tmp_path: Path) -> None:
