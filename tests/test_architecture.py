@@ -147,7 +147,7 @@ STOREYS = {
         *("group_proof", "verify", "pack", "tokenize"),
     ),
     "training": (
-        *("run_plan", "input", "objective", "metrics", "results", "checkpoint", "stored_inputs", "mlperf"),
+        *("run_plan", "input", "objective", "metrics", "checkpoint", "stored_inputs", "mlperf"),
         *("run_folder", "evaluate", "loop", "run"),
         *("model_files", "weights", "train", "verify_model"),
     ),

@@ -15,11 +15,11 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.runners.stage_table import stages_of
 from gaudi_bert.tasks.finetune import finetune
+from gaudi_bert.tasks.finetune_job import FineTuneInput
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.wire.example import encode_example
 from gaudi_bert.tfrecords.wire.framing import write_record
 from gaudi_bert.training.loop import learning_rate_at
-from gaudi_bert.training.results import DryRun, FineTuneInput
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.train import train
 from tests.builders.agree import agree
@@ -179,11 +179,11 @@ def test_a_dry_run_plans_the_published_update(
 ) -> None:
     settings, data = recipe(repository, name, cards), packed(folder, name, factor)
     done = train(settings, data, data, tmp_path / "out", reporter=QUIET, dry_run=True)
-    agree(done.plan.packing_factor, factor)
-    assert done.plan.processes == cards
-    agree(done.plan.sequences_per_update, plan(settings, factor).sequences_per_update)
+    agree(done.packing_factor, factor)
+    assert done.processes == cards
+    agree(done.sequences_per_update, plan(settings, factor).sequences_per_update)
     if name != "mlperf" or factor == 2.0:
-        agree(done.plan.sequences_per_update, PUBLISHED[name][0], 0.02)
+        agree(done.sequences_per_update, PUBLISHED[name][0], 0.02)
     assert not (tmp_path / "out").exists()
 
 
@@ -230,10 +230,10 @@ def test_published_rows_are_read_and_planned(
     settings = task_recipe(repository, name, *([f"task.labels={tasks / labels}"] if labels is not None else []))
     files = FineTuneInput(tasks / data, tasks / evaluation, minilm)
     done = finetune(settings, files, tmp_path / "out", reporter=QUIET, dry_run=True)
-    assert isinstance(done, DryRun)
+    assert isinstance(done, RunPlan)
     factor, near = TASK_FACTORS[name]
-    agree(done.plan.packing_factor, factor, near)
-    agree(done.plan.sequences_per_update, settings.finetune.batch_sequences, 0.13)
+    agree(done.packing_factor, factor, near)
+    agree(done.sequences_per_update, settings.finetune.batch_sequences, 0.13)
 
 
 def test_the_demos_task_goes_on_from_the_demo(repository: Path) -> None:

@@ -14,7 +14,8 @@ from gaudi_bert.common.progress import Reporter, count_of
 
 if TYPE_CHECKING:  # they need torch, and `--help` does without
     from gaudi_bert.pytorch.probe import VerifyHuggingFaceResult
-    from gaudi_bert.training.results import ExportResult, VerifyModelResult
+    from gaudi_bert.tasks.models.export import ExportResult
+    from gaudi_bert.training.verify_model import VerifyModelResult
 
 Packed = Annotated[
     Path, typer.Option(help="A packed folder (records, or a table), or unpacked TFRecords.", show_default=False)
@@ -191,7 +192,7 @@ def finetune(
 ) -> None:
     """Train a pretrained encoder or causal model for a task, on packed rows."""
     from gaudi_bert.tasks import finetune
-    from gaudi_bert.training.results import FineTuneInput
+    from gaudi_bert.tasks.finetune_job import FineTuneInput
 
     options: dict[str, tuple[str, object]] = {
         "task.name": ("--task", task),

@@ -18,10 +18,10 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.tasks.answers import check_first_row
 from gaudi_bert.tasks.coupled_job import CoupledJob, is_coupled
-from gaudi_bert.tasks.finetune_job import FineTuneJob
+from gaudi_bert.tasks.finetune_job import FineTuneInput, FineTuneJob
 from gaudi_bert.tasks.task_data import is_labelled
-from gaudi_bert.training.results import DryRun, FineTuneInput
 from gaudi_bert.training.run import run_job
+from gaudi_bert.training.run_plan import RunPlan
 
 
 def finetune(
@@ -32,7 +32,7 @@ def finetune(
     reporter: Reporter,
     overwrite: bool = False,
     dry_run: bool = False,
-) -> StageOutput[FineTuning] | DryRun:
+) -> StageOutput[FineTuning] | RunPlan:
     """Train a pretrained model for a task.
 
     Args:

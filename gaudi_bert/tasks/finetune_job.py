@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -41,7 +41,6 @@ from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_che
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.objective import Evaluation
-from gaudi_bert.training.results import FineTuneInput
 from gaudi_bert.training.run import Job
 from gaudi_bert.training.run_folder import RunContext
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
@@ -50,6 +49,19 @@ PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
 
 # Settings that name files, which are known by their content.
 _FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
+
+
+@dataclass(frozen=True)
+class FineTuneInput:
+    """The files of a run.
+
+    `vocabulary` is a folder with the tokenizer, where it is not next to the weights.
+    """
+
+    data: Path
+    evaluation_data: Path | None
+    model: Path
+    vocabulary: Path | None = None
 
 
 class FineTuneJob(Job[FineTuning]):

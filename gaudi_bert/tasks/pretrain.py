@@ -64,7 +64,6 @@ from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.model_files import read_config
 from gaudi_bert.training.objective import LossDenominators
-from gaudi_bert.training.results import DryRun
 from gaudi_bert.training.run import Job, run_job
 from gaudi_bert.training.run_plan import TABLE_KEYS, RunPlan
 from gaudi_bert.training.train import model_config
@@ -100,7 +99,7 @@ def train_on_table(
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
-) -> StageOutput[TableTraining] | DryRun:
+) -> StageOutput[TableTraining] | RunPlan:
     """Train a model of words; `resume`, `overwrite` and `dry_run` are as of `run_job`.
 
     Args:

@@ -28,7 +28,6 @@ from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.objective import GLOBAL, Evaluation, LossDenominators, Objective
-from gaudi_bert.training.results import DryRun
 from gaudi_bert.training.run_folder import (
     R,
     RunContext,
@@ -121,11 +120,11 @@ def run_job(
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
-) -> StageOutput[R] | DryRun:
+) -> StageOutput[R] | RunPlan:
     """Train in the folder `out`; the same result in every process.
 
     A run of the same settings that was stopped continues; with `resume`, one of fewer updates does too. With `overwrite`,
-    the run in `out` is removed, whatever it is. With `dry_run`, the plan of the run is printed, and nothing is written.
+    the run in `out` is removed, whatever it is. With `dry_run`, nothing is written, and its plan is printed and returned.
     """
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
@@ -146,7 +145,7 @@ def run_job(
         for line in job.describe(plan, dry_run):
             reporter.say(f"{prefix}{line}")
         if dry_run:
-            return DryRun(plan)
+            return plan
         with run_folder(
             result_path,
             job.result_type,

@@ -37,7 +37,6 @@ from gaudi_bert.training.input.source import DataSource, check_fits
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.mlperf import MlperfLog, open_log
 from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for
-from gaudi_bert.training.results import DryRun
 from gaudi_bert.training.run import Job, run_job
 from gaudi_bert.training.run_folder import RunContext
 from gaudi_bert.training.run_plan import RunPlan
@@ -59,7 +58,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
-) -> StageOutput[TrainingResult] | DryRun:
+) -> StageOutput[TrainingResult] | RunPlan:
     """Train a model on packed or unpacked records, in the folder `out`; the options are as of `run_job`."""
     store = settings.store
     with (

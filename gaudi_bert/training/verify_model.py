@@ -31,7 +31,6 @@ from gaudi_bert.tfrecords.wire.schema import RecordError, check_features
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.input.batches import check_values, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits
-from gaudi_bert.training.results import VerifyModelResult
 from gaudi_bert.training.stored_inputs import local_weights, open_data
 
 OUTPUT_BOUND = 1e-5
@@ -50,6 +49,32 @@ _Dtype = Literal["float32", "float64"]
 # The name of a record in errors, and its features.
 _NamedRecord = tuple[str, dict[str, IntArray | Float32Array]]
 _KINDS = {"int64": "int32", "float32": "float32"}
+
+
+@dataclass(frozen=True)
+class VerifyModelResult:
+    """How far packed is from unpacked.
+
+    Outputs and losses have their largest difference; `gradient` is the largest difference of a variable's gradient, as a
+    share of its norm, and `gradient_of` that variable. `leaks` counts the sequences that changed when a neighbour in their
+    pack did, of `leak_comparisons`.
+    """
+
+    weights: str
+    data: str
+    packs: int
+    sequences: int
+    hidden_states: float
+    pooled_output: float
+    masked_lm_logits: float
+    next_sentence_logits: float
+    masked_lm_loss: float
+    next_sentence_loss: float
+    gradient: float
+    gradient_of: str
+    per_sequence_loss_difference: float
+    leaks: int
+    leak_comparisons: int
 
 
 def verify_model(

@@ -30,12 +30,12 @@ from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.finetune import finetune
+from gaudi_bert.tasks.finetune_job import FineTuneInput
 from gaudi_bert.tasks.models.task_models import open_model, read_task_folder, start_weights
 from gaudi_bert.tasks.objective import TaskEvaluation, TaskResult
 from gaudi_bert.tasks.task_data import TaskData, tokenized_file
 from gaudi_bert.training.evaluate import Evaluator, evaluate
 from gaudi_bert.training.objective import TrainingStep
-from gaudi_bert.training.results import FineTuneInput
 from gaudi_bert.training.train import train
 from tests.builders import training_data
 from tests.builders import training_updates as work

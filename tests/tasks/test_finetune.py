@@ -19,7 +19,7 @@ from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
-from gaudi_bert.training.results import DryRun
+from gaudi_bert.training.run_plan import RunPlan
 from tests.builders.agree import agree
 from tests.builders.command_line import run_command
 from tests.builders.effort import LONG
@@ -118,18 +118,18 @@ def test_the_plan_says_how_far_its_batch_is_from_what_was_asked(files, model, tm
     listener = Listener()
     asked = {"batch_sequences": 7}
     result = run("classification", data, evaluation, model, tmp_path / "out", listener, dry_run=True, finetune=asked)
-    assert isinstance(result, DryRun)
-    factor, real = result.plan.packing_factor, result.plan.sequences_per_update
+    assert isinstance(result, RunPlan)
+    factor, real = result.packing_factor, result.sequences_per_update
     agree(real, factor * round(7 / factor))
-    assert result.plan.as_json()["sequences_asked_per_update"] == 7
-    agree(result.plan.change, real / 7 - 1)
+    assert result.as_json()["sequences_asked_per_update"] == 7
+    agree(result.change, real / 7 - 1)
     off = f"{abs(real / 7 - 1):.1%} {'more' if real > 7 else 'fewer'}"
     note = f"note: that is {off} than finetune.batch_sequences = 7; every process takes the same number of packs"
     assert [line for line in listener.lines if "batch_sequences = 7;" in line] == [note]
     asked = {"batch_sequences": 500}
     run("classification", data, evaluation, model, tmp_path / "out", listener, dry_run=True, finetune=asked)
     repeats = next(line for line in listener.lines if "repeat within an update" in line)
-    assert f"set finetune.batch_sequences = {int(result.plan.packs * factor)}, or give more data" in repeats
+    assert f"set finetune.batch_sequences = {int(result.packs * factor)}, or give more data" in repeats
     assert not (tmp_path / "out").exists()
 
 

@@ -13,6 +13,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -29,7 +30,6 @@ from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.window_plan import deepest
 from gaudi_bert.tasks.models.task_models import check_finished, open_model, read_task_folder, start_weights
 from gaudi_bert.training.model_files import TaskConfig
-from gaudi_bert.training.results import ExportResult
 from gaudi_bert.training.stored_inputs import local_weights
 from gaudi_bert.training.weights import Weights, read_weights
 
@@ -41,6 +41,17 @@ TASK_HEADS = ("BertForSequenceClassification", "BertForTokenClassification", "Be
 
 # Of sizes that nothing records: BERT masks 15 % of a sequence, and packs of three are what was published.
 MASKED_SHARE, COMMON_DEPTH = 0.15, 3
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written: its files, the model's parameters, the vocabulary next to it, a SavedModel's sizes."""
+
+    format: str
+    files: tuple[str, ...]
+    parameters: int
+    vocabulary: str | None
+    sizes: dict[str, int] | None = None
 
 
 def export(
