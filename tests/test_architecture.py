@@ -147,9 +147,8 @@ STOREYS = {
         *("group_proof", "verify", "pack", "tokenize"),
     ),
     "training": (
-        *("run_plan", "input", "objective", "metrics", "checkpoint", "stored_inputs", "mlperf"),
-        *("run_folder", "evaluate", "loop", "run"),
-        *("model_files", "weights", "train", "verify_model"),
+        *("run_plan", "input", "objective", "metrics", "checkpoint", "model_files", "weights", "mlperf"),
+        *("run_folder", "evaluate", "loop", "run", "train", "verify_model"),
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": (

@@ -35,9 +35,9 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.checkpoint import Checkpoint, checkpoint_identity, find_checkpoint, read_checkpoint
 from gaudi_bert.training.input.batches import Batch, evaluation_batches, value_limits
-from gaudi_bert.training.input.source import DataSource, check_fits
+from gaudi_bert.training.input.source import DataSource, check_fits, open_data
 from gaudi_bert.training.objective import Evaluation, PretrainingObjective
-from gaudi_bert.training.stored_inputs import local_weights, open_data
+from gaudi_bert.training.weights import local_weights
 
 # Packed and unpacked figures are sums of the same float32 terms in another order.
 _LARGEST_DIFFERENCE = 1e-4

@@ -30,8 +30,8 @@ from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.schema import RecordError, check_features
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.input.batches import check_values, value_limits
-from gaudi_bert.training.input.source import DataSource, check_fits
-from gaudi_bert.training.stored_inputs import local_weights, open_data
+from gaudi_bert.training.input.source import DataSource, check_fits, open_data
+from gaudi_bert.training.weights import local_weights
 
 OUTPUT_BOUND = 1e-5
 GRADIENT_BOUND = 1e-5

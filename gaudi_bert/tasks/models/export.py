@@ -30,8 +30,7 @@ from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.window_plan import deepest
 from gaudi_bert.tasks.models.task_models import check_finished, open_model, read_task_folder, start_weights
 from gaudi_bert.training.model_files import TaskConfig
-from gaudi_bert.training.stored_inputs import local_weights
-from gaudi_bert.training.weights import Weights, read_weights
+from gaudi_bert.training.weights import Weights, local_weights, read_weights
 
 Format = Literal["huggingface", "google", "savedmodel"]
 FORMATS: tuple[str, ...] = get_args(Format)
