@@ -150,7 +150,7 @@ STOREYS = {
         *("run_plan", "input", "objective", "metrics", "checkpoint", "model_files", "weights", "mlperf"),
         *("run_folder", "evaluate", "loop", "run", "train", "verify_model"),
     ),
-    "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
+    "engines": ("protocol", "watchdog", "tensorflow", "pytorch"),
     "tasks": (
         *("kinds", "task_data", "answers", "objective", "coupled", "models", "finetune_job", "coupled_job", "finetune"),
         *("check_graph", "pretrain", "predict"),

@@ -21,8 +21,7 @@ from gaudi_bert.common.launch import is_first_process, shares_folders
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.protocol import Model, ModelSpec
+from gaudi_bert.engines.protocol import Model, ModelSpec, load_engine
 from gaudi_bert.training.evaluate import EvaluationSet, Evaluator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import TrainingLoop

@@ -31,8 +31,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.tensorflow_environment import native_lines_to
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
-from gaudi_bert.engines.choose import ChosenEngine, choose_engine
-from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model, ModelSpec
+from gaudi_bert.engines.protocol import ChosenEngine, Communicator, Device, Engine, Model, ModelSpec, choose_engine
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, beginning_of, resume_run, share_state
 from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective, TrainingStep
 from gaudi_bert.training.run_plan import RunPlan

@@ -23,8 +23,7 @@ from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import GaudiBertError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
-from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.protocol import Communicator
+from gaudi_bert.engines.protocol import Communicator, load_engine
 from gaudi_bert.engines.tensorflow import model as tensorflow_model
 from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.rows.tokenizer import open_tokenizer

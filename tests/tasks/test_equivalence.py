@@ -17,8 +17,7 @@ import tensorflow as tf
 
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.engines.protocol import ModelSpec
-from gaudi_bert.engines.tensorflow.losses import task_sums
-from gaudi_bert.engines.tensorflow.model import TensorFlowModel
+from gaudi_bert.engines.tensorflow.model import TensorFlowModel, task_sums
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs

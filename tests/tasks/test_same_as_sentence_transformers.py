@@ -21,8 +21,7 @@ from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.sentence_transformer import losses
 
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
-from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.protocol import Communicator, ModelSpec
+from gaudi_bert.engines.protocol import Communicator, ModelSpec, load_engine
 from gaudi_bert.model.huggingface import hugging_face_name
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows

@@ -14,8 +14,7 @@ from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.config.values import Precision
-from gaudi_bert.engines.choose import choose_engine, load_engine
-from gaudi_bert.engines.protocol import Engine
+from gaudi_bert.engines.protocol import Engine, choose_engine, load_engine
 from gaudi_bert.model.config import NO_PACKS, BertConfig
 from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
 from gaudi_bert.rows.tokenizer import open_tokenizer
