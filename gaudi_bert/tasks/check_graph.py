@@ -38,8 +38,8 @@ from gaudi_bert.tasks.finetune_job import FineTuneInput
 from gaudi_bert.tasks.kinds.task import Draw, Task, task_named
 from gaudi_bert.tasks.models.task_models import start_weights
 from gaudi_bert.training.input.batches import TrainingOrder
+from gaudi_bert.training.model_files import model_config
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.train import model_config
 
 _PROBLEMS_SHOWN = 20
 _UNPACKED = "the settings; nothing is packed yet, so one sequence per pack is assumed"

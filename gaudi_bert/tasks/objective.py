@@ -15,8 +15,8 @@ import numpy as np
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray
 from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.rows.packs import lay_out_packs
-from gaudi_bert.tasks.kinds.task import Draw, Task
-from gaudi_bert.tasks.task_data import EVALUATION_EPOCH, TaskData
+from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, Draw, Task
+from gaudi_bert.tasks.task_data import TaskData
 from gaudi_bert.training.evaluate import EvaluationBatch
 from gaudi_bert.training.input.batches import Batch
 

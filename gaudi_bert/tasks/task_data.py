@@ -45,7 +45,6 @@ from gaudi_bert.tasks.kinds.task import Draw, Task
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.run_plan import RowPacks, RunPlan
 
-EVALUATION_EPOCH = -1
 _WINDOW_ROWS = 20_000
 
 

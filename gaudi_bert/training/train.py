@@ -28,11 +28,11 @@ from gaudi_bert.common.files import read_text, write_json, write_text
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
-from gaudi_bert.config.sections import ModelSettings, TrainingSettings
+from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.shipped import name_of_sizes
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Model, ModelSpec
-from gaudi_bert.model.config import BertConfig, parameter_count
+from gaudi_bert.model.config import parameter_count
 from gaudi_bert.model.features import join_sequences, split_packs
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.evaluate import RecordsEvaluation
@@ -40,13 +40,13 @@ from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_bat
 from gaudi_bert.training.input.source import DataSource, check_fits, open_data
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.mlperf import MlperfLog, open_log
+from gaudi_bert.training.model_files import model_config
 from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for
 from gaudi_bert.training.run import Job, run_job
 from gaudi_bert.training.run_folder import RunContext
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.weights import load_weights, local_weights
 
-_BERT_VOCABULARY = 30522
 _DEFAULT_MODEL = "the default, for first tries: --model bert-base, bert-large or a config.json chooses another"
 _SMALL_MODELS_RATE = ", the default for small models: BERT was published with 1e-4 (--set training.learning_rate=1e-4)"
 
@@ -203,16 +203,6 @@ class _RecordsJob(Job[TrainingResult]):
             evaluation=cast(EvaluationFigures | None, loop.evaluation),
             realized_speedup=self._speedup,
         )
-
-
-def model_config(settings: ModelSettings, vocabulary_size: int | None, max_sequence_length: int) -> BertConfig:
-    """The model's configuration: what the settings leave open comes from the data."""
-    values = settings.model_dump()
-    if values["vocab_size"] is None:
-        values["vocab_size"] = vocabulary_size or _BERT_VOCABULARY
-    if values["max_position_embeddings"] is None:
-        values["max_position_embeddings"] = max_sequence_length
-    return BertConfig(**values)
 
 
 def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, store: StoreSettings | None) -> None:

@@ -12,15 +12,20 @@ sequence. Every token but the last of a sequence has a next one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gaudi_bert.common.arrays import BatchArrays, random_words
-from gaudi_bert.model.masking import Masks, draw_masks, masked_features, masked_slots
+from gaudi_bert.common.arrays import AnyArray, BatchArrays, BoolArray, Int32Array, mixed_words, random_words
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.heads import TaskKind
+from gaudi_bert.model.masking import NO_VOCABULARY, Masks, Vocabulary, draw_masks, masked_features, masked_slots
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.kinds.task import Draw, Task
+from gaudi_bert.training.input.batches import Batch
 
 
 class _LanguageModelling(Task):
@@ -77,3 +82,67 @@ class CausalLanguageModelling(_LanguageModelling):
     def config_json(self) -> dict[str, Any]:
         """A decoder, as transformers calls what attends backwards only."""
         return {**super().config_json(), "is_decoder": True}
+
+
+# --- the same of packed tables, whose packs are read, not laid out
+#
+# The masks of a token are a function of the seed, the epoch, the row of the table that its sequence is from, and its
+# position there: never of its pack, of the processes, or of where a run was resumed.
+#
+# Letters: B packs, L positions, N sequences of a batch, T tokens of these.
+
+
+@dataclass(frozen=True)
+class WordTargets:
+    """What is predicted: words that were masked, or the next one."""
+
+    kind: TaskKind
+    seed: int
+    share: float
+    vocabulary: Vocabulary = NO_VOCABULARY
+
+    def of_packs(self, packs: Sequence[Mapping[str, AnyArray]], epoch: int, length: int, depth: int) -> Batch:
+        """The features of packs [B, ...], with targets and their weights, in the form of `model.heads.TaskHead`."""
+        ids_BL, numbers_BL = (np.stack([pack[name] for pack in packs]) for name in ("input_ids", "sequence_ids"))
+        ids_BL, numbers_BL = ids_BL.astype(np.int32), numbers_BL.astype(np.int32)
+        positions_BL = np.stack([pack["position_ids"] for pack in packs]).astype(np.int32) * (numbers_BL > 0)
+        segments = [pack.get("token_type_ids") for pack in packs]
+        given = [each for each in segments if each is not None]
+        counts_B = np.array([len(pack["seq_lens"]) for pack in packs])
+        batch: Batch = {
+            "input_ids": ids_BL,
+            "input_mask": numbers_BL,
+            "segment_ids": np.stack(given).astype(np.int32) if given else np.zeros_like(ids_BL),
+            "positions": positions_BL,
+            "sequence_weights": (np.arange(depth) < counts_B[:, np.newaxis]).astype(np.float32),
+        }
+        if self.kind == "causal-language-modelling":
+            same_BL = np.pad((numbers_BL[:, 1:] == numbers_BL[:, :-1]) & (numbers_BL[:, 1:] > 0), [(0, 0), (0, 1)])
+            following_BL = np.pad(ids_BL[:, 1:], [(0, 0), (0, 1)])
+            return {**batch, "targets": following_BL * same_BL, "target_weights": same_BL.astype(np.float32)}
+        slots = masked_slots(length, depth, self.share)
+        return {**batch, **self._masked(packs, ids_BL, numbers_BL > 0, positions_BL, epoch, slots)}
+
+    def _masked(
+        self,
+        packs: Sequence[Mapping[str, AnyArray]],
+        ids_BL: Int32Array,
+        real_BL: BoolArray,
+        positions_BL: Int32Array,
+        epoch: int,
+        slots: int,
+    ) -> Batch:
+        lengths_N = np.concatenate([pack["seq_lens"] for pack in packs]).astype(np.int64)
+        if int(lengths_N.sum()) != np.count_nonzero(real_BL):
+            raise InputError("seq_lens and sequence_ids of a pack differ; pack the table again")
+        rows_N = np.concatenate([pack["indices"] for pack in packs]).astype(np.uint64)
+        starts_N = np.concatenate([pack.get("starts", np.zeros(len(pack["seq_lens"]))) for pack in packs])
+        at_T = (np.repeat(starts_N, lengths_N) + positions_BL[real_BL]).astype(np.uint64)
+        order_T, kinds_T = (
+            mixed_words(np.repeat(mixed_words(random_words(1, self.seed, purpose, epoch + 1), rows_N), lengths_N), at_T)
+            for purpose in ("masked words", "kinds of masks")
+        )
+        masks = draw_masks(ids_BL[real_BL], lengths_N, self.share, self.vocabulary, order_T, lambda masked: kinds_T[masked])
+        is_masked_BL, changed_BL = np.zeros_like(real_BL), ids_BL.copy()
+        is_masked_BL[real_BL], changed_BL[real_BL] = masks.is_masked, masks.input_ids
+        return {**masked_features(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}

@@ -50,6 +50,10 @@ def task_named(name: str) -> type[Task]:
     return task
 
 
+EVALUATION_EPOCH = -1
+"""That of masks for an evaluation."""
+
+
 # --- what a task has
 
 
