@@ -27,6 +27,7 @@ from gaudi_bert.common.files import (
     atomic_file,
     exclusive_lock,
     explained_os_errors,
+    file_identity,
     hidden_beside,
     in_store,
     move_finished_file,
@@ -42,7 +43,6 @@ from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import policy_of, tokenize_readable, tokenize_rows
 from gaudi_bert.rows.types import STANDARD_INPUT, BadRow, Row, Sequences, TextRow, source_name
 from gaudi_bert.rows.window_plan import WindowPlan
-from gaudi_bert.tasks.task_data import file_identity
 
 STANDARD_OUTPUT = "-"
 
@@ -233,14 +233,6 @@ def shown_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> I
                 "stopped before the first rows were answered; the same command starts from the beginning"
             ) from error
         raise
-
-
-def check_first_row(rows_file: str, task: TaskName | None, settings: TaskSettings, *, labelled: bool = False) -> None:
-    """Refuse a file before a model is opened, which takes seconds; a pipe is read once only."""
-    if rows_file == STANDARD_INPUT:
-        return
-    rows = rows_of_part(complete_file(rows_file, settings), task, settings, labelled=labelled)
-    next(good_rows(rows, settings.on_bad_row), None)
 
 
 def _count_path(out: Path) -> Path:

@@ -32,10 +32,9 @@ from gaudi_bert.rows.fields import read_label_names
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Sequences
 from gaudi_bert.tasks.coupled import coupled_features
-from gaudi_bert.tasks.coupled_job import is_coupled
 from gaudi_bert.tasks.finetune import job_of
 from gaudi_bert.tasks.finetune_job import FineTuneInput
-from gaudi_bert.tasks.kinds.task import Draw, Task, task_named
+from gaudi_bert.tasks.kinds.task import Draw, Task, is_coupled, task_named
 from gaudi_bert.tasks.models.task_models import start_weights
 from gaudi_bert.training.input.batches import TrainingOrder
 from gaudi_bert.training.model_files import model_config

@@ -16,9 +16,10 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.tasks.answers import check_first_row
-from gaudi_bert.tasks.coupled_job import CoupledJob, is_coupled
+from gaudi_bert.rows.reading import check_first_row
+from gaudi_bert.tasks.coupled import CoupledJob
 from gaudi_bert.tasks.finetune_job import FineTuneInput, FineTuneJob
+from gaudi_bert.tasks.kinds.task import is_coupled
 from gaudi_bert.tasks.task_data import is_labelled
 from gaudi_bert.training.run import run_job
 from gaudi_bert.training.run_plan import RunPlan

@@ -1,6 +1,6 @@
 """The job of `finetune`: a model of a task on labelled rows, whose packs are those of the complete file.
 
-`tasks/coupled_job.py` adds what rows need whose loss is one of all rows of an update.
+`tasks/coupled.py` adds what rows need whose loss is one of all rows of an update.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, enumerated
-from gaudi_bert.common.files import atomic_file
+from gaudi_bert.common.files import atomic_file, file_identity
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, RunSettings, TaskName, TaskSettings
@@ -36,7 +36,7 @@ from gaudi_bert.rows.types import QuestionRow, Row, Sequences
 from gaudi_bert.tasks.kinds.task import Task, task_named
 from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.tasks.objective import TaskEvaluation, TaskObjective, TaskResult
-from gaudi_bert.tasks.task_data import TaskData, counts_of, file_identity, labels_of, task_batches, tokenized_file
+from gaudi_bert.tasks.task_data import TaskData, counts_of, labels_of, task_batches, tokenized_file
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import TrainingLoop

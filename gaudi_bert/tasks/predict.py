@@ -26,6 +26,7 @@ from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.engines.protocol import Engine, choose_engine, load_engine
 from gaudi_bert.model.config import NO_PACKS, BertConfig
 from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
+from gaudi_bert.rows.reading import check_first_row
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import check_policy
 from gaudi_bert.rows.types import Row, Sequences, TextRow
@@ -38,7 +39,6 @@ from gaudi_bert.tasks.answers import (
     PredictOptions,
     StreamResult,
     check_choice,
-    check_first_row,
     local_files,
     open_answers,
     shown_progress,

@@ -9,7 +9,6 @@ position is one number. After the last epoch come empty packs, which fill up the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ from gaudi_bert.common.arrays import IntArray, random_words
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.features import BUILT_IN_ROWS
-from gaudi_bert.common.files import exclusive_lock, explained_os_errors, open_file, write_text
+from gaudi_bert.common.files import exclusive_lock, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, labelled_docstrings, python_texts, titled_docstrings
@@ -46,15 +45,6 @@ from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.run_plan import RowPacks, RunPlan
 
 _WINDOW_ROWS = 20_000
-
-
-def file_identity(path: Path) -> str:
-    """Name and SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with explained_os_errors(path, "read"), open_file(path) as handle:
-        while block := handle.read(2**20):
-            digest.update(block)
-    return f"{path.name}:{digest.hexdigest()}"
 
 
 def is_labelled(task: TaskName) -> bool:

@@ -20,24 +20,15 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import is_first_process, shares_folders
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.engines.protocol import Model, ModelSpec, load_engine
+from gaudi_bert.config.sections import LoopSettings, TrainingSettings
+from gaudi_bert.engines.protocol import Model, ModelSpec, Updates, load_engine
+from gaudi_bert.training.checkpoint import Progress, resume_run, share_state
 from gaudi_bert.training.evaluate import EvaluationSet, Evaluator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.mlperf import MlperfLog
-from gaudi_bert.training.objective import GLOBAL, Evaluation, LossDenominators, Objective
-from gaudi_bert.training.run_folder import (
-    R,
-    RunContext,
-    build_step,
-    nothing_to_do,
-    processes_of,
-    restore,
-    run_engine,
-    run_folder,
-    stored_settings,
-)
+from gaudi_bert.training.objective import GLOBAL, Evaluation, LossDenominators, Objective, TrainingStep
+from gaudi_bert.training.run_folder import R, RunContext, nothing_to_do, run_engine, run_folder
 from gaudi_bert.training.run_plan import STAGE_OF_SECTION, RunPlan
 
 
@@ -140,7 +131,10 @@ def run_job(
             return StageOutput(job.result_type.read(result_path), skipped=True)
         engine = load_engine(chosen.name)
         communicator = engine.connect(job.section, signature.facts())
-        plan = job.plan(processes_of(settings, communicator, dry_run))
+        processes = communicator.size
+        if dry_run and processes == 1:  # without a launcher, as many as the settings request
+            processes = settings.resources.workers * settings.resources.processes_per_worker
+        plan = job.plan(processes)
         for line in job.describe(plan, dry_run):
             reporter.say(f"{prefix}{line}")
         if dry_run:
@@ -170,10 +164,11 @@ def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
     settings = plan.settings
     events = job.begin(run, plan)
     model = run.engine.build(job.spec, run.device, seed=settings.seed, compiled=run.compiled)
-    step = build_step(run, plan, model, job.objective, job.denominators())
+    updates = run.engine.updates(model, settings, communicator, plan.accumulation_steps)
+    step = TrainingStep(updates, communicator, settings, job.objective, job.denominators())
     held_out = job.evaluation(plan)
     job.built(run, plan, model)
-    progress = restore(run, step, model, partial(job.load_start, model, run.reporter))
+    progress = _restored(job, run, model, updates)
     rank, size = communicator.rank, communicator.size
     order = TrainingOrder(settings.seed, settings.shuffle_packs, rank, size, progress.packs, progress.update)
     loop = TrainingLoop(
@@ -183,7 +178,7 @@ def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
         model,
         job.batches(plan, order),
         progress,
-        stored_settings(run, job.section, job.spec, job.stored()),
+        _stored_settings(job, run),
         evaluator=None if held_out is None else Evaluator(model, held_out, communicator),
         events=events,
         evaluated=partial(job.evaluated, run, model),
@@ -191,3 +186,31 @@ def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
     )
     loop.run()
     return job.finish(loop)
+
+
+def _restored(job: Job[R], run: RunContext[R], model: Model, updates: Updates) -> Progress:
+    """Resume from the newest checkpoint, or else load the weights that the run begins with; the same in every process."""
+    progress = Progress()
+    if run.communicator.is_first:
+        progress = resume_run(run.checkpoints, model, updates, run.signature.as_json(), run.reporter.say)
+        if progress.update == 0:
+            job.load_start(model, run.reporter)
+    return share_state(progress, model, updates, run.communicator)
+
+
+# Settings that a checkpoint does not hold: any engine on any machine resumes from it.
+_OF_THE_MACHINE = ("engine", "device", "compile")
+
+
+def _stored_settings(job: Job[R], run: RunContext[R]) -> dict[str, Any]:
+    """What every checkpoint of a run holds besides its state; paths are those of the user, and left out."""
+    section = job.section
+    fields = TrainingSettings.model_fields if isinstance(section, TrainingSettings) else LoopSettings.model_fields
+    names = fields.keys() - {"init_checkpoint", *_OF_THE_MACHINE}
+    return {
+        "model": job.spec.config.to_json(),
+        "training": section.model_dump(mode="json", include=names),
+        **job.stored(),
+        "compiled_kernels": run.compiled,
+        "run": run.signature.as_json(),
+    }

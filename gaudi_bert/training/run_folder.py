@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import yaml
 
@@ -30,14 +30,9 @@ from gaudi_bert.common.files import exclusive_lock, explained_os_errors, read_js
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.tensorflow_environment import native_lines_to
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
-from gaudi_bert.config.sections import LoopSettings, TrainingSettings
-from gaudi_bert.engines.protocol import ChosenEngine, Communicator, Device, Engine, Model, ModelSpec, choose_engine
-from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, beginning_of, resume_run, share_state
-from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective, TrainingStep
-from gaudi_bert.training.run_plan import RunPlan
-
-# Settings that a checkpoint does not hold: any engine on any machine resumes from it.
-_OF_THE_MACHINE = ("engine", "device", "compile")
+from gaudi_bert.config.sections import LoopSettings
+from gaudi_bert.engines.protocol import ChosenEngine, Communicator, Device, Engine, choose_engine
+from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, beginning_of
 
 R = TypeVar("R", bound=Artefact)
 
@@ -140,13 +135,6 @@ def run_engine(settings: LoopSettings, folder: Path, *, is_bert: bool, overwrite
     return choose_engine(settings.engine, is_bert=is_bert, key=key, stored=None if stored == "auto" else stored)
 
 
-def processes_of(settings: PipelineSettings, communicator: Communicator, dry_run: bool) -> int:
-    """How many processes train together; in a dry run without a launcher, as many as the settings request."""
-    if dry_run and communicator.size == 1:
-        return settings.resources.workers * settings.resources.processes_per_worker
-    return communicator.size
-
-
 def _begin(
     result_path: Path,
     signature: Signature,
@@ -203,44 +191,6 @@ def _fewer_updates(settings_file: Path, signature: Signature) -> int | None:
         return None
     requested["settings"]["training"]["updates"] = before
     return before if stored == requested else None
-
-
-# --- What follows once the folder is open, before the loop
-
-
-def build_step(
-    context: RunContext[R], plan: RunPlan, model: Model, objective: Objective, denominators: LossDenominators = GLOBAL
-) -> TrainingStep:
-    """The step that trains a model of a plan."""
-    settings, communicator = plan.settings, context.communicator
-    updates = context.engine.updates(model, settings, communicator, plan.accumulation_steps)
-    return TrainingStep(updates, communicator, settings, objective, denominators)
-
-
-def restore(context: RunContext[R], step: TrainingStep, model: Model, load_first: Callable[[], None]) -> Progress:
-    """Resume from the newest checkpoint, or else `load_first` weights; the same state in every process."""
-    progress = Progress()
-    if context.communicator.is_first:
-        signature, say = context.signature.as_json(), context.reporter.say
-        progress = resume_run(context.checkpoints, model, step.updates, signature, say)
-        if progress.update == 0:
-            load_first()
-    return share_state(progress, model, step.updates, context.communicator)
-
-
-def stored_settings(
-    context: RunContext[R], section: LoopSettings, spec: ModelSpec, of_job: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What every checkpoint of a run holds besides its state; paths are those of the user, and left out."""
-    fields = TrainingSettings.model_fields if isinstance(section, TrainingSettings) else LoopSettings.model_fields
-    names = fields.keys() - {"init_checkpoint", *_OF_THE_MACHINE}
-    return {
-        "model": spec.config.to_json(),
-        "training": section.model_dump(mode="json", include=names),
-        **of_job,
-        "compiled_kernels": context.compiled,
-        "run": context.signature.as_json(),
-    }
 
 
 # --- What every process decides alone

@@ -54,6 +54,11 @@ EVALUATION_EPOCH = -1
 """That of masks for an evaluation."""
 
 
+def is_coupled(settings: TaskSettings) -> bool:
+    """Whether a task is learnt from all rows of an update together."""
+    return settings.name == "embedding" or (settings.name == "reranking" and settings.loss == "listwise")
+
+
 # --- what a task has
 
 

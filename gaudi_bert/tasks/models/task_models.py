@@ -20,7 +20,7 @@ from safetensors.numpy import save
 
 from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError, install_command, shortened
-from gaudi_bert.common.files import atomic_file, check_model, read_json, write_json
+from gaudi_bert.common.files import atomic_file, check_model, file_identity, read_json, write_json
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.shipped import MODELS, name_of_sizes
@@ -32,7 +32,6 @@ from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
 from gaudi_bert.rows.types import TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import Task, task_named
-from gaudi_bert.tasks.task_data import file_identity
 from gaudi_bert.training.checkpoint import newest_settings
 from gaudi_bert.training.model_files import TaskConfig, model_config, read_config, tokenizer_length
 from gaudi_bert.training.weights import Weights, read_weights
