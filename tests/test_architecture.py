@@ -148,7 +148,7 @@ STOREYS = {
     ),
     "training": (
         *("run_plan", "input", "objective", "metrics", "checkpoint", "model_files", "weights", "mlperf"),
-        *("run_folder", "evaluate", "loop", "run", "train", "verify_model"),
+        *("evaluate", "loop", "run", "train", "verify_model"),
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch"),
     "tasks": (

@@ -37,9 +37,9 @@ from gaudi_bert.tasks.objective import TaskEvaluation, TaskFigures, TaskResult
 from gaudi_bert.tasks.task_data import TaskData, tokenized_texts
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.loop import RunContext
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, write_sentence_folder
 from gaudi_bert.training.objective import Evaluation
-from gaudi_bert.training.run_folder import RunContext
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
 
 

@@ -1,8 +1,8 @@
 """Stage finetune: labelled rows and a pretrained model to a model of a task, as a folder that `transformers` opens.
 
-`training/run.py` names the steps, and `training/run_folder.py` describes the folder. In addition there are `best/` (the
-checkpoint with the best evaluation) and in the end that model (`config.json`, `model.safetensors`, the tokenizer), its
-answers on the evaluation data (`predictions.jsonl`), and, written last, `metrics.json`.
+`training/run.py` names the steps, and describes the folder. In addition there are `best/` (the checkpoint with the best
+evaluation) and in the end that model (`config.json`, `model.safetensors`, the tokenizer), its answers on the evaluation data
+(`predictions.jsonl`), and, written last, `metrics.json`.
 """
 
 from __future__ import annotations

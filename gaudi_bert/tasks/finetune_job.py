@@ -39,10 +39,9 @@ from gaudi_bert.tasks.objective import TaskEvaluation, TaskObjective, TaskResult
 from gaudi_bert.tasks.task_data import TaskData, counts_of, labels_of, task_batches, tokenized_file
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
-from gaudi_bert.training.loop import TrainingLoop
+from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.objective import Evaluation
 from gaudi_bert.training.run import Job
-from gaudi_bert.training.run_folder import RunContext
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"

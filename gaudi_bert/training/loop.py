@@ -1,6 +1,6 @@
 """The training loop: updates, and between them reports, evaluations, checkpoints and requests to stop.
 
-A report closes the present interval (`metrics.py`), which also proves that every loss since the last one was finite;
+A report closes the present interval (`objective.py`), which also proves that every loss since the last one was finite;
 it always comes before a checkpoint, so a run that went wrong never overwrites what was good. The position in the data is a
 number of packs, the learning rate, the dropout masks and the order of the data are functions of the update's number: a run
 that is stopped and resumed ends with the same bits as one that never was. A stop saves at once and leaves an evaluation
@@ -14,24 +14,61 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from gaudi_bert.artefacts.base import Artefact
+from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.store.mirrored_folder import publish
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.launch import handled_signals
-from gaudi_bert.common.progress import Task
+from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.sections import RunSettings
-from gaudi_bert.engines.protocol import Model
+from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model
 from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.evaluate import Evaluator
 from gaudi_bert.training.input.batches import Batch
-from gaudi_bert.training.metrics import Interval, IntervalReport, MetricsServer, MetricsWriter
+from gaudi_bert.training.metrics import MetricsServer, MetricsWriter
 from gaudi_bert.training.mlperf import MlperfLog
-from gaudi_bert.training.objective import Evaluation, TrainingStep
-from gaudi_bert.training.run_folder import RunContext
+from gaudi_bert.training.objective import Evaluation, Interval, IntervalReport, TrainingStep
 from gaudi_bert.training.run_plan import RunPlan
+
+R = TypeVar("R", bound=Artefact)
+
+
+@dataclass(frozen=True)
+class RunContext(Generic[R]):
+    """A run whose folder is open: `stored` is its result where it is finished already, else there is work to do.
+
+    `signature` is what the result depends on; `compiled`: whether kernels are compiled, as when the run began; `begun_by`:
+    how many processes began it.
+    """
+
+    folder: Path
+    result_path: Path
+    engine: Engine
+    communicator: Communicator
+    reporter: Reporter
+    device: Device
+    signature: Signature
+    compiled: bool = False
+    begun_by: int = 1
+    stored: R | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.folder / "checkpoints"
+
+    def finish(self, own_result: R) -> R:
+        """Write the first process's result, which every process gets."""
+        result = self.communicator.from_first(lambda: own_result)
+        if self.communicator.is_first:
+            publish(self.folder)
+            result.write(self.result_path)
+        return result
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """Stage train: packed (or unpacked) records to checkpoints, metrics and TensorBoard logs in one folder.
 
-`run.py` names the steps of a run, `run_folder.py` lists what its folder holds. The last file is `training.json`: how the
-run ended.
+`run.py` names the steps of a run, and lists what its folder holds. The last file is `training.json`: how the run ended.
 """
 
 from __future__ import annotations
@@ -38,12 +37,11 @@ from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.evaluate import RecordsEvaluation
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits, open_data
-from gaudi_bert.training.loop import TrainingLoop
+from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.mlperf import MlperfLog, open_log
 from gaudi_bert.training.model_files import model_config
 from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for
 from gaudi_bert.training.run import Job, run_job
-from gaudi_bert.training.run_folder import RunContext
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.weights import load_weights, local_weights
 
