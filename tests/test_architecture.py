@@ -152,7 +152,7 @@ STOREYS = {
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch"),
     "tasks": (
-        *("kinds", "task_data", "answers", "objective", "models", "finetune_job", "coupled", "finetune"),
+        *("kinds", "task_data", "answers", "models", "finetune_job", "coupled", "finetune"),
         *("check_graph", "pretrain", "predict"),
     ),
     "runners": ("docker", "kubernetes", "doctor"),

@@ -31,10 +31,9 @@ from gaudi_bert.rows.types import Row, Sequences, TupleRow
 from gaudi_bert.tasks.contrast import CoupledRows
 from gaudi_bert.tasks.finetune_job import FineTuneJob, run_settings
 from gaudi_bert.tasks.kinds.embedding import CORRELATIONS
-from gaudi_bert.tasks.kinds.task import Task
+from gaudi_bert.tasks.kinds.task import Task, TaskFigures
 from gaudi_bert.tasks.models.task_models import sees_only_before
-from gaudi_bert.tasks.objective import TaskEvaluation, TaskFigures, TaskResult
-from gaudi_bert.tasks.task_data import TaskData, tokenized_texts
+from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, TaskResult, tokenized_texts
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import RunContext

@@ -33,10 +33,17 @@ from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
 from gaudi_bert.rows.types import QuestionRow, Row, Sequences
-from gaudi_bert.tasks.kinds.task import Task, task_named
+from gaudi_bert.tasks.kinds.task import Task, TaskObjective, task_named
 from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
-from gaudi_bert.tasks.objective import TaskEvaluation, TaskObjective, TaskResult
-from gaudi_bert.tasks.task_data import TaskData, counts_of, labels_of, task_batches, tokenized_file
+from gaudi_bert.tasks.task_data import (
+    TaskData,
+    TaskEvaluation,
+    TaskResult,
+    counts_of,
+    labels_of,
+    task_batches,
+    tokenized_file,
+)
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import RunContext, TrainingLoop

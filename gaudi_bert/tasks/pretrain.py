@@ -46,9 +46,8 @@ from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, RowTokenizer, has_tokenize
 from gaudi_bert.tables.packed_parquet import TableFiles, open_tables
 from gaudi_bert.tables.sources import is_table
 from gaudi_bert.tasks.kinds.language_modelling import WordTargets
-from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH
+from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, TaskObjective
 from gaudi_bert.tasks.models.task_models import start_of_words, write_task_folder
-from gaudi_bert.tasks.objective import TaskObjective
 from gaudi_bert.training.evaluate import EvaluationBatch, count_values, majority_share
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, batches_in_order, each_pack_once
 from gaudi_bert.training.loop import TrainingLoop

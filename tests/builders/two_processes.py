@@ -31,8 +31,7 @@ from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.finetune import finetune
 from gaudi_bert.tasks.finetune_job import FineTuneInput
 from gaudi_bert.tasks.models.task_models import open_model, read_task_folder, start_weights
-from gaudi_bert.tasks.objective import TaskEvaluation, TaskResult
-from gaudi_bert.tasks.task_data import TaskData, tokenized_file
+from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, TaskResult, tokenized_file
 from gaudi_bert.training.evaluate import Evaluator, evaluate
 from gaudi_bert.training.objective import TrainingStep
 from gaudi_bert.training.train import train
