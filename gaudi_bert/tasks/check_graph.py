@@ -27,14 +27,13 @@ from gaudi_bert.engines.protocol import ModelSpec, StepSpec, choose_engine, load
 from gaudi_bert.model.config import BertConfig, EncoderConfig
 from gaudi_bert.model.features import BatchSizes, packed_shapes
 from gaudi_bert.model.heads import PretrainingHead, TaskHead
-from gaudi_bert.model.masking import Vocabulary
 from gaudi_bert.rows.fields import read_label_names
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Sequences
 from gaudi_bert.tasks.coupled import coupled_features
 from gaudi_bert.tasks.finetune import job_of
 from gaudi_bert.tasks.finetune_job import FineTuneInput
-from gaudi_bert.tasks.kinds.task import Draw, Task, is_coupled, task_named
+from gaudi_bert.tasks.kinds.task import Draw, Task, Vocabulary, is_coupled, task_named
 from gaudi_bert.tasks.models.task_models import start_weights
 from gaudi_bert.training.input.batches import TrainingOrder
 from gaudi_bert.training.model_files import model_config

@@ -24,7 +24,6 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, RunSettings, TaskName, TaskSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
-from gaudi_bert.model.masking import NO_VOCABULARY
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
@@ -33,7 +32,7 @@ from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
 from gaudi_bert.rows.types import QuestionRow, Row, Sequences
-from gaudi_bert.tasks.kinds.task import Task, TaskObjective, task_named
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, TaskObjective, task_named
 from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.tasks.task_data import (
     TaskData,

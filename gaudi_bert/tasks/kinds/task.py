@@ -15,16 +15,16 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
-from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.model.heads import TaskHead, TaskKind, VectorHead
-from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.contrast import CoupledRows
@@ -62,6 +62,23 @@ def is_coupled(settings: TaskSettings) -> bool:
 
 
 # --- what a task has
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What masks are drawn from: how many tokens there are, which of them are special, and [MASK]."""
+
+    size: int
+    special_ids: tuple[int, ...]
+    mask_id: int
+
+    @cached_property
+    def ordinary_ids(self) -> Int32Array:
+        """All others, int32."""
+        return np.setdiff1d(np.arange(self.size, dtype=np.int32), np.array(self.special_ids, np.int32))
+
+
+NO_VOCABULARY = Vocabulary(0, (), 0)
 
 
 class Draw(NamedTuple):

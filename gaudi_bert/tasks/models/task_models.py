@@ -28,10 +28,9 @@ from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, initial_value, misfit, parameter_specs, shapes_of
 from gaudi_bert.model.heads import TaskHead, TaskKind, VectorHead, variables_of
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
 from gaudi_bert.rows.types import TASKS_WITH_LABELS
-from gaudi_bert.tasks.kinds.task import Task, task_named
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_named
 from gaudi_bert.training.checkpoint import newest_settings
 from gaudi_bert.training.model_files import TaskConfig, model_config, read_config, tokenizer_length
 from gaudi_bert.training.weights import Weights, read_weights
