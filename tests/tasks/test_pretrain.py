@@ -145,7 +145,7 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
     result = trained(files, name, out, listener, engine=engine)
     plan = train_on_table(
         settings(), files / "train" / "packed", files / name, None, tmp_path / "no", reporter=QUIET, dry_run=True
-    ).plan
+    )
     assert not (tmp_path / "no").exists()
     losses = [line["loss"] for line in metrics(out, "train")]
     wanted = losses_of_the_twin(files, name, plan.accumulation_steps)

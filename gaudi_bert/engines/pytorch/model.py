@@ -141,7 +141,7 @@ class TorchModel(ABC):
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             words_BQV, sentences_BS2 = outputs
-            return _pretraining_sums(words_BQV, sentences_BS2, batch, head.loss)
+            return pretraining_sums(words_BQV, sentences_BS2, batch, head.loss)
         if isinstance(head, VectorHead):
             return torch.zeros(0)
         return _task_sums(head, widen(outputs), batch)
@@ -219,7 +219,7 @@ class TorchBert(TorchModel):
             pooled_PH = pool(network, _read(network, tensors)[0])
         with self.autocast():
             words_BQV, sentences_BS2 = pretraining_outputs(network, tensors)
-        sums = _pretraining_sums(words_BQV, sentences_BS2, tensors, loss)
+        sums = pretraining_sums(words_BQV, sentences_BS2, tensors, loss)
         masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
         leaves = self.parameters_by_name
         gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, list(leaves.values()), allow_unused=True)
@@ -342,7 +342,7 @@ def _seed_device(device: torch.device, seed_2: Int32Array) -> None:
 _FORBIDDEN = -1e9
 
 
-def _pretraining_sums(words_BQV: Tensor, sentences_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss) -> Tensor:
+def pretraining_sums(words_BQV: Tensor, sentences_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss) -> Tensor:
     """Masked-LM loss and weight, next-sentence loss and weight, then correct and count of both: [8]."""
     weights_BQ, masked_weight = _masked_slot_weights(batch, loss, words_BQV.dtype)
     masked_sum, masked_right = _weighed_likelihoods(words_BQV, batch["masked_lm_ids"], weights_BQ)

@@ -3,8 +3,8 @@
 Both have pretraining's head that scores words, and the metrics loss, accuracy, perplexity. Loss: negative log likelihood,
 mean over the tokens that are predicted.
 
-Masked: masks are drawn again each epoch. Those of a token are a function of seed, epoch and the token's position in the data,
-never of its pack, so packed and unpacked evaluations mask the same tokens.
+Masked: masks are drawn again each epoch. Those of a token are a function of seed, epoch and the token's position in the
+data, never of its pack, so packed and unpacked evaluations mask the same tokens.
 
 Causal (Radford et al., 2018): the next token, within each sequence of a pack. A token sees those before it in its own
 sequence. Every token but the last of a sequence has a next one.
