@@ -172,7 +172,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "tensorflow": ({"engines/tensorflow"}, set()),
     "horovod": (set(), {"engines/tensorflow/horovod"}),
     "habana_frameworks": (set(), {"engines"}),
-    "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/model_folder"}, {"training"}),
+    "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/encoder_weights"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
     "prometheus_client": (set(), {"training/metrics"}),
     "jinja2": (set(), {"reporting/report"}),

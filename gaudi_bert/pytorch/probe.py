@@ -23,8 +23,8 @@ from gaudi_bert.common.files import check_model
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.pytorch.asking import feeding_of, try_model
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
+from gaudi_bert.pytorch.encoder_weights import architecture_of, read_model
 from gaudi_bert.pytorch.feeding import Feeding, allowed_BLL
-from gaudi_bert.pytorch.model_folder import architecture_of, read_model
 from gaudi_bert.pytorch.rows import Row
 from gaudi_bert.pytorch.trial import (
     ALONE_BOUND,
