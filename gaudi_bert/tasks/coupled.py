@@ -9,10 +9,9 @@ Letters: B packs of a batch, S depth, N sequences of an update, C values of an o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -25,15 +24,13 @@ from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.engines.protocol import Communicator, Coupling, Model
 from gaudi_bert.rows.packs import Packs, Placement, lay_out_packs
-from gaudi_bert.rows.reading import SkippedRows
-from gaudi_bert.rows.tokenizer import RowTokenizer
-from gaudi_bert.rows.types import Row, Sequences, TupleRow
+from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.tasks.contrast import CoupledRows
 from gaudi_bert.tasks.finetune_job import FineTuneJob, run_settings
 from gaudi_bert.tasks.kinds.embedding import CORRELATIONS
 from gaudi_bert.tasks.kinds.task import Task, TaskFigures
 from gaudi_bert.tasks.models.task_models import sees_only_before
-from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, TaskResult, tokenized_texts
+from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, TaskResult
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import RunContext
@@ -150,7 +147,6 @@ class CoupledJob(FineTuneJob):
     """A model of a task on rows that are learnt together."""
 
     evaluates_first = True
-    _sentences = SentenceFolder()
 
     def prepare(self, reporter: Reporter) -> None:
         """Read the rows and the model, as for other tasks; refuse what cannot be learnt together."""
@@ -213,20 +209,6 @@ class CoupledJob(FineTuneJob):
         if "max_sequence_length" in section.model_fields_set or own.max_sequence_length is None:
             return section.max_sequence_length
         return min(own.max_sequence_length, self._start.sizes.positions)
-
-    def _tokenized(
-        self,
-        path: Path,
-        settings: TaskSettings,
-        tokenizer: RowTokenizer,
-        labels: tuple[str, ...],
-        say: Callable[[str], None] | None,
-        skipped: SkippedRows,
-    ) -> tuple[Sequences, tuple[Row, ...]]:
-        if settings.name != "embedding":
-            return super()._tokenized(path, settings, tokenizer, labels, say, skipped)
-        lower_case = self._sentences.lower_case
-        return tokenized_texts(path, settings, tokenizer, self._length(), say, skipped, lower_case=lower_case)
 
     def plan(self, processes: int) -> RunPlan:
         """Choose the shape of an update."""

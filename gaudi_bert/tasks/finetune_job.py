@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from gaudi_bert.packing.row_lengths import choose_row_lengths, row_cost
 from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
-from gaudi_bert.rows.types import QuestionRow, Row, Sequences
+from gaudi_bert.rows.types import QuestionRow
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, TaskObjective, task_named
 from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.tasks.task_data import (
@@ -46,6 +46,7 @@ from gaudi_bert.tasks.task_data import (
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import RunContext, TrainingLoop
+from gaudi_bert.training.model_files import SentenceFolder
 from gaudi_bert.training.objective import Evaluation
 from gaudi_bert.training.run import Job
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
@@ -73,6 +74,7 @@ class FineTuneJob(Job[FineTuning]):
     """A model of a task on labelled rows."""
 
     result_name, result_type = FINETUNING_NAME, FineTuning
+    _sentences = SentenceFolder()
 
     def __init__(self, settings: PipelineSettings, files: FineTuneInput, out: Path) -> None:
         self.section = self._section = settings.finetune
@@ -138,7 +140,17 @@ class FineTuneJob(Job[FineTuning]):
         """The packs of a file; of the first one a line states how it is read, as all are."""
         length, skipped = self._length(), SkippedRows()
         say = reporter.say if is_first else None
-        sequences, rows = self._tokenized(path, settings, tokenizer, labels, say, skipped)
+        sequences, rows = tokenized_file(
+            path,
+            cast(TaskName, settings.name),
+            settings,
+            tokenizer,
+            labels,
+            length,
+            say,
+            skipped,
+            lower_case=self._sentences.lower_case,
+        )
         if skipped.rows:
             reporter.say(str(skipped))
         if sequences.cut_rows:
@@ -168,17 +180,6 @@ class FineTuneJob(Job[FineTuning]):
         if is_first:
             self._costs = [chosen.cost_line()]
         return chosen.packings
-
-    def _tokenized(
-        self,
-        path: Path,
-        settings: TaskSettings,
-        tokenizer: RowTokenizer,
-        labels: tuple[str, ...],
-        say: Callable[[str], None] | None,
-        skipped: SkippedRows,
-    ) -> tuple[Sequences, tuple[Row, ...]]:
-        return tokenized_file(path, cast(TaskName, settings.name), settings, tokenizer, labels, self._length(), say, skipped)
 
     def plan(self, processes: int) -> RunPlan:
         """Updates and batches, from epochs and sequences."""

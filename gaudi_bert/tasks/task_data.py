@@ -78,10 +78,13 @@ def tokenized_file(
     max_sequence_length: int,
     say: Callable[[str], None] | None = None,
     skipped: SkippedRows | None = None,
+    *,
+    lower_case: bool = False,
 ) -> tuple[Sequences, tuple[Row, ...]]:
     """All sequences of a file of labelled rows, and the rows themselves; `say` gets a line on what is read.
 
     Rows that cannot be read, or are too long for `task.too_long: error`, are counted in `skipped` where they do not stop.
+    Texts to be embedded are lower-cased where the model's folder says so.
     """
 
     def tokenize(rows: list[Row]) -> Sequences | None:
@@ -99,7 +102,7 @@ def tokenized_file(
         )
 
     if task == "embedding":
-        return tokenized_texts(path, settings, tokenizer, max_sequence_length, say, skipped)
+        return _tokenized_texts(path, settings, tokenizer, max_sequence_length, say, skipped, lower_case)
     labelled = is_labelled(task)
     skipped = skipped or SkippedRows()
     parts, counts, all_rows = [], [], []
@@ -116,15 +119,14 @@ def tokenized_file(
     return join_sequences(parts, counts), tuple(all_rows)
 
 
-def tokenized_texts(
+def _tokenized_texts(
     path: Path,
     settings: TaskSettings,
     tokenizer: RowTokenizer,
     max_sequence_length: int,
-    say: Callable[[str], None] | None = None,
-    skipped: SkippedRows | None = None,
-    *,
-    lower_case: bool = False,
+    say: Callable[[str], None] | None,
+    skipped: SkippedRows | None,
+    lower_case: bool,
 ) -> tuple[Sequences, tuple[Row, ...]]:
     """The distinct texts of a file of rows to be embedded, each a sequence (`rows.retrieval.text_table`), and the rows."""
     rows = tuple(read_rows(path, "embedding", settings, labelled=True, say=say, skipped=skipped))

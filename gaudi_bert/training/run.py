@@ -370,7 +370,8 @@ def _as_begun(context: RunContext[R]) -> RunContext[R]:
     begun = communicator.from_first(lambda: beginning_of(context.checkpoints))
     if begun is None:
         return replace(context, compiled=device.compiles, begun_by=communicator.size)
-    if begun.compiled and not device.compiles:
+    processes, compiled = begun
+    if compiled and not device.compiles:
         note = "note: the run began with a compiled step, and here it is not; dropout masks differ from now on"
         context.reporter.say(note)
-    return replace(context, compiled=begun.compiled and device.compiles, begun_by=begun.processes)
+    return replace(context, compiled=compiled and device.compiles, begun_by=processes)
