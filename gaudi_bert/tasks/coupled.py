@@ -35,7 +35,7 @@ from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import RunContext
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, write_sentence_folder
-from gaudi_bert.training.objective import Evaluation
+from gaudi_bert.training.objective import Evaluation, Objective
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
 
 
@@ -102,13 +102,11 @@ class VectorEvaluation(TaskEvaluation):
 
 
 @dataclass(frozen=True)
-class CoupledObjective:
+class CoupledObjective(Objective):
     """One loss of all rows of an update; sums: the loss times the rows, the rows, and those that are answered right."""
 
     task: Task
     data: CoupledData
-    sums: int = 3
-    sequence_feature: str = "sequence_weights"
 
     def weights(self, batch: BatchArrays) -> FloatArray:
         """Nothing is divided."""

@@ -48,7 +48,7 @@ from gaudi_bert.tables.sources import is_table
 from gaudi_bert.tasks.kinds.language_modelling import WordTargets
 from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, TaskObjective
 from gaudi_bert.tasks.models.task_models import start_of_words, write_task_folder
-from gaudi_bert.training.evaluate import EvaluationBatch, count_values, majority_share
+from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet, count_values, majority_share
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, batches_in_order, each_pack_once
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.objective import LossDenominators
@@ -223,7 +223,7 @@ def _figures(loss: float, accuracy: float) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class _TableEvaluation:
+class _TableEvaluation(EvaluationSet[WordEvaluation]):
     """A packed table: every sequence once, each with the same masks whatever its pack; `take_packs` limits it."""
 
     source: PackedTable
@@ -246,9 +246,6 @@ class _TableEvaluation:
         """Sequences, and how often each word is to be predicted."""
         words = count_values(batch["targets"], batch["target_weights"], self.vocabulary)
         return np.concatenate([[batch["sequence_weights"].sum()], words])
-
-    def outputs(self) -> None:
-        """None are stored."""
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> WordEvaluation:
         """Loss and accuracy, and the baseline of the most frequent word."""

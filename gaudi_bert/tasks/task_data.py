@@ -42,7 +42,7 @@ from gaudi_bert.rows.tokenizing import tokenize_readable, tokenize_rows
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, Sequences, join_sequences
 from gaudi_bert.tasks.kinds.embedding import texts_of_rows
 from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, Draw, Task
-from gaudi_bert.training.evaluate import EvaluationBatch
+from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.run_plan import RowPacks, RunPlan
 
@@ -312,7 +312,7 @@ class TaskResult:
 
 
 @dataclass(frozen=True)
-class TaskEvaluation:
+class TaskEvaluation(EvaluationSet[TaskResult]):
     """Labelled rows that a model is evaluated on; `seed` is that of masks, where the task draws some."""
 
     task: Task
@@ -339,10 +339,6 @@ class TaskEvaluation:
                 targets = self.task.target_features(sequences, placed, draw)
                 scatter = placed.scatter_tokens if self.task.head.per_token else placed.scatter_sequences
                 yield EvaluationBatch({**placed.features(sequences), **cast(Batch, targets)}, scatter)
-
-    def counted(self, batch: Batch) -> FloatArray:
-        """Nothing else."""
-        return np.zeros(0)
 
     def outputs(self) -> Float32Array | None:
         """Logits [N, C] or [T, C], of heads that keep them."""

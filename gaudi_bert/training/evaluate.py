@@ -10,11 +10,12 @@ is stored.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -158,22 +159,27 @@ _OUTPUTS_AT_ONCE = 8192
 E = TypeVar("E", bound=Evaluation, covariant=True)
 
 
-class EvaluationSet(Protocol[E]):
+class EvaluationSet(ABC, Generic[E]):
     """What a model is evaluated on: every sequence once, whatever its pack and the number of processes."""
 
     @property
+    @abstractmethod
     def sums(self) -> int:
         """How many numbers are added up: those of the head, and behind them those that are `counted`."""
 
+    @abstractmethod
     def batches(self, rank: int, size: int) -> Iterable[EvaluationBatch]:
         """Those of one process."""
 
     def counted(self, batch: Batch) -> FloatArray:
         """What else is added up, float64."""
+        return np.zeros(0)
 
     def outputs(self) -> Float32Array | None:
         """Zeros for the outputs of all sequences or tokens; None where none are stored."""
+        return None
 
+    @abstractmethod
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> E:
         """The result, from the sums and outputs of all processes."""
 
@@ -216,7 +222,7 @@ def count_values(values: AnyArray, weights: AnyArray, size: int) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class RecordsEvaluation:
+class RecordsEvaluation(EvaluationSet[EvaluationFigures]):
     """Records of pretraining; `take_packs` limits them to the first."""
 
     source: DataSource
@@ -240,9 +246,6 @@ class RecordsEvaluation:
         return np.concatenate(
             [sentences, count_values(batch["masked_lm_ids"], batch["masked_lm_weights"], self.config.vocab_size)]
         )
-
-    def outputs(self) -> None:
-        """None are stored."""
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> EvaluationFigures:
         """Both losses and accuracies, and their baselines."""

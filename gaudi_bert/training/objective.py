@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -52,34 +53,37 @@ class Evaluation(ReportFigures, Protocol):
         """Sequences evaluated."""
 
 
-class Objective(Protocol):
-    """What a run minimises."""
+class Objective(ABC):
+    """What a run minimises.
 
-    @property
-    def sums(self) -> int:
-        """How many sums its head gives (K)."""
+    Attributes:
+        sums: how many its head gives (K).
+        sequence_feature: the feature that is not 0 for every real sequence.
+    """
 
-    @property
-    def sequence_feature(self) -> str:
-        """The feature that is not 0 for every real sequence."""
+    sums: ClassVar[int] = 3
+    sequence_feature: ClassVar[str] = "sequence_weights"
 
+    @abstractmethod
     def weights(self, batch: BatchArrays) -> FloatArray:
         """What the first and the second loss of one batch are divided by, float64 [2]."""
 
+    @abstractmethod
     def figures(self, sums: FloatArray) -> ReportFigures:
         """Figures from the K sums over any number of batches."""
 
     def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> Coupling | None:
         """The loss of update `update`, where it is not a sum of losses of micro-batches; these are of this process."""
+        return None
 
 
 @dataclass(frozen=True)
-class PretrainingObjective:
+class PretrainingObjective(Objective):
     """The masked-LM and the next-sentence loss; its sums are those of `model.heads.PretrainingHead`."""
 
     masked_lm_loss: Loss = "token"
-    sums: int = 8
-    sequence_feature: str = "next_sentence_weights"
+    sums = 8
+    sequence_feature = "next_sentence_weights"
 
     def weights(self, batch: BatchArrays) -> FloatArray:
         """Masked tokens (`loss: token`) or sequences that have one (`loss: sequence`); and sequences."""
@@ -99,9 +103,6 @@ class PretrainingObjective:
             next_sentence_loss=next_sentence_loss,
             next_sentence_accuracy=min(next_correct / max(next_count, 1.0), 1.0),
         )
-
-    def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> None:
-        """None: losses of micro-batches are added up."""
 
 
 def _masked_weight(numbers_BQ: AnyArray, loss: Loss) -> int:

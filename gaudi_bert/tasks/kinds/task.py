@@ -23,11 +23,11 @@ import numpy as np
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
-from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.model.heads import TaskHead, TaskKind, VectorHead
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.contrast import CoupledRows
+from gaudi_bert.training.objective import Objective
 
 TASKS = {
     "classification": ("classification", "Classification"),
@@ -202,12 +202,10 @@ class TaskFigures:
 
 
 @dataclass(frozen=True)
-class TaskObjective:
+class TaskObjective(Objective):
     """The loss of a task; the sums are those of `model.heads.TaskHead`."""
 
     task: Task
-    sums: int = 3
-    sequence_feature: str = "sequence_weights"
 
     def weights(self, batch: BatchArrays) -> FloatArray:
         """What the loss is a mean of, the only loss."""
@@ -217,6 +215,3 @@ class TaskObjective:
         """The loss, and the share of right answers where the task has such."""
         loss, _, right = sums / max(sums[1], 1.0)
         return TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)
-
-    def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> None:
-        """None: losses of micro-batches are added up."""
