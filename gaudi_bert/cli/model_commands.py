@@ -57,7 +57,7 @@ def train(
     from gaudi_bert.training import train
 
     options = {"training.engine": ("--engine", engine)}
-    is_table = pretrain.is_table_of_tokens(data, arguments.pipeline_settings(pipeline, set_, options).store)
+    is_table = pretrain.is_packed_table(data, arguments.pipeline_settings(pipeline, set_, options).store)
     given = model if is_table and model is not None and not names_bert(model) else None
     sizes = model_overrides(model) if model is not None and given is None else []
     settings = arguments.pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)

@@ -59,7 +59,7 @@ _MASKED: TaskKind = "masked-language-modelling"
 _FRESH = "fresh weights"
 
 
-def is_table_of_tokens(data: Path, store: StoreSettings | None = None) -> bool:
+def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
     """Whether `data` is a packed table, on a disk or in an object store; anything else is packed or unpacked records."""
     if not in_store(data) and not os.path.lexists(data) and not glob.glob(os.fspath(data)):
         raise InputError(f"{data}: no such folder or file, and no file matches it as a pattern; check the path")

@@ -77,7 +77,7 @@ class TrainingLoop:
 
     `batches` is the training data from there, without end or with as many batches as there are updates.
     Every checkpoint holds `stored_settings`. `evaluated` is called, in every process, with each update that was
-    evaluated and its figures, with `evaluates_first` for update 0 too; `events` is for MLPerf's log.
+    evaluated and its figures, with `evaluates_first` for update 0 too; `mlperf_log` is written where it is requested.
     """
 
     context: RunContext[Any]
@@ -88,7 +88,7 @@ class TrainingLoop:
     progress: Progress
     stored_settings: Mapping[str, Any]
     evaluator: Evaluator[Any] | None = None
-    events: MlperfLog | None = None
+    mlperf_log: MlperfLog | None = None
     evaluated: Callable[[int, Evaluation], None] | None = None
     evaluates_first: bool = False
     report: IntervalReport | None = field(default=None, init=False)
@@ -112,8 +112,8 @@ class TrainingLoop:
                 if self._settings.metrics_port is not None:
                     served = MetricsServer(self._settings.metrics_port, first_update, updates, self.plan.keys)
                     self._metrics.serve(stack.enter_context(served))
-            if self.events is not None:
-                stack.enter_context(self.events).begins(self.progress.sequences)
+            if self.mlperf_log is not None:
+                stack.enter_context(self.mlperf_log).begins(self.progress.sequences)
             if self.evaluator is not None and context.communicator.any_true(self._evaluation_pending()):
                 self._evaluate(self.evaluator)
             task = stack.enter_context(context.reporter.task(self._stage, updates, "updates"))
@@ -213,14 +213,14 @@ class TrainingLoop:
             self.context.reporter.say(f"{self._stage}: {report.line(update, self._settings.updates)}")
 
     def _evaluate(self, evaluator: Evaluator[Any]) -> None:
-        events, sequences = self.events, self.progress.sequences
-        if events is not None:
-            events.evaluation_begins(sequences)
+        log, sequences = self.mlperf_log, self.progress.sequences
+        if log is not None:
+            log.evaluation_begins(sequences)
         self.evaluation = evaluator.run()
         update, target = self.progress.update, self._settings.target_masked_lm_accuracy
         succeeded = self._is_finished if target is None else self.reached_target
-        if events is not None:
-            events.evaluation_ends(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
+        if log is not None:
+            log.evaluation_ends(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
         if self.evaluated is not None:
             self.evaluated(update, self.evaluation)
         if self._metrics is not None and update not in self._metrics.evaluated_updates:

@@ -169,7 +169,7 @@ def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
     if run.begun_by != plan.processes and plan.rows:
         plan = replace(job.plan(run.begun_by), processes=plan.processes, begun_by=run.begun_by)
     settings = plan.settings
-    events = job.begin(run, plan)
+    mlperf_log = job.begin(run, plan)
     model = run.engine.build(job.spec, run.device, seed=settings.seed, compiled=run.compiled)
     updates = run.engine.updates(model, settings, communicator, plan.accumulation_steps)
     step = TrainingStep(updates, communicator, settings, job.objective, job.denominators())
@@ -187,7 +187,7 @@ def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
         progress,
         _stored_settings(job, run),
         evaluator=None if held_out is None else Evaluator(model, held_out, communicator),
-        events=events,
+        mlperf_log=mlperf_log,
         evaluated=partial(job.evaluated, run, model),
         evaluates_first=job.evaluates_first,
     )
