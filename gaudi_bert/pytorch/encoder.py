@@ -20,7 +20,7 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.model.config import NO_PACKS
-from gaudi_bert.model.heads import Pooling, TaskHead, TaskKind, VectorHead
+from gaudi_bert.model.heads import TASK_OF_PROBLEM, Pooling, TaskHead, TaskKind, VectorHead
 from gaudi_bert.pytorch.asking import feeding_of
 from gaudi_bert.pytorch.encoder_weights import architecture_of, read_model
 from gaudi_bert.pytorch.packed_model import PackedModel
@@ -43,12 +43,6 @@ _TRIED_TOKENS = 512  # of rows, before it is known how long they are
 _AUTO = {
     "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
     "ForTokenClassification": transformers.AutoModelForTokenClassification,
-}
-_WAY_ON = "transformers or sentence-transformers run it, a text in each row"
-_PROBLEMS: dict[str | None, TaskKind] = {
-    "single_label_classification": "classification",
-    "multi_label_classification": "multi-label",
-    "regression": "regression",
 }
 
 
@@ -191,7 +185,8 @@ def open_encoder(folder: Path, tokenizer: RowTokenizer, device: str = "cpu") -> 
             return PackedEncoder(model, tokenizer, static_shapes=device == "hpu")
     except InputError as error:
         reason = str(error).removesuffix(f"; {NO_PACKS}")
-        raise InputError(f"{folder}: {reason}; {_WAY_ON}") from error
+        way_on = "transformers or sentence-transformers run it, a text in each row"
+        raise InputError(f"{folder}: {reason}; {way_on}") from error
 
 
 class _Outputs(NamedTuple):
@@ -221,7 +216,7 @@ def _task_of(model: Any) -> tuple[TaskKind | None, tuple[str, ...]]:
     if name.endswith("ForTokenClassification"):
         return "token-classification", labels
     usual = "regression" if len(labels) == 1 else "single_label_classification"
-    return _PROBLEMS[config.problem_type or usual], labels
+    return TASK_OF_PROBLEM[config.problem_type or usual], labels
 
 
 def _row(number: int, text: Text, task: TaskName | None) -> Row:

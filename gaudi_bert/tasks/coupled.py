@@ -148,13 +148,13 @@ class CoupledJob(FineTuneJob):
 
     def prepare(self, reporter: Reporter) -> None:
         """Read the rows and the model, as for other tasks; refuse what cannot be learnt together."""
-        if self._section.row_lengths is not None:
+        if self.section.row_lengths is not None:
             raise InputError(
                 f"finetune.row_lengths: is not for {self._settings.task.name} with one loss of all rows of an update, whose "
                 "length of rows is chosen already; leave it out"
             )
         super().prepare(reporter)
-        data, held_out, section = self._data, self._held_out, self._section
+        data, held_out, section = self._data, self._held_out, self.section
         _check_rows(data, self._task.settings)
         if held_out is not None:
             _check_kind(data, held_out)
@@ -203,14 +203,14 @@ class CoupledJob(FineTuneJob):
 
     def _length(self) -> int:
         """As set, or where the folder of the model cuts texts."""
-        section, own = self._section, self._sentences
+        section, own = self.section, self._sentences
         if "max_sequence_length" in section.model_fields_set or own.max_sequence_length is None:
             return section.max_sequence_length
         return min(own.max_sequence_length, self._start.sizes.positions)
 
     def plan(self, processes: int) -> RunPlan:
         """Choose the shape of an update."""
-        section, stream, sizes = self._section, self._stream, self._start.sizes
+        section, stream, sizes = self.section, self._stream, self._start.sizes
         shape = choose_shape(
             stream,
             most_packs=section.micro_batch_packs,
@@ -244,7 +244,7 @@ class CoupledJob(FineTuneJob):
             + (f" on each of {processes} processes" if processes > 1 else "")
             + f", at most {batch.depth} texts in a pack, {self._padding():.1%} padding",
             f"{stream.updates:,} updates are {count_of(stream.epochs, 'epoch')}; {plan.settings.warmup_updates:,} of them "
-            f"are warm-up; {self._section.optimizer}, learning rate {self._section.learning_rate:g}",
+            f"are warm-up; {self.section.optimizer}, learning rate {self.section.learning_rate:g}",
             *filter(None, [self._task.note(self._data.rows)]),
             *(plan.table() if dry_run else []),
         ]
@@ -259,7 +259,7 @@ class CoupledJob(FineTuneJob):
         """The held-out rows."""
         if self._held_out is None or self._task.name != "embedding":
             return super().evaluation(plan)
-        packs, hidden_size = self._section.micro_batch_packs, self._start.sizes.hidden_size
+        packs, hidden_size = self.section.micro_batch_packs, self._start.sizes.hidden_size
         seed = plan.settings.seed
         return VectorEvaluation(self._task, self._held_out, packs, seed, self._best_metric, hidden_size=hidden_size)
 

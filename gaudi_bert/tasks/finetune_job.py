@@ -74,17 +74,18 @@ class FineTuneJob(Job[FineTuning]):
     """A model of a task on labelled rows."""
 
     result_name, result_type = FINETUNING_NAME, FineTuning
+    section: FineTuneSettings
     _sentences = SentenceFolder()
 
     def __init__(self, settings: PipelineSettings, files: FineTuneInput, out: Path) -> None:
-        self.section = self._section = settings.finetune
+        self.section = settings.finetune
         self._costs: list[str] = []
         self._settings, self._files, self._out = settings, files, out
         self.is_bert = is_bert(files.model)
 
     def prepare(self, reporter: Reporter) -> None:
         """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
-        task_settings, section, files = self._task_settings(), self._section, self._files
+        task_settings, section, files = self._task_settings(), self.section, self._files
         if task_settings.name is None:
             raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
         name = task_settings.name
@@ -118,12 +119,12 @@ class FineTuneJob(Job[FineTuning]):
 
     def _length(self) -> int:
         """The most tokens of a sequence: as set, or as many as the longest of given rows holds."""
-        section, given = self._section, self._given_lengths()
+        section, given = self.section, self._given_lengths()
         return section.max_sequence_length if "max_sequence_length" in section.model_fields_set or not given else given[-1]
 
     def _given_lengths(self) -> tuple[int, ...]:
         """The lengths of rows that the settings name."""
-        given = self._section.row_lengths
+        given = self.section.row_lengths
         return given if isinstance(given, tuple) else ()
 
     def _read(
@@ -162,7 +163,7 @@ class FineTuneJob(Job[FineTuning]):
 
     def _packings(self, counts: IntArray, depth: int | str, path: Path, is_first: bool) -> tuple[Packing, ...]:
         """The packs of sequences, by the length of rows."""
-        section, sizes = self._section, self._start.sizes
+        section, sizes = self.section, self._start.sizes
         if section.row_lengths is None:
             return (pack_histogram(Histogram(len(counts), counts), section.algorithm, depth),)
         try:
@@ -183,11 +184,11 @@ class FineTuneJob(Job[FineTuning]):
 
     def plan(self, processes: int) -> RunPlan:
         """Updates and batches, from epochs and sequences."""
-        return plan_run(self._section, self._data, processes, self._settings.resources.processes_per_worker)
+        return plan_run(self.section, self._data, processes, self._settings.resources.processes_per_worker)
 
     def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
         """The rows and their packs, the model, the batches."""
-        task, data, section, start = self._task, self._data, self._section, self._start
+        task, data, section, start = self._task, self._data, self.section, self._start
         labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
         rows = enumerated(f"{length:,}" for length in data.lengths)
         return [
@@ -212,8 +213,8 @@ class FineTuneJob(Job[FineTuning]):
 
     def signature(self) -> Signature:
         """What the model depends on."""
-        unused = {"row_lengths"} if self._section.row_lengths is None else set()  # as before there was such a setting
-        section = self._section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES | unused)
+        unused = {"row_lengths"} if self.section.row_lengths is None else set()  # as before there was such a setting
+        section = self.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES | unused)
         task = self._task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
         inputs = {
             "data": self._data.identity,
@@ -229,7 +230,7 @@ class FineTuneJob(Job[FineTuning]):
         if self._held_out is None:
             return None
         return TaskEvaluation(
-            self._task, self._held_out, self._section.micro_batch_packs, plan.settings.seed, self._best_metric
+            self._task, self._held_out, self.section.micro_batch_packs, plan.settings.seed, self._best_metric
         )
 
     def load_start(self, model: Model, reporter: Reporter) -> None:
@@ -238,7 +239,7 @@ class FineTuneJob(Job[FineTuning]):
 
     def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
         """Packs of all epochs, and then empty ones."""
-        return task_batches(self._data, self._task, plan, self._section.epochs, order)
+        return task_batches(self._data, self._task, plan, self.section.epochs, order)
 
     def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
         """Keep the weights where no evaluation before was better. The weights come first, so best.json is never wrong."""
@@ -269,7 +270,7 @@ class FineTuneJob(Job[FineTuning]):
             model=self._start.path.name,
             labels=self._task.labels,
             **self._packing_figures(),
-            epochs=self._section.epochs,
+            epochs=self.section.epochs,
             updates=loop.plan.settings.updates,
             best_metric=self._best_metric if result is not None else None,
             best_update=loop.progress.update if best_update is None else best_update,

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -287,11 +288,6 @@ class TableSource:
     tokenizer: RowTokenizer
 
     @property
-    def files(self) -> TableFiles:
-        """The packs by their shards and numbers."""
-        return cast(TableFiles, self.packs.files)
-
-    @property
     def length(self) -> int:
         """Positions of a pack."""
         return self.metadata.max_sequence_length
@@ -400,24 +396,23 @@ def evaluation_table_batches(
     """
 
     def batches_of(table: TableSource) -> Iterator[Batch]:
-        def read(shards: IntArray, records: IntArray) -> Batch:
-            return _features(table, targets, shards, records, EVALUATION_EPOCH)
-
+        read = partial(_features, table, targets, epoch=EVALUATION_EPOCH)
         take = None if take_packs is None else math.ceil(take_packs * table.metadata.packs / source.total("packs"))
-        return each_pack_once(table.files, read, batch_packs * source.length // table.length, rank, size, take)
+        return each_pack_once(table.packs.files, read, batch_packs * source.length // table.length, rank, size, take)
 
     return chain.from_iterable(map(batches_of, source.tables))
 
 
 def _features(source: TableSource, targets: WordTargets, shards: IntArray, records: IntArray, epoch: int) -> Batch:
     """Some packs, their token numbers checked."""
-    packs = source.files.read(shards, records)
+    files: TableFiles = source.packs.files
+    packs = files.read(shards, records)
     for shard, record, pack in zip(shards.tolist(), records.tolist(), packs, strict=True):
         ids = pack["input_ids"]
         if len(ids) != source.length or ids.min() < 0 or ids.max() >= source.tokenizer.vocabulary_size:
             wrong = f"{len(ids)} tokens" if len(ids) != source.length else f"the tokens {ids.min()} to {ids.max()}"
             raise InputError(
-                f"{source.files.paths[shard]}: row {record} holds {wrong}; allowed are {source.length} tokens from 0 to "
+                f"{files.paths[shard]}: row {record} holds {wrong}; allowed are {source.length} tokens from 0 to "
                 f"{source.tokenizer.vocabulary_size - 1:,}; pack the table again, or give the tokenizer of its tokens"
             )
     return targets.of_packs(packs, epoch, source.length, source.metadata.deepest_pack)

@@ -26,7 +26,7 @@ from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.shipped import MODELS, name_of_sizes
 from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, initial_value, misfit, parameter_specs, shapes_of
-from gaudi_bert.model.heads import TaskHead, TaskKind, VectorHead, variables_of
+from gaudi_bert.model.heads import TASK_OF_PROBLEM, TaskHead, TaskKind, VectorHead, variables_of
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
 from gaudi_bert.rows.types import TASKS_WITH_LABELS
@@ -40,11 +40,6 @@ _MASKED: TaskKind = "masked-language-modelling"
 _FRESH = "fresh weights"
 # What transformers means where config.json names no labels: it leaves out the names of two classes that were not named.
 _UNNAMED_LABELS = ("LABEL_0", "LABEL_1")
-PROBLEMS: dict[str, TaskName] = {
-    "single_label_classification": "classification",
-    "multi_label_classification": "multi-label",
-    "regression": "regression",
-}
 _ARCHITECTURES: dict[str, TaskName] = {
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
@@ -296,7 +291,7 @@ def read_task_folder(path: Path) -> TaskDescription:
 def _task_of(architectures: Sequence[str] | None, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
     name = architectures[0] if architectures else "nothing"
     if name.endswith("ForSequenceClassification"):
-        return PROBLEMS[problem or ("regression" if len(labels) == 1 else "single_label_classification")]
+        return TASK_OF_PROBLEM[problem or ("regression" if len(labels) == 1 else "single_label_classification")]
     task = next((task for ending, task in _ARCHITECTURES.items() if name.endswith(ending)), None)
     if task is None:
         raise InputError(f"{path}: its architecture is {name}, which has no head for a task; fine-tune it first")
