@@ -49,31 +49,6 @@ Batch = dict[str, Any]
 Feed = Callable[[Feeding, list[Row]], Batch]
 
 
-@dataclass(frozen=True)
-class FeedingFinding:
-    """What a way of feeding packs to a model does; `alone` and `neighbour` are None where the model refused it.
-
-    `alone` is the largest difference between packed and alone, `neighbour` the largest change by a changed neighbour.
-    """
-
-    way: str
-    right: bool
-    alone: float | None
-    neighbour: float | None
-    refusal: str
-
-
-@dataclass(frozen=True)
-class VerifyHuggingFaceResult:
-    """Which ways of feeding packs to a `transformers` model are right."""
-
-    model: str
-    model_type: str
-    attention: str
-    right: tuple[str, ...]
-    findings: tuple[FeedingFinding, ...]
-
-
 def _target(name: str, changes: Callable[[Feeding, Batch], Batch] = lambda _, __: {}) -> Feed:
     """The batch of a target, with some inputs replaced."""
 
@@ -105,7 +80,11 @@ WAYS: dict[str, Feed] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """As `FeedingFinding`, with the largest output, at least 1: `scale`."""
+    """What a way of feeding packs to a model does; `alone` and `neighbour` are None where the model refused it.
+
+    `alone` is the largest difference between packed and alone, `neighbour` the largest change by a changed neighbour, and
+    `scale` the largest output, at least 1.
+    """
 
     way: str
     alone: float | None = None
@@ -130,6 +109,27 @@ class Finding:
         if self.neighbour > NEIGHBOUR_BOUND * self.scale:
             return f"LEAKS: a changed neighbour changes outputs by {self.neighbour:.1e} (packed and alone: {self.alone:.1e})"
         return f"WRONG: packed and alone differ by {self.alone:.1e}; no neighbour is seen, so positions or windows are wrong"
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "way": self.way,
+            "right": self.is_right,
+            "alone": self.alone,
+            "neighbour": self.neighbour,
+            "refusal": self.refusal,
+        }
+
+
+@dataclass(frozen=True)
+class VerifyHuggingFaceResult:
+    """Which ways of feeding packs to a `transformers` model are right."""
+
+    model: str
+    model_type: str
+    attention: str
+    right: tuple[str, ...]
+    findings: tuple[Finding, ...]
 
 
 def load_model(folder: str | Path, attention: str | None = None) -> Any:
@@ -238,7 +238,5 @@ def verify_huggingface(
         model_type=model.config.model_type,
         attention=str(used),
         right=tuple(right),
-        findings=tuple(
-            FeedingFinding(each.way, each.is_right, each.alone, each.neighbour, each.refusal) for each in findings
-        ),
+        findings=tuple(findings),
     )
