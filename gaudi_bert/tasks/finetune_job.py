@@ -261,7 +261,7 @@ class FineTuneJob(Job[FineTuning]):
         """Take the best weights, evaluate them once more, and write the model and its answers."""
         model, communicator = loop.model, loop.context.communicator
         best_update = self._take_best(model, communicator)
-        result = None if loop.evaluator is None else cast(TaskResult, loop.evaluator.run())
+        result = None if loop.held_out is None else cast(TaskResult, loop.held_out.evaluate(model, communicator))
         if communicator.is_first:
             self._write_folder(model)
             self._write_answers(result)

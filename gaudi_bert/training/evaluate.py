@@ -114,7 +114,7 @@ def _evaluate(
     for source in sources:
         check_fits(source, config)
         data = RecordsEvaluation(source, config, settings.micro_batch_packs)
-        evaluations.append(Evaluator(model, data, communicator).run())
+        evaluations.append(data.evaluate(model, communicator))
         reporter.say(f"evaluate: {shown_path(source.path)}: {evaluations[-1].line()}")
     unpacked, difference = None, None
     if len(evaluations) > 1:
@@ -183,23 +183,13 @@ class EvaluationSet(ABC, Generic[E]):
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> E:
         """The result, from the sums and outputs of all processes."""
 
-
-@dataclass(frozen=True)
-class Evaluator(Generic[E]):
-    """Evaluates one model on one set."""
-
-    model: Model
-    data: EvaluationSet[E]
-    communicator: Communicator
-
-    def run(self) -> E:
-        """Evaluate; every process calls it at the same time."""
-        data, communicator = self.data, self.communicator
-        totals, outputs = np.zeros(data.sums, np.float64), data.outputs()
-        for number, (batch, scatter) in enumerate(data.batches(communicator.rank, communicator.size)):
+    def evaluate(self, model: Model, communicator: Communicator) -> E:
+        """Evaluate a model; every process calls it at the same time."""
+        totals, outputs = np.zeros(self.sums, np.float64), self.outputs()
+        for number, (batch, scatter) in enumerate(self.batches(communicator.rank, communicator.size)):
             communicator.note("an evaluation", slow=number == 0)
-            values, sums = self.model.evaluate(batch)
-            totals += np.concatenate([sums.astype(np.float64), data.counted(batch)])
+            values, sums = model.evaluate(batch)
+            totals += np.concatenate([sums.astype(np.float64), self.counted(batch)])
             if outputs is not None and values is not None and scatter is not None:
                 scatter(values, outputs)
         totals = communicator.sum_array(totals)
@@ -207,7 +197,7 @@ class Evaluator(Generic[E]):
             for first in range(0, len(outputs), _OUTPUTS_AT_ONCE):  # sums travel in float64
                 part = slice(first, first + _OUTPUTS_AT_ONCE)
                 outputs[part] = communicator.sum_array(outputs[part])
-        return data.figures(totals, outputs)
+        return self.figures(totals, outputs)
 
 
 def majority_share(label_counts: FloatArray) -> float:

@@ -28,7 +28,7 @@ from gaudi_bert.config.sections import RunSettings
 from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model
 from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
-from gaudi_bert.training.evaluate import Evaluator
+from gaudi_bert.training.evaluate import EvaluationSet
 from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.metrics import MetricsServer, MetricsWriter
 from gaudi_bert.training.mlperf import MlperfLog
@@ -87,7 +87,7 @@ class TrainingLoop:
     batches: Iterator[Batch]
     progress: Progress
     stored_settings: Mapping[str, Any]
-    evaluator: Evaluator[Any] | None = None
+    held_out: EvaluationSet[Any] | None = None
     mlperf_log: MlperfLog | None = None
     evaluated: Callable[[int, Evaluation], None] | None = None
     evaluates_first: bool = False
@@ -114,8 +114,8 @@ class TrainingLoop:
                     self._metrics.serve(stack.enter_context(served))
             if self.mlperf_log is not None:
                 stack.enter_context(self.mlperf_log).begins(self.progress.sequences)
-            if self.evaluator is not None and context.communicator.any_true(self._evaluation_pending()):
-                self._evaluate(self.evaluator)
+            if self.held_out is not None and context.communicator.any_true(self._evaluation_pending()):
+                self._evaluate(self.held_out)
             task = stack.enter_context(context.reporter.task(self._stage, updates, "updates"))
             task.count_from_now(first_update)
             while not self._is_finished:
@@ -182,8 +182,8 @@ class TrainingLoop:
         saves = last or stopping or update % settings.save_every_updates == 0
         if saves or evaluates or update % settings.log_every_updates == 0:
             self._close_interval()
-        if evaluates and self.evaluator is not None:
-            self._evaluate(self.evaluator)
+        if evaluates and self.held_out is not None:
+            self._evaluate(self.held_out)
         if saves or self._is_finished:
             self._save()
         if stopping and not self._is_finished:
@@ -212,11 +212,11 @@ class TrainingLoop:
             self._metrics.write("train", update, values)
             self.context.reporter.say(f"{self._stage}: {report.line(update, self._settings.updates)}")
 
-    def _evaluate(self, evaluator: Evaluator[Any]) -> None:
+    def _evaluate(self, held_out: EvaluationSet[Any]) -> None:
         log, sequences = self.mlperf_log, self.progress.sequences
         if log is not None:
             log.evaluation_begins(sequences)
-        self.evaluation = evaluator.run()
+        self.evaluation = held_out.evaluate(self.model, self.context.communicator)
         update, target = self.progress.update, self._settings.target_masked_lm_accuracy
         succeeded = self._is_finished if target is None else self.reached_target
         if log is not None:

@@ -39,7 +39,7 @@ from gaudi_bert.engines.protocol import (
     load_engine,
 )
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, beginning_of, resume_run, share_state
-from gaudi_bert.training.evaluate import EvaluationSet, Evaluator
+from gaudi_bert.training.evaluate import EvaluationSet
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import R, RunContext, TrainingLoop
 from gaudi_bert.training.mlperf import MlperfLog
@@ -186,7 +186,7 @@ def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
         job.batches(plan, order),
         progress,
         _stored_settings(job, run),
-        evaluator=None if held_out is None else Evaluator(model, held_out, communicator),
+        held_out=held_out,
         mlperf_log=mlperf_log,
         evaluated=partial(job.evaluated, run, model),
         evaluates_first=job.evaluates_first,

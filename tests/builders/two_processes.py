@@ -32,7 +32,7 @@ from gaudi_bert.tasks.finetune import finetune
 from gaudi_bert.tasks.finetune_job import FineTuneInput
 from gaudi_bert.tasks.models.task_models import open_model, read_task_folder, start_weights
 from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, TaskResult, tokenized_file
-from gaudi_bert.training.evaluate import Evaluator, evaluate
+from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.objective import TrainingStep
 from gaudi_bert.training.train import train
 from tests.builders import training_data
@@ -80,21 +80,14 @@ def rows_of(model: Path, path: Path) -> tuple[Sequences, tuple[Row, ...]]:
     return tokenized_file(path, folder.task, settings, open_tokenizer(model), folder.labels, LENGTH)
 
 
-def evaluator(
-    model: Path, path: Path, communicator: Communicator, depth: int | str = 2, seed: int = 3
-) -> Evaluator[TaskResult]:
-    """Of a model of a task, on a file of rows."""
+def evaluated(model: Path, path: Path, communicator: Communicator, depth: int | str = 2, seed: int = 3) -> TaskResult:
+    """How good a model of a task is on a file of rows, by as many processes as there are."""
     folder = read_task_folder(model)
     task = folder.make_task()
     sequences, rows = rows_of(model, path)
     data = TaskData.planned(path, "", rows, sequences, max_sequence_length=LENGTH, algorithm="optimal", depth=depth)
     bert = open_model(start_weights(model, task, lacks_head=False), task.head, load_engine("tensorflow"))
-    return Evaluator(bert, TaskEvaluation(task, data, MICRO_BATCH, seed, task.best_metric), communicator)
-
-
-def evaluated(model: Path, path: Path, communicator: Communicator, **given: Any) -> Any:
-    """What it says, by as many processes as there are."""
-    return evaluator(model, path, communicator, **given).run()
+    return TaskEvaluation(task, data, MICRO_BATCH, seed, task.best_metric).evaluate(bert, communicator)
 
 
 def as_json(evaluation: Any) -> dict[str, Any]:
