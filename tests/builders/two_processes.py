@@ -23,7 +23,7 @@ from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import GaudiBertError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
-from gaudi_bert.engines.protocol import Communicator, load_engine
+from gaudi_bert.engines.protocol import Communicator, Model, load_engine
 from gaudi_bert.engines.tensorflow import model as tensorflow_model
 from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.rows.tokenizer import open_tokenizer
@@ -80,14 +80,20 @@ def rows_of(model: Path, path: Path) -> tuple[Sequences, tuple[Row, ...]]:
     return tokenized_file(path, folder.task, settings, open_tokenizer(model), folder.labels, LENGTH)
 
 
-def evaluated(model: Path, path: Path, communicator: Communicator, depth: int | str = 2, seed: int = 3) -> TaskResult:
-    """How good a model of a task is on a file of rows, by as many processes as there are."""
+def evaluation(model: Path, path: Path, depth: int | str = 2, seed: int = 3) -> tuple[Model, TaskEvaluation]:
+    """A model of a task, and a file of rows to evaluate it on."""
     folder = read_task_folder(model)
     task = folder.make_task()
     sequences, rows = rows_of(model, path)
     data = TaskData.planned(path, "", rows, sequences, max_sequence_length=LENGTH, algorithm="optimal", depth=depth)
     bert = open_model(start_weights(model, task, lacks_head=False), task.head, load_engine("tensorflow"))
-    return TaskEvaluation(task, data, MICRO_BATCH, seed, task.best_metric).evaluate(bert, communicator)
+    return bert, TaskEvaluation(task, data, MICRO_BATCH, seed, task.best_metric)
+
+
+def evaluated(model: Path, path: Path, communicator: Communicator, **given: Any) -> TaskResult:
+    """How good the model is, by as many processes as there are."""
+    bert, rows = evaluation(model, path, **given)
+    return rows.evaluate(bert, communicator)
 
 
 def as_json(evaluation: Any) -> dict[str, Any]:

@@ -226,14 +226,14 @@ class OneOfMany(Communicator):
 
 def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(files, results) -> None:
     model, path, one = results / "tasks" / script.EVALUATED_TASK, files / "evaluation-19.jsonl", OneOfMany()
-    evaluator = script.evaluator(model, path, one)
+    bert, rows = script.evaluation(model, path)
     whole = one.become(0, 1)
-    expected = evaluator.run()
+    expected = rows.evaluate(bert, one)
     for size in (3, 7):
         shares = []
         for rank in range(size):
             shares.append(one.become(rank, size))
-            evaluator.run()
+            rows.evaluate(bert, one)
         sums, logits = (sum(share[number] for share in shares) for number in range(2))
         agree(sums, whole[0], 1e-9)
         agree(logits, expected.logits)
