@@ -76,7 +76,7 @@ def coupled_features(placed: Placement, sequences: IntArray) -> Batch:
 
 
 @dataclass(frozen=True)
-class VectorEvaluation(TaskEvaluation):
+class _VectorEvaluation(TaskEvaluation):
     """Rows whose texts are embedded; vectors have `hidden_size` values."""
 
     hidden_size: int = 0
@@ -261,7 +261,7 @@ class CoupledJob(FineTuneJob):
             return super().evaluation(plan)
         packs, hidden_size = self.section.micro_batch_packs, self._start.sizes.hidden_size
         seed = plan.settings.seed
-        return VectorEvaluation(self._task, self._held_out, packs, seed, self._best_metric, hidden_size=hidden_size)
+        return _VectorEvaluation(self._task, self._held_out, packs, seed, self._best_metric, hidden_size=hidden_size)
 
     def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
         """The micro-batches of this process."""

@@ -17,9 +17,10 @@ from typing import Any, BinaryIO, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
+from gaudi_bert.artefacts.store.mirrored_folder import local_copies, mirrored
 from gaudi_bert.common.arrays import Float32Array, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import check_model, open_file
+from gaudi_bert.common.files import check_model, in_store, open_file, url_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
@@ -29,7 +30,7 @@ from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
 from gaudi_bert.rows.reading import check_first_row
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import check_policy
-from gaudi_bert.rows.types import Row, Sequences, TextRow
+from gaudi_bert.rows.types import STANDARD_INPUT, Row, Sequences, TextRow
 from gaudi_bert.rows.window_plan import PackRunner, WindowPlan, plan_window
 from gaudi_bert.tables.packed_parquet import write_vectors
 from gaudi_bert.tasks.answers import (
@@ -39,7 +40,6 @@ from gaudi_bert.tasks.answers import (
     PredictOptions,
     StreamResult,
     check_choice,
-    local_files,
     open_answers,
     shown_progress,
 )
@@ -83,7 +83,7 @@ def predict(
         store: how object stores are reached.
     """
     with (
-        local_files(model, data, out, store) as (path, rows_file, answers_file),
+        _local_files(model, data, out, store) as (path, rows_file, answers_file),
         shown_progress("predict", rows_file, answers_file, reporter) as progress,
     ):
         described = read_task_folder(path)
@@ -127,6 +127,20 @@ def predict(
 
 
 # --- a model, opened to answer windows of rows
+
+
+@contextmanager
+def _local_files(model: Path, data: str, out: str, store: StoreSettings | None) -> Iterator[tuple[Path, str, str]]:
+    """Model, rows and answers as files of this machine, copied from and to object stores."""
+    if in_store(data) and in_store(out) and url_of(data) == url_of(out):
+        raise InputError(f"{url_of(out)}: is the data itself; give another URL with --out")
+    with local_copies((model, data), store) as (weights, rows), mirrored(Path(out).parent, store) as folder:
+        answers = str(folder / Path(out).name) if in_store(out) else out
+        rows_file = str(rows) if in_store(data) else data
+        is_pipe = rows_file == STANDARD_INPUT or answers == STANDARD_OUTPUT
+        if not is_pipe and Path(answers).exists() and Path(rows_file).exists() and Path(answers).samefile(rows_file):
+            raise InputError(f"{answers}: is the data itself; give another file with --out")
+        yield weights or model, rows_file, answers
 
 
 class _Runner(NamedTuple):
@@ -298,7 +312,7 @@ def embed(
     if ending not in _ENDINGS:
         raise InputError(f"{out}: vectors are written as {', '.join(_ENDINGS)}; give it one of these endings")
     with (
-        local_files(model, data, out, store) as (path, rows_file, answers_file),
+        _local_files(model, data, out, store) as (path, rows_file, answers_file),
         shown_progress("embed", rows_file, answers_file, reporter) as progress,
     ):
         check_model(path)

@@ -57,7 +57,7 @@ def is_bert(path: Path) -> bool:
     content = read_json(config) if config.is_file() else {}
     kind = content.get("model_type", "bert") if isinstance(content, dict) else "bert"
     if kind != "bert":
-        check_transformers(f"{path}: is a model of type {kind}, which")
+        _check_transformers(f"{path}: is a model of type {kind}, which")
     return bool(kind == "bert")
 
 
@@ -86,7 +86,7 @@ def check_finished(path: Path) -> None:
         )
 
 
-def check_transformers(what: str) -> None:
+def _check_transformers(what: str) -> None:
     """Refuse what needs `transformers` where it is not installed."""
     if importlib.util.find_spec("transformers") is None:
         raise InputError(f"{what} needs transformers; run: {install_command('pytorch')}")
@@ -136,7 +136,7 @@ def start_of_words(
         task = _task_of_words(_kind_of_bert(config), settings, tokenizer)
         name = name_of_sizes(settings.model) or "sizes of the settings"
         return task, StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
-    check_transformers(f"--model {path}")
+    _check_transformers(f"--model {path}")
     from gaudi_bert.pytorch import encoder_weights as encoders
 
     is_file = path.suffix == ".json"
