@@ -19,7 +19,7 @@ from gaudi_bert.common.errors import InputError, require
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TASK_NAMES, PackingSettings, TaskName, TaskSettings
-from gaudi_bert.packing.algorithms import announce, depth_of, pack_histogram
+from gaudi_bert.packing.algorithms import announce, check_known, depth_of, pack_histogram
 from gaudi_bert.packing.estimate import (
     ACCELERATORS,
     ESTIMATE_ALGORITHMS,
@@ -111,8 +111,9 @@ def estimate(
             `-scaling` in the name, the lengths with the proven bound, the strategies, and packing compared with un-padding.
     """
     requested = [parse_depth(depth) for depth in depths]
-    names = [_known_algorithm(name.strip()) for name in algorithms]
+    names = [name.strip() for name in algorithms]
     for name in names:
+        check_known(name, ESTIMATE_ALGORITHMS)
         announce(name)
     if picture is not None:
         if picture.suffix.lower() not in PICTURE_ENDINGS:
@@ -146,14 +147,6 @@ def parse_depth(depth: str | int) -> str | int:
     if not text.isdigit() or int(text) < 1:
         raise InputError(f"depth {text!r}: write integers from 1, or `max`, separated by commas")
     return int(text)
-
-
-def _known_algorithm(name: str) -> str:
-    if name not in ESTIMATE_ALGORITHMS:
-        near = difflib.get_close_matches(name, ESTIMATE_ALGORITHMS, n=1, cutoff=0.5)
-        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(ESTIMATE_ALGORITHMS)}"
-        raise InputError(f"algorithm `{name}` is unknown; {hint}")
-    return name
 
 
 def _compare(

@@ -21,7 +21,8 @@ from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.grouped_output import GroupedOutput, PackedOutput
-from gaudi_bert.artefacts.packed import RowTables, TableGroupManifest, TableMetadata, TableVerification, row_table_path
+from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
+from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata, TableVerification
 from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.common.arrow import require_pyarrow

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.completion import Signature, first_difference, read_signature, settings_path
-from gaudi_bert.artefacts.packed import RowTables, TableGroupManifest, TableMetadata, TableVerification, row_table_path
+from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
+from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata, TableVerification
 from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, local_copy, mirrored, names_in
 from gaudi_bert.common.errors import FailedError, InputError

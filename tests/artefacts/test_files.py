@@ -12,7 +12,8 @@ import pytest
 from gaudi_bert.artefacts.base import Artefact, manifest_path
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification, pack_kind
+from gaudi_bert.artefacts.pack_kinds import pack_kind
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification
 from gaudi_bert.artefacts.plan import Plan, PlanPart, WritablePlan
 from gaudi_bert.artefacts.shards import index_path, read_starts, write_index
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult

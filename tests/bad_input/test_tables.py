@@ -221,7 +221,6 @@ ROWS = [
     {"input_ids": [11, 12, 13], "labels": [21, 22, 23], "name": "abcde"},
     {"input_ids": [14], "labels": [24], "name": "fg"},
 ]
-Run = Callable[[Path, Path], None]
 TEXT_OFFSETS, LIST_OFFSETS = (0, 5, 7), (0, 3, 4)
 
 
@@ -239,39 +238,39 @@ def packed(source: Path, out: Path) -> None:
 
 @pytest.mark.parametrize("write", [tables.write_file, tables.write_stream])
 @pytest.mark.parametrize(
-    ("run", "offsets", "other"),
+    ("offsets", "other"),
     [
-        (packed, TEXT_OFFSETS, (0, 5, 395)),
-        (packed, TEXT_OFFSETS, (0, 2**30, 7)),
-        (packed, TEXT_OFFSETS, (-400, 5, 7)),
-        (packed, LIST_OFFSETS, (0, 3, 2**30)),
-        (packed, LIST_OFFSETS, (0, -3, 4)),
+        (TEXT_OFFSETS, (0, 5, 395)),
+        (TEXT_OFFSETS, (0, 2**30, 7)),
+        (TEXT_OFFSETS, (-400, 5, 7)),
+        (LIST_OFFSETS, (0, 3, 2**30)),
+        (LIST_OFFSETS, (0, -3, 4)),
     ],
 )
 def test_offsets_that_lead_out_of_the_file(
-    tmp_path: Path, write: Callable[..., None], run: Run, offsets: tuple[int, ...], other: tuple[int, ...]
+    tmp_path: Path, write: Callable[..., None], offsets: tuple[int, ...], other: tuple[int, ...]
 ) -> None:
     write(tmp_path / "rows.arrow", ROWS)
     damage(tmp_path / "rows.arrow", offsets, other)
     with pytest.raises(InputError, match=r"rows[.]arrow: cannot be read as a Parquet or Arrow table: .*; write it again"):
-        run(tmp_path / "rows.arrow", tmp_path / "out")
+        packed(tmp_path / "rows.arrow", tmp_path / "out")
     assert not list(tmp_path.glob("out/*.*"))
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "rows.parquet"])
 @pytest.mark.parametrize(
-    ("run", "text", "other", "said"),
+    ("text", "other", "said"),
     [
-        (packed, b"a_long_name", b"a_\xff\xfeng_name", "cannot be read as a Parquet or Arrow table"),
-        (packed, b"abcde", b"ab\xffde", "Invalid UTF8"),
+        (b"a_long_name", b"a_\xff\xfeng_name", "cannot be read as a Parquet or Arrow table"),
+        (b"abcde", b"ab\xffde", "Invalid UTF8"),
     ],
 )
 def test_names_of_columns_and_texts_that_are_not_utf_8(
-    tmp_path: Path, run: Run, name: str, text: bytes, other: bytes, said: str
+    tmp_path: Path, name: str, text: bytes, other: bytes, said: str
 ) -> None:
     rows = [{**row, "a_long_name": 7} for row in ROWS]
     (tables.write_parquet if name.endswith("parquet") else tables.write_stream)(tmp_path / name, rows)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes().replace(text, other))
     with pytest.raises(InputError, match=said):
-        run(tmp_path / name, tmp_path / "out")
+        packed(tmp_path / name, tmp_path / "out")
     assert not list(tmp_path.glob("out/*.*"))

@@ -1,4 +1,4 @@
-"""Small random models of `transformers`: some with windows of local attention, and one of every type."""
+"""Small random models of `transformers`, some with windows of local attention."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.models.auto import modeling_auto
-
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch import PackCollator, probe_model
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, reason_of, small_copy, spread_weights
 
 VOCABULARY, POSITIONS = 211, 256
 SPREAD = 0.15  # of weights: wide enough for attention to matter
@@ -40,71 +35,3 @@ def small_model(name: str, attention: str) -> Any:
     model = kind(config()).eval()
     model.set_attn_implementation(attention)
     return model
-
-
-# --- one of every type, and whether packs are fed to it correctly
-
-
-WINDOW = 24  # other than the one that the answer was found with
-_CLASSES = {
-    "next token": dict(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-    "masked tokens": dict(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
-    "none": dict(modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES),
-}
-
-
-class NotBuiltError(Exception):
-    """No small random model of a type can be built here."""
-
-
-def filled_config(kind: str, class_of_type: Any, *, causal: bool) -> Any:
-    """The usual config of a type for a class, with the settings that `transformers` leaves open filled in."""
-    config = transformers.AutoConfig.for_model(kind)
-    if not isinstance(config, class_of_type.config_class):  # a model of text and images, of which this head takes the text
-        config = config.get_text_config()
-    for each in {id(one): one for one in (config, config.get_text_config())}.values():
-        usual = {
-            "vocab_size": 211,
-            "num_key_value_heads": vars(each).get("num_attention_heads"),
-            "head_dim": 16,
-            "num_experts_per_tok": 2,
-        }
-        for name, value in usual.items():
-            if vars(each).get(name, value) is None:
-                setattr(each, name, value)
-        if causal and hasattr(each, "is_decoder"):
-            each.is_decoder = True
-    return config
-
-
-def small_random_model(kind: str, head: str) -> Any:
-    """A model with random weights."""
-    name = _CLASSES[head][kind]
-    try:
-        class_of_type = getattr(transformers, name)
-        config = filled_config(kind, class_of_type, causal=head == "next token")
-        small = small_copy(config, class_of_type, WINDOW).config
-        model = class_of_type._from_config(small).eval()  # noqa: SLF001 - how transformers makes one of a config
-    except MODEL_ERRORS as error:
-        raise NotBuiltError(reason_of(error)) from error
-    torch.manual_seed(11)
-    spread_weights(model)
-    return model
-
-
-def verdict_on(model: Any) -> str:
-    """`right`, `refused: REASON` (by `PackCollator`) or `WRONG: WHAT`.
-
-    What is not right to 1e-5 is tried in float64: there rounding goes, and defects stay.
-    """
-    try:
-        finding = probe_model(model, ["transformers-5"])[0]
-        if finding.is_right:
-            return "right"
-        PackCollator("transformers-5", model)
-        exact = probe_model(model.double(), ["transformers-5"])[0]
-    except InputError as error:
-        return f"refused: {error}"
-    if exact.is_right and finding.alone is not None:
-        return f"right: in float64; in float32 to {finding.alone / finding.scale:.0e} of the largest output"
-    return f"WRONG: {exact.verdict}"

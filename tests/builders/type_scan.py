@@ -23,7 +23,6 @@ from gaudi_bert.model.heads import TaskHead
 from gaudi_bert.pytorch.packed_model import logits_of
 from gaudi_bert.pytorch.trial import MODEL_ERRORS, quiet_transformers, reason_of, small_copy, spread_weights, usual_tokens
 from tests.builders.task_batches import batch_of, packs_of
-from tests.builders.torch_models import filled_config
 
 HEADS = {
     "next token": (TaskHead("causal-language-modelling"), modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
@@ -54,9 +53,14 @@ def scan(kinds: list[str]) -> Iterator[tuple[str, str, str]]:
     """Type, head and verdict: `right`, `refused: REASON`, `not built: REASON` or `WRONG: WHAT`."""
     for kind in kinds:
         for name in heads_of(kind):
-            with warnings.catch_warnings(), quiet_transformers():
-                warnings.simplefilter("ignore")
-                yield kind, name, _verdict(kind, name)
+            yield kind, name, verdict_on(kind, name)
+
+
+def verdict_on(kind: str, name: str) -> str:
+    """The verdict on one type with one head."""
+    with warnings.catch_warnings(), quiet_transformers():
+        warnings.simplefilter("ignore")
+        return _verdict(kind, name)
 
 
 def _verdict(kind: str, name: str) -> str:
@@ -64,7 +68,7 @@ def _verdict(kind: str, name: str) -> str:
     try:
         class_name = names[kind]
         made = getattr(transformers, class_name[0] if isinstance(class_name, tuple | list) else class_name)
-        filled = filled_config(kind, made, causal=head.is_causal)
+        filled = _filled_config(kind, made, causal=head.is_causal)
         for setting, value in OPEN.get(kind, {}).items():
             setattr(filled, setting, value)
         config = small_copy(filled, made, WINDOW).config
@@ -85,6 +89,26 @@ def _verdict(kind: str, name: str) -> str:
             model.module.set_experts_implementation("eager")
         difference = _difference(model, head) * _BOUND / _EXACT_BOUND
     return "right" if difference <= _BOUND else f"WRONG: packed and alone differ by {difference:.1e} of the largest output"
+
+
+def _filled_config(kind: str, class_of_type: Any, *, causal: bool) -> Any:
+    """The usual config of a type for a class, with the settings that `transformers` leaves open filled in."""
+    config = transformers.AutoConfig.for_model(kind)
+    if not isinstance(config, class_of_type.config_class):  # a model of text and images, of which this head takes the text
+        config = config.get_text_config()
+    for each in {id(one): one for one in (config, config.get_text_config())}.values():
+        usual = {
+            "vocab_size": 211,
+            "num_key_value_heads": vars(each).get("num_attention_heads"),
+            "head_dim": 16,
+            "num_experts_per_tok": 2,
+        }
+        for name, value in usual.items():
+            if vars(each).get(name, value) is None:
+                setattr(each, name, value)
+        if causal and hasattr(each, "is_decoder"):
+            each.is_decoder = True
+    return config
 
 
 def _of_layers(value: Any, config: Any) -> Any:

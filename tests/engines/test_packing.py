@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gaudi_bert.config.values import EngineName
@@ -78,6 +78,8 @@ def packs_of_lengths(draw):
 
 @BY_EACH_ENGINE
 @examples(3)
+@example((2, 13, [[5, 6]]), "sequence", True, 2)
+@example((8, 29, [[3, 4, 2, 3, 1, 4, 3, 5], [7]]), "token", False, 1)
 @given(packs_of_lengths(), st.sampled_from(["token", "sequence"]), st.booleans(), st.integers(0, 1000))
 def test_packed_is_the_naive_model_one_sequence_at_a_time(engine: EngineName, case, loss, causal, seed):
     depth, length, lengths = case
@@ -101,32 +103,6 @@ def test_sequences_of_one_token_whose_queries_and_keys_have_no_gradient(engine: 
 @pytest.mark.parametrize("loss", ["token", "sequence"] if LONG else ["sequence"])
 def test_compiled_kernels_are_held_to_the_same(loss):
     check_against_naive(small_model(compiled=True), random_packs(2, [[11, 5, 13], [19, 2]]), 31, 17, 3, loss)
-
-
-# Every depth; each padding goes together with each loss at two of them.
-DEPTHS = [(depth, 3 * (depth % 2), ("token", "sequence")[depth // 2 % 2]) for depth in range(1, 9)]
-
-
-@BY_EACH_ENGINE
-@pytest.mark.parametrize(("depth", "padding", "loss"), DEPTHS)
-def test_packed_is_unpacked_at_every_depth(engine: EngineName, depth, padding, loss):
-    length = 41
-    full = [[3 + place % 4 for place in range(depth - 1)] for _ in range(3)]
-    for number, pack in enumerate(full):
-        pack.append(length - sum(pack) - padding * (number > 0))
-    full[1:2] = [full[1][: max(1, depth // 2)]]
-    batch = join_sequences(random_packs(depth, full), length, 29, depth)
-    compared = compare_packed_with_unpacked(small_model(engine=engine), batch, loss)
-    assert compared.packs == 3
-    for name, (difference, largest) in {**compared.outputs, **compared.losses}.items():
-        assert difference <= OUTPUT_BOUND, name
-        assert largest > 0.1, name
-    for name, (difference, size) in compared.gradients.items():
-        if name.endswith("/key/bias"):
-            assert (difference, size) == (0, 0)
-        else:
-            assert difference <= GRADIENT_BOUND * size, name
-            assert size > 0, name
 
 
 @BY_EACH_ENGINE
@@ -154,30 +130,16 @@ def test_bfloat16_is_near_float32(engine: EngineName):
         assert np.linalg.norm(narrow_gradients[name] - gradient) <= 0.1 * np.linalg.norm(gradient), name
 
 
-@BY_EACH_ENGINE
-@pytest.mark.parametrize("damage", ["mask", "positions"])
-def test_the_proof_sees_a_missing_mask_and_running_positions(engine: EngineName, damage):
-    batch = join_sequences(random_packs(5, [[11, 9, 13]]), 33, 13, 3)
-    model = small_model(engine=engine)
-    right = model.trial(batch, "token").gradients
-    if damage == "mask":
-        batch["input_mask"] = (batch["input_mask"] > 0).astype(np.int32)
-    else:
-        batch["positions"] = np.arange(33, dtype=np.int32)[np.newaxis]
-    with pytest.raises(AssertionError):
-        check_gradients(model.trial(batch, "token").gradients, right)
-
-
 # --- the leak probe: no bit of a sequence's outputs depends on its neighbours in the pack, or on the padding
 
 
-def outputs_of(model, as_graph: bool = False):
+def outputs_of(model):
     """Hidden states of all tokens, and what the heads say, computed for their positions alone; by TensorFlow."""
 
     def everything(batch):
         return outputs_of_every_token(model.network(), batch)[0], *model.forward(batch)
 
-    run = tf.function(everything, autograph=False) if as_graph else everything
+    run = tf.function(everything, autograph=False)
     return lambda batch: [part.numpy() for part in run({name: tf.constant(value) for name, value in batch.items()})]
 
 
@@ -188,7 +150,7 @@ def own(outputs: list[np.ndarray], placed) -> list[bytes]:
 
 @pytest.mark.parametrize(("attention", "compiled"), [("bidirectional", False), ("causal", True)])
 def test_changing_any_one_token_touches_its_own_sequence_only(attention, compiled):
-    run = outputs_of(small_model(attention=attention, compiled=compiled), as_graph=True)
+    run = outputs_of(small_model(attention=attention, compiled=compiled))
     batch = join_sequences(random_packs(2, [[7, 3, 11, 5], [13, 17]]), 31, 19, 5)
     before = run(batch)
     for pack in range(2):
@@ -216,17 +178,6 @@ def test_large_scores_and_half_precision_leak_nothing(changes):
     for chosen in range(4):
         report = probe_leaks(model, VOCABULARY, batch, chosen)
         assert (report.sequences_compared, report.leaks, report.own_outputs_moved) == (4, 0, True)
-
-
-def test_causal_outputs_do_not_see_their_own_future():
-    batch = join_sequences(random_packs(2, [[7, 11]]), 19, 9, 2)
-    run = outputs_of(small_model(attention="causal"))
-    before = run(batch)[0]
-    ids = batch["input_ids"].copy()
-    ids[0, 12] = (ids[0, 12] + 1) % VOCABULARY
-    after = run({**batch, "input_ids": ids})[0]
-    assert before[0, :12].tobytes() == after[0, :12].tobytes()
-    assert (before[0, 12:18] != after[0, 12:18]).any(axis=-1).all()
 
 
 def test_the_probe_reports_a_leak():

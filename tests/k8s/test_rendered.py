@@ -59,6 +59,9 @@ def test_the_failure_policy_is_known_from_1_29_on(pipeline: Path) -> None:
         assert [problem for item in objects for problem in check_schema(item, version)] == []
     assert check_manifests(objects, external=existing_claims(settings)) == []
     assert [problem for item in objects for problem in check_schema(item, "1.25")] != []
+    rules = [item["spec"]["podFailurePolicy"]["rules"] for item in objects if item["kind"] == "Job"]
+    taken_away = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert all(taken_away in each for each in rules), "an eviction costs no retry"
 
 
 @pytest.mark.parametrize("variant", MAIN_VARIANTS)
@@ -68,19 +71,6 @@ def test_rendered_manifests_suit_the_oldest_version_unless_the_pipeline_names_a_
     objects = all_objects(render(cluster_settings(PIPELINES[0], variant)))
     for version in ("1.25", "1.26", "1.29", "1.37"):
         assert [problem for item in objects for problem in check_schema(item, version)] == []
-
-
-@pytest.mark.parametrize("minor", range(26, 37))
-def test_training_on_nodes_suits_every_version(minor: int) -> None:
-    pytest.importorskip("kubernetes_validate")
-    for variant in ("nodes", "trainjob"):
-        manifests = render(cluster_settings(PIPELINES[0], variant), (1, minor))
-        kinds = ("Service", "NetworkPolicy", "TrainingRuntime")
-        items = [manifests.steps["train"], *(item for item in manifests.shared if item["kind"] in kinds)]
-        assert [problem for item in items for problem in check_schema(item, f"1.{minor}")] == []
-    assert (
-        "podReplacementPolicy" in render(cluster_settings(PIPELINES[0], "nodes"), (1, minor)).steps["train"]["spec"]
-    ) == (minor >= 29)
 
 
 # Pipelines as they are, one that pretrains and one of a task, or in the long form all; the demos with cards too.
@@ -342,7 +332,7 @@ def test_weights_that_are_given_leave_no_step_before_fine_tuning() -> None:
     given = ["finetune.init_checkpoint=/data/bert", "kubernetes.data_claim=models", *VARIANTS["mpijob"]]
     manifests = render(load_pipeline(None, [*TASKS, *given]))
     assert list(manifests.steps) == ["finetune", "predict", "report"]
-    assert {item["kind"] for item in manifests.shared} == {"ServiceAccount", "PersistentVolumeClaim", "ConfigMap"}
+    assert [item["kind"] for item in manifests.shared] == ["ServiceAccount", "PersistentVolumeClaim", "ConfigMap"]
 
 
 # --- a cluster without a volume: what the pods get of a bucket; `test_commands.py` runs their commands

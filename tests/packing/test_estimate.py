@@ -30,15 +30,6 @@ from tests.builders.properties import examples
 from tests.oracles.packing import packs_in_order
 
 
-def test_sorting_and_separators() -> None:
-    histogram = published("squad-384")
-    sort = estimate_packing(histogram, "sort", 1, 88_641)
-    assert (sort.lower_bound, sort.gap) == (None, None)
-    assert sort.efficiency > 0.99
-    plain, two = (estimate_packing(histogram, name, "max", 0, seed=5) for name in ("greedy", "greedy+2"))
-    assert plain.efficiency > two.efficiency
-
-
 def test_every_algorithm_packs_a_small_histogram() -> None:
     histogram = Histogram(7, [4, 0, 3, 5, 0, 1, 2])
     for name in ESTIMATE_ALGORITHMS:
@@ -115,15 +106,6 @@ def test_best_fit_decreasing_has_the_packs_of_lpfhp_without_a_limit_of_depth(his
     slots = histogram.max_sequence_length
     decreasing = np.repeat(np.arange(slots, 0, -1, dtype=np.int32), histogram.counts[::-1])
     assert count_best_fit(decreasing, slots, slots) == packs_of(pack_longest_first(histogram.counts, slots))
-
-
-def test_scenarios_spelt_out() -> None:
-    lengths = np.array([6, 7, 3, 4], np.int32)
-    assert count_first_fit(lengths, 10, 10) == 3  # 6+3, 7, 4
-    assert count_best_fit(lengths, 10, 10) == 2  # 6+4, 7+3
-    assert count_best_fit(lengths, 10, 10, open_packs=1) == 3  # 6 | 7+3 | 4
-    assert count_best_fit(lengths, 10, 10, batch=3) == 3  # 6, 7+3 | 4
-    assert count_best_fit(lengths, 10, 1) == 4
 
 
 def test_sorted_in_batches_keeps_the_last_batch() -> None:

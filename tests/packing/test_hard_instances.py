@@ -103,15 +103,6 @@ def test_a_dozen_sequences_take_as_few_packs_as_there_can_be(lengths: list[int],
     assert bound <= fewest == packs
 
 
-@given(st.integers(0, 2**32 - 1))
-@examples(10)
-def test_more_depth_is_never_worse(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    counts = np.bincount(generator.integers(7, 61, 40), minlength=129)[1:]
-    packs = [solved(counts, depth)[0] for depth in (2, 3, 4, 5, 6, 128)]
-    assert packs == sorted(packs, reverse=True)
-
-
 @given(st.dictionaries(st.integers(1, 17), st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 6))
 @examples(60)
 def test_no_pack_is_worth_more_than_its_longest_and_the_most_of_others(price_of: dict[int, int], depth: int) -> None:

@@ -158,11 +158,6 @@ def test_strategies_over_the_budget_are_packed_again() -> None:
     assert fit_to_budget(WITHIN_6, MASKED, 4, 6) == WITHIN_6
 
 
-def test_a_budget_below_one_sequence_is_refused_with_the_number() -> None:
-    with pytest.raises(InputError, match=r"masked_slots is 2, but one sequence alone has up to 3 .* give at least 3"):
-        fit_to_budget(WITHIN_6, MASKED, 4, 2)
-
-
 @given(histogram=small_histograms(), depth=st.integers(1, 5), data=st.data())
 @examples(150)
 def test_every_budget_is_kept(histogram: Histogram, depth: int, data: st.DataObject) -> None:

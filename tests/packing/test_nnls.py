@@ -26,7 +26,7 @@ from gaudi_bert.packing.nnls import (
 from gaudi_bert.packing.nnls_solver import append_column, remove_column, solve_factor, solve_nnls
 from gaudi_bert.packing.pricing import best_worth, completion_values, power_chain, unwind
 from tests.builders.agree import agree
-from tests.builders.histograms import expected, lognormal, published, small_histograms
+from tests.builders.histograms import expected, lognormal, published
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
 from tests.oracles.packing import strategies, strategy_matrix
@@ -49,13 +49,6 @@ def test_without_weights() -> None:
     agree(solution.objective, rows["rnorm_unweighted"], 1e-8)
     packs = packs_of(pack_nnlshp(histogram.counts, 3, np.ones(512)))
     assert abs(packs - rows["scipy-1.11.4"]["unweighted"]["packs"]) <= rows["tolerance_packs"]
-
-
-@given(histogram=small_histograms(), depth=st.integers(1, 5))
-@examples(60)
-def test_always_a_packing(histogram: Histogram, depth: int) -> None:
-    for pack in (pack_nnlshp, pack_ennlshp):
-        check_mixture(pack(histogram.counts, depth), histogram, depth)
 
 
 def test_leftovers_get_their_complement() -> None:
@@ -109,14 +102,6 @@ def test_published_number_of_packs(name: str, depth: int) -> None:
     mixture = iterative_nnls(counts, depth, "complement")
     check_mixture(mixture, Histogram(len(counts), counts), depth)
     assert abs(packs_of(mixture) - EXPECTED[name][str(depth)]["packs"]) <= 50
-
-
-@pytest.mark.parametrize(("name", "depth"), [("wikipedia-512", 4), ("squad-384", 3)])
-def test_best_fit_leftovers_need_fewer_packs(name: str, depth: int) -> None:
-    counts = published(name).counts
-    mixture = iterative_nnls(counts, depth)
-    check_mixture(mixture, Histogram(len(counts), counts), depth)
-    assert packs_of(mixture) < packs_of(iterative_nnls(counts, depth, "complement"))
 
 
 def test_weights_and_leftovers() -> None:

@@ -75,12 +75,6 @@ def test_packs_never_rise_with_depth(seed: int, max_length: int) -> None:
     assert packs == sorted(packs, reverse=True)
 
 
-def test_ten_times_the_sequences() -> None:
-    counts = published("squad-384").counts * 10**7
-    optimum = checked(counts, 3)
-    assert optimum.gap <= 1e-12 * optimum.certificate.bound + 1
-
-
 @pytest.mark.parametrize("depth", [2, 3, 4, 16, 512])
 @pytest.mark.parametrize("name", ["squad-384", "wikipedia-512"])
 def test_quick_bound(name: str, depth: int) -> None:
@@ -98,14 +92,6 @@ def test_a_false_certificate_is_refused() -> None:
     assert check_certificate(Certificate(prices, 2, 4), counts) == 4
     with pytest.raises(FailedError, match="prove 4 packs"):
         check_certificate(Certificate(prices, 2, 5), counts)
-
-
-def test_thousands_of_lengths() -> None:
-    lengths = np.clip(np.random.default_rng(0).lognormal(np.log(600), 1.1, 200_000), 1, 4096).astype(int)
-    counts = np.bincount(lengths, minlength=4097)[1:].astype(np.int64)
-    optimum = checked(counts, 4)
-    assert optimum.gap <= 0.001 * optimum.certificate.bound
-    assert prove_bound(counts, 4).bound <= packs_of(optimum.mixture)
 
 
 @pytest.mark.slow
@@ -172,12 +158,6 @@ def test_a_bound_is_a_bound_however_little_was_done(operations: float) -> None:
     counts = scattered(301, 90, 40)
     certificate = prove_bound(counts, 4, Work(operations))
     assert certificate.bound <= check_certificate(certificate, counts) <= packs_of(pack_longest_first(counts, 4))
-
-
-def test_long_packs_by_nnls_go_through_a_grid() -> None:
-    counts = lognormal(4999, 20_000)
-    mixture = iterative_nnls(counts, 4, work=Work(3e8))
-    check_mixture(mixture, Histogram(len(counts), counts), 4)
 
 
 def test_very_many_sequences_make_no_more_strategies() -> None:

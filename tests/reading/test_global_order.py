@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.histogram import form_groups
 from gaudi_bert.reading.global_order import (
     GlobalOrder,
-    check_rank,
     deal_shards,
     numbers_of_rank,
     regions_of_groups,
@@ -76,23 +74,6 @@ def test_visits_are_the_shards_of_a_process(
     assert [((visit.turn, visit.shard), visit.begin) for visit in visits] == list(first_reads.items())
     ends = dict(zip(located.shards.tolist(), located.ends.tolist(), strict=True))
     assert all(visit.begin < visit.end == ends[visit.shard] for visit in visits)
-
-
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("sizes", [UNEQUAL, [9] * 70, [50, 49] * 16 + [7] * 32, [5, 0, 3]])
-def test_any_number_of_processes_makes_the_same_updates(sizes: list[int], world_size: int) -> None:
-    """Of 64 packs (66 of three, 65 of five); each pack is read once, but for a remainder of fewer than one for each."""
-    dealt = dealt_epoch(sizes, 3, 1, 8)
-    each = len(dealt) // world_size
-    complete = dealt[: world_size * each]
-    shares = [numbers_of_rank(0, world_size * each, rank, world_size) for rank in range(world_size)]
-    read = [records_at(GlobalOrder(sizes, 3, 8), 1, share) for share in shares]
-    batch = -(-64 // world_size)
-    for first in range(0, each, batch):
-        update = [record for share in read for record in share[first : first + batch]]
-        assert sorted(update) == sorted(complete[first * world_size : (first + batch) * world_size])
-    assert {record for share in read for record in share} == set(complete)
-    assert len(set(dealt)) == sum(sizes) == len(complete) + sum(sizes) % world_size
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -179,8 +160,3 @@ def test_another_process_has_the_same_order() -> None:
     other = pickle.loads(pickle.dumps(order))
     assert epoch_records(other, 1) == records
     assert epoch_records(other, 0) == epoch_records(order, 0) != records
-
-
-def test_a_rank_that_nobody_has_is_refused() -> None:
-    with pytest.raises(InputError, match="rank = 3: 0 to 2 is allowed"):
-        check_rank(3, 3)

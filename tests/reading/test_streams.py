@@ -133,33 +133,19 @@ def test_a_shard_that_cannot_be_opened_is_reported_when_it_is_read() -> None:
 
 
 @pytest.mark.parametrize("index", [True, False])
-def test_a_process_has_the_shards_of_its_streams_open(tmp_path: Path, index: bool) -> None:
+def test_a_process_has_the_shards_of_its_streams_open_until_nobody_refers_to_them(tmp_path: Path, index: bool) -> None:
     case = make_case(tmp_path / "case")
     folder = write_many_shards(tmp_path / "many", case.packed, 331, index=index)
     metadata = read_metadata(folder)
+    order, before, most = GlobalOrder(metadata.shard_table.packs, 3), open_files(), 0
     files = open_shards(folder, metadata)
-    for rank, world_size in ((0, 1), (3, 4)):
-        order = GlobalOrder(metadata.shard_table.packs, 3)
-        reader, before = StreamReader(files, order, rank, world_size), open_files()
-        numbers, most = numbers_of_rank(0, order.packs, rank, world_size), 0
-        for first in range(0, len(numbers), 8):
-            shards, records = reader.locate(0, numbers[first : first + 8])
-            files.read(shards, records)
-            most = max(most, mapped_files(folder))
-            assert open_files() <= before + most + 3  # one that is being prepared
-        assert most <= order.shards_at_once(world_size) + 8
-        reader.close()
-        assert mapped_files(folder) == 0
-
-
-def test_what_nobody_refers_to_is_closed(tmp_path: Path) -> None:
-    case = make_case(tmp_path / "case")
-    folder = write_many_shards(tmp_path / "many", case.packed, 200)
-    metadata = read_metadata(folder)
-    files = open_shards(folder, metadata)
-    reader = StreamReader(files, GlobalOrder(metadata.shard_table.packs, 3))
-    files.read(*reader.locate(0, np.arange(150)))
-    assert mapped_files(folder) > 32
+    reader = StreamReader(files, order, 3, 4)
+    for numbers in np.array_split(numbers_of_rank(0, order.packs, 3, 4), 20):
+        files.read(*reader.locate(0, numbers))
+        most = max(most, mapped_files(folder))
+        assert open_files() <= before + most + 3  # one that is being prepared
+    assert 0 < most <= order.shards_at_once(4) + 8
+    assert mapped_files(folder) > 0
     del files, reader
     assert mapped_files(folder) == 0
 

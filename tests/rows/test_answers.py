@@ -333,17 +333,3 @@ def test_no_others_cost_less(lengths: list[int], beyond: int) -> None:
     grid = range(GRID, longest, GRID)
     others = [[*some, longest] for count in range(MOST_LENGTHS) for some in combinations(grid, count)]
     assert total <= min(cost_of(lengths, other) for other in others) * (1 + 1e-12)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "longest", "expected"),
-    [
-        ([7], 16, [16]),
-        ([31, 32, 33], 48, [32, 48]),
-        ([100, 100, 290], 304, [128, 304]),
-        ([20, 60, 90, 120, 150, 180], 192, [64, 128, 160, 192]),
-        ([512] * 3, 512, [512]),
-    ],
-)
-def test_by_hand(lengths: list[int], longest: int, expected: list[int]) -> None:
-    assert best_row_lengths(np.bincount(lengths)[1:], longest, length_cost)[0] == expected

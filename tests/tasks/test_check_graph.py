@@ -67,7 +67,7 @@ def flops_of_mean(kind: str, sizes: BatchSizes) -> int:
 
 
 @WITHOUT_PYTORCH
-@pytest.mark.parametrize("kind", sampled(KINDS, 3))
+@pytest.mark.parametrize("kind", sampled(KINDS, 5, first=3))
 def test_both_engines_count_the_same(kind: str, model: Path, tmp_path: Path) -> None:
     """But for token types, which TensorFlow looks up by a product; a mean has a gradient there that nobody reads."""
     ours, theirs = (checked(kind, engine, model, tmp_path) for engine in ("tensorflow", "pytorch"))
@@ -82,7 +82,7 @@ def test_both_engines_count_the_same(kind: str, model: Path, tmp_path: Path) -> 
 
 
 @WITHOUT_PYTORCH
-@pytest.mark.parametrize(("name", "kind"), [("modernbert", "embedding"), ("roberta", "token-classification")])
+@pytest.mark.parametrize(("name", "kind"), sampled([("modernbert", "embedding"), ("roberta", "token-classification")], 2))
 def test_any_encoder(name: str, kind: str, tmp_path: Path) -> None:
     """By PyTorch alone; layers that are computed twice keep less."""
     pytest.importorskip("transformers", exc_type=ImportError)

@@ -120,6 +120,7 @@ def test_rows_that_are_too_long_are_cut_and_counted(folder: Path, command: str) 
     assert done.returncode == 0, done.stderr
     assert "1 of 2 rows" in done.stderr
     assert "cut to 32 tokens" in done.stderr
+    assert command != "predict" or "; 1 were longer than 32 tokens;" in done.stdout
     refused = run(folder, command, "long.jsonl", f"no-{command}.jsonl", "--too-long", "error")
     assert refused.returncode == 2
     assert "line 2 (row 2): has " in refused.stderr

@@ -14,7 +14,7 @@ pytest.importorskip("transformers", exc_type=ImportError)
 
 import transformers
 
-from gaudi_bert.common.errors import InputError, StoppedError
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.reporting.estimate import estimate_task
@@ -27,8 +27,9 @@ from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout, write_bert
 from tests.builders.effort import LONG
 from tests.builders.encoders import TOKENIZER, write_encoder
+from tests.builders.json_lines import lines_of, losses_of, write_lines
 from tests.builders.launched import TORCHRUN, finished, kill_at
-from tests.builders.reporters import QUIET, Listener, StopAfter
+from tests.builders.reporters import QUIET, Listener
 from tests.tasks.conftest import run
 
 pytestmark = pytest.mark.slow
@@ -39,11 +40,6 @@ WORDS = ("cat", "dog", "hill", "river", "mat", "north", "south", "sat", "runs", 
 def sentences(count: int, seed: int) -> list[str]:
     random = np.random.default_rng(seed)
     return [" ".join(random.choice(WORDS, random.integers(1, 9), replace=False)) for _ in range(count)]
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def pairs(count: int, seed: int) -> list[dict[str, Any]]:
@@ -69,13 +65,11 @@ def train(data: Path, evaluation: Path | None, model: Path, out: Path, reporter:
     return run("embedding", data, evaluation, model, out, reporter, finetune=changes, **options)
 
 
-def losses_of(out: Path) -> list[float]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if line["kind"] == "train"]
-
-
 def test_one_update_whatever_the_micro_batches_and_the_engine(tmp_path: Path) -> None:
-    model, data = without_dropout(write_bert(tmp_path / "m", layers=1), tmp_path), write(tmp_path / "x.jsonl", pairs(29, 1))
+    model, data = (
+        without_dropout(write_bert(tmp_path / "m", layers=1), tmp_path),
+        write_lines(tmp_path / "x.jsonl", pairs(29, 1)),
+    )
     for name, changes in {
         "big": {"engine": "pytorch"},
         "small": {"engine": "pytorch", "micro_batch_packs": 1},
@@ -109,7 +103,7 @@ def test_a_folder_of_sentence_transformers(kind: str, settings: dict[str, Any], 
         (model / "tokenizer_config.json").write_text('{"pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}')
     rows = scored if settings.pop("scored", 0) or "loss" in settings else pairs
     prompts = {"query_prompt": "the ", "document_prompt": "on "} if rows is pairs else {}
-    files = write(tmp_path / "x.jsonl", rows(41, 1)), write(tmp_path / "y.jsonl", rows(17, 9))
+    files = write_lines(tmp_path / "x.jsonl", rows(41, 1)), write_lines(tmp_path / "y.jsonl", rows(17, 9))
     listener = Listener()
     result = train(*files, model, tmp_path / "out", listener, task_settings={**settings, **prompts}).content
     assert result.metrics.keys() == result.baseline.keys()
@@ -119,7 +113,7 @@ def test_a_folder_of_sentence_transformers(kind: str, settings: dict[str, Any], 
     texts = sentences(9, 5)
     opened = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
     assert opened.max_seq_length == 61
-    data = write(tmp_path / "t.jsonl", [{"text": text} for text in texts])
+    data = write_lines(tmp_path / "t.jsonl", [{"text": text} for text in texts])
     for name in ("query", "document") if rows is pairs else (None,):
         theirs = opened.encode(texts, prompt_name=name)
         vectors, options = tmp_path / f"{name}.npy", EmbedOptions(prompt_name=name)
@@ -144,7 +138,7 @@ def test_texts_are_cut_where_the_folder_cuts_them(stored: int, length: int, tmp_
         "task": {"name": "embedding", "too_long": "truncate"},
         "finetune": {"epochs": 1, "batch_sequences": 3},
     }
-    files, out = FineTuneInput(write(tmp_path / "x.jsonl", rows), None, model), tmp_path / "out"
+    files, out = FineTuneInput(write_lines(tmp_path / "x.jsonl", rows), None, model), tmp_path / "out"
     result = finetune(pipeline_from_mapping(values, "test"), files, out, reporter=QUIET).content
     assert result.max_sequence_length == length
     assert json.loads((out / "sentence_bert_config.json").read_text())["max_seq_length"] == length
@@ -152,54 +146,36 @@ def test_texts_are_cut_where_the_folder_cuts_them(stored: int, length: int, tmp_
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("rows", "finetune", "settings", "message"),
     [
-        ([{"anchor": "a cat"}], "row 1\\): has no 'positive', only 'anchor'; .*--set task.positive=NAME"),
-        ([{"positive": "a cat"}], "row 1\\): has no 'anchor', only 'positive'; .*--set task.anchor=NAME"),
-        ([{"anchor": "cat", "positive": " "}], "row 1\\): positive is empty"),
-        ([{"anchor": "cat", "positive": "cat"}], "row 1\\): both texts are 'cat'"),
-        ([{"anchor": "cat", "positive": "dog", "negatives": ["hill", 5]}], "row 1\\): negatives is 5; it must be a text"),
-        ([{"text": "cat", "text_pair": "dog", "label": "near"}], "label is 'near'; embedding needs a finite number"),
-        ([{"text": "cat", "text_pair": "dog"}], "has no 'label', only"),
-        ([*scored(3, 1), *pairs(2, 1)], "row 4\\): has an anchor and a positive, the first row has two texts and a score"),
-        (pairs(10, 1), "has 10 rows, fewer than finetune.batch_sequences = 11"),
+        (pairs(12, 1), {}, {"loss": "cosent"}, "task.loss = cosent: is for pairs with a score"),
+        (pairs(12, 1), {}, {"loss": "listwise"}, "task.loss = listwise: is for"),
+        (pairs(12, 1), {}, {"dimensions": [65]}, r"task.dimensions: 65 is more than the \d+ values of a vector"),
+        (pairs(10, 1), {}, {}, "has 10 rows, fewer than finetune.batch_sequences = 11"),
+        (
+            [{"text": "cat", "text_pair": "dog", "label": 1.5}] * 12,
+            {},
+            {"loss": "cosine"},
+            "the score is 1.5; a cosine is a number of -1 to 1",
+        ),
+        ([*scored(3, 1), *pairs(2, 1)], {}, {}, "row 4\\): has an anchor and a positive, the first row has two texts and"),
+        (scored(3, 1), {"batch_sequences": 1}, {}, "batch_sequences = 1: an update of one pair has nothing to compare it"),
     ],
 )
-def test_bad_rows(rows: list[dict[str, Any]], message: str, model: Path, tmp_path: Path) -> None:
+def test_what_does_not_fit(rows: Any, finetune: Any, settings: Any, message: str, model: Path, tmp_path: Path) -> None:
+    data = write_lines(tmp_path / "x.jsonl", rows)
     with pytest.raises(InputError, match=message):
-        train(write(tmp_path / "x.jsonl", rows), None, model, tmp_path / "out")
+        train(data, None, model, tmp_path / "out", finetune=finetune, task_settings=settings)
 
 
-@pytest.mark.parametrize(
-    ("rows", "settings", "message"),
-    [
-        (pairs, {"loss": "cosent"}, "task.loss = cosent: is for pairs with a score"),
-        (pairs, {"loss": "listwise"}, "task.loss = listwise: is for"),
-        (scored, {"loss": "cosine"}, "the score is 1.5; a cosine is a number of -1 to 1"),
-        (pairs, {"dimensions": [65]}, r"task.dimensions: 65 is more than the \d+ values of a vector"),
-    ],
-)
-def test_settings_that_do_not_fit(rows: Any, settings: dict[str, Any], message: str, model: Path, tmp_path: Path) -> None:
-    made = rows(12, 1)
-    if rows is scored:
-        made[-1]["label"] = 1.5
-    with pytest.raises(InputError, match=message):
-        train(write(tmp_path / "x.jsonl", made), None, model, tmp_path / "out", task_settings=settings)
-
-
-@pytest.mark.parametrize("loss", [None, "cosine"])
-def test_an_update_of_one_pair(loss: str | None, model: Path, tmp_path: Path) -> None:
-    """Teaches nothing where pairs are compared with each other."""
-    data, one = write(tmp_path / "x.jsonl", scored(3, 1)), {"batch_sequences": 1, "epochs": 1}
-    if loss is None:
-        with pytest.raises(InputError, match="batch_sequences = 1: an update of one pair has nothing to compare it with"):
-            train(data, None, model, tmp_path / "out", finetune=one)
-    else:
-        train(data, None, model, tmp_path / "out", finetune=one, task_settings={"loss": loss})
+def test_an_update_of_one_pair_with_a_cosine_of_its_own(model: Path, tmp_path: Path) -> None:
+    data, one = write_lines(tmp_path / "x.jsonl", scored(3, 1)), {"batch_sequences": 1, "epochs": 1}
+    train(data, None, model, tmp_path / "out", finetune=one, task_settings={"loss": "cosine"})
+    assert len(losses_of(tmp_path / "out")) == 3
 
 
 def test_an_evaluation_file_of_another_kind(model: Path, tmp_path: Path) -> None:
-    files = write(tmp_path / "x.jsonl", pairs(12, 1)), write(tmp_path / "y.jsonl", scored(5, 1))
+    files = write_lines(tmp_path / "x.jsonl", pairs(12, 1)), write_lines(tmp_path / "y.jsonl", scored(5, 1))
     with pytest.raises(InputError, match=r"y.jsonl: has two texts and a score, .*x.jsonl has an anchor and a positive"):
         train(*files, model, tmp_path / "out")
 
@@ -208,7 +184,7 @@ def test_a_causal_model_needs_the_last_token(tmp_path: Path) -> None:
     config = transformers.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2, n_positions=66)
     transformers.GPT2Model(config).save_pretrained(tmp_path / "m")
     TOKENIZER.save(str(tmp_path / "m" / "tokenizer.json"))
-    data = write(tmp_path / "x.jsonl", pairs(12, 1))
+    data = write_lines(tmp_path / "x.jsonl", pairs(12, 1))
     with pytest.raises(InputError, match=r"so mean pooling misses most of a text; set task.pooling to last"):
         train(data, None, tmp_path / "m", tmp_path / "out")
     train(data, None, tmp_path / "m", tmp_path / "out", task_settings={"pooling": "last"}, finetune={"epochs": 1})
@@ -219,9 +195,9 @@ def test_what_is_written_of_held_out_rows(model: Path, tmp_path: Path) -> None:
     """Ranks and metrics agree; equal texts are found once, and prompts are not shown."""
     for kind, rows_of in (("pairs", pairs), ("scored", scored)):
         rows, out = rows_of(23, 9), tmp_path / kind
-        files = write(tmp_path / f"{kind}.jsonl", rows_of(29, 1)), write(tmp_path / f"{kind}-held.jsonl", rows)
+        files = write_lines(tmp_path / f"{kind}.jsonl", rows_of(29, 1)), write_lines(tmp_path / f"{kind}-held.jsonl", rows)
         train(*files, model, out, finetune={"epochs": 1}, task_settings={"query_prompt": "find : "})
-        lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+        lines = lines_of(out / "predictions.jsonl")
         assert len(lines) == len(rows)
         assert all(-1 <= line["cosine"] <= 1 for line in lines)
         if kind == "scored":
@@ -238,7 +214,7 @@ def test_what_is_written_of_held_out_rows(model: Path, tmp_path: Path) -> None:
 
 def test_the_commands_around(tmp_path: Path) -> None:
     """What cannot be predicted is one line; an estimate counts distinct texts."""
-    model, data = write_bert(tmp_path / "m", layers=1), write(tmp_path / "x.jsonl", pairs(12, 1))
+    model, data = write_bert(tmp_path / "m", layers=1), write_lines(tmp_path / "x.jsonl", pairs(12, 1))
     train(data, None, model, tmp_path / "out", finetune={"epochs": 1})
     with pytest.raises(InputError, match="embedding has no answers to predict; embed its texts"):
         predict(tmp_path / "out", str(data), str(tmp_path / "y.jsonl"), PredictOptions(), {}, reporter=QUIET)
@@ -249,19 +225,9 @@ def test_the_commands_around(tmp_path: Path) -> None:
     assert found.sequences == len(texts)
 
 
-# --- stopped, killed, and by two processes
+# --- by two processes, killed and resumed
 
 SHORT = {"epochs": 3, "batch_sequences": 11, "learning_rate": 1e-3, "engine": "pytorch", "save_every_updates": 2}
-
-
-def test_a_stopped_and_resumed_run_leaves_the_same_bytes(model: Path, tmp_path: Path) -> None:
-    files = write(tmp_path / "x.jsonl", pairs(29, 1)), write(tmp_path / "y.jsonl", pairs(9, 9))
-    train(*files, model, tmp_path / "whole", finetune=SHORT)
-    with pytest.raises(StoppedError):
-        train(*files, model, tmp_path / "stopped", StopAfter(4), finetune=SHORT)
-    train(*files, model, tmp_path / "stopped", finetune=SHORT)
-    for name in ("model.safetensors", "metrics.json", "best/baseline.json"):
-        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def lists(count: int, seed: int) -> list[dict[str, Any]]:
@@ -281,7 +247,7 @@ COUPLED = {"embedding": ("embedding", pairs, {}), "listwise": ("reranking", list
 def test_two_processes_are_one_and_survive_a_kill(kind: str, tmp_path: Path) -> None:
     task, rows_of, settings = COUPLED[kind]
     model = without_dropout(write_bert(tmp_path / "m", layers=1), tmp_path)
-    files = write(tmp_path / "x.jsonl", rows_of(29, 1)), write(tmp_path / "y.jsonl", rows_of(9, 9))
+    files = write_lines(tmp_path / "x.jsonl", rows_of(29, 1)), write_lines(tmp_path / "y.jsonl", rows_of(9, 9))
 
     def command(out: Path) -> list[str]:
         words = ["finetune", "--task", task, "--data", files[0], "--evaluation", files[1], "--model", model]
@@ -296,5 +262,5 @@ def test_two_processes_are_one_and_survive_a_kill(kind: str, tmp_path: Path) -> 
     agree(losses_of(tmp_path / "two"), losses_of(tmp_path / "one"), 1e-6)
     kill_at(tmp_path / "killed" / "checkpoints" / "update-00000002.safetensors", command(tmp_path / "killed"))
     finished(command(tmp_path / "killed"))
-    for name in ("model.safetensors", "metrics.json"):
+    for name in ("model.safetensors", "metrics.json", "best/baseline.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

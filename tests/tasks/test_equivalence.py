@@ -1,4 +1,5 @@
-"""Packed is alone, for every task: logits, loss and gradients of transformers' own `BertFor...`, one sequence at a time.
+"""Packed is alone, for every task, by either engine: logits, loss and gradients of transformers' own `BertFor...`, one
+sequence at a time.
 
 The weights are seeded noise, or those of MiniLM where that package is installed; the head is noise in both, of the size that
 BERT's heads start with, so that logits are of ordinary size (below 1) and 1e-5 is a bound for float32.
@@ -16,31 +17,32 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
-from gaudi_bert.engines.protocol import ModelSpec
-from gaudi_bert.engines.tensorflow.model import TensorFlowModel, task_sums
+from gaudi_bert.config.values import EngineName
+from gaudi_bert.engines.protocol import Model, ModelSpec, load_engine
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.types import IGNORED, NO_WORD, Sequences
 from gaudi_bert.tasks.kinds.task import Draw, Task, Vocabulary, task_named
 from gaudi_bert.tasks.models.task_models import start_weights
-from tests.builders.agree import agree
+from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG
+from tests.builders.model_packs import BY_EACH_ENGINE
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 LENGTHS = (5, 13, 3, 7, 4, 11, 3, 3, 6, 9, 5, 4, 3, 8)
 LENGTH = 61
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 SMALL = BertConfig(
     vocab_size=53,
     hidden_size=24,
     num_hidden_layers=2,
     num_attention_heads=3,
     intermediate_size=40,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
     max_position_embeddings=67,
+    **NO_DROPOUT,
 )
 # Losses of rows together are in tests/tasks/test_contrast.py.
 NAMES = [name for name in TASK_NAMES if name != "embedding"]
@@ -87,24 +89,20 @@ def make_sequences(task: Task, vocabulary_size: int) -> Sequences:
     return Sequences(np.arange(count), offsets, ids, segments, words=words if tagged else None, target=target)
 
 
-def weighted_model(task: Task, minilm: Path | None) -> tuple[TensorFlowModel, dict[str, np.ndarray]]:
-    """A model with trained weights, or noise of a size that makes outputs differ, and a random head; and its weights."""
+def weighted_model(engine: EngineName, task: Task, minilm: Path | None) -> Model:
+    """A model with trained weights, or noise of a size that makes outputs differ, and a random head."""
     random = np.random.default_rng(3)
     config, known = dataclasses.replace(SMALL, attention="causal" if task.head.is_causal else "bidirectional"), {}
     if minilm is not None:
         start = start_weights(minilm, task)
         words = start.variables[WORDS][::EVERY]
-        config = dataclasses.replace(start.config, vocab_size=len(words), num_hidden_layers=TRAINED_LAYERS)
+        config = dataclasses.replace(start.config, vocab_size=len(words), num_hidden_layers=TRAINED_LAYERS, **NO_DROPOUT)
         known = {**start.variables, WORDS: words}
-    model = TensorFlowModel(ModelSpec(config, task.head), seed=1)
-    values = {}
-    for name, variable in model.variables.items():
-        if name in known:
-            values[name] = known[name].astype(np.float32)
-        else:
-            values[name] = (random.normal(0, size(name), variable.shape) + float(name.endswith("gamma"))).astype(np.float32)
-    model.load_values(values)
-    return model, values
+    model = load_engine(engine).build(ModelSpec(config, task.head), seed=None)
+    for name, shape in model.shapes().items():
+        noise = random.normal(0, size(name), shape) + float(name.endswith("gamma"))
+        model.load_values({name: known.get(name, noise).astype(np.float32)})
+    return model
 
 
 def size(name: str) -> float:
@@ -115,7 +113,6 @@ def size(name: str) -> float:
 def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, packs: Packs) -> Alone:
     """Every sequence by itself through the class of the same architecture."""
     content = {**config.to_json(), **task.config_json(), "attn_implementation": "eager"}
-    content |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     if task.name == "reranking":  # binary cross-entropy is what transformers has for several labels
         content["problem_type"] = "multi_label_classification"
     model = getattr(transformers, task.architecture)(transformers.BertConfig(**content))
@@ -187,45 +184,57 @@ def packed_in(depth: int) -> Packs:
     return Packs(order, np.array([*starts, len(order)]))
 
 
-def check(name: str, minilm: Path | None, depths: tuple[int, ...]) -> None:
+def gradients_of(model: Any, batch: dict[str, np.ndarray], weight: float) -> dict[str, np.ndarray]:
+    """Those of the mean loss, as each framework takes them."""
+    factors = np.array([1 / weight, 0.0], np.float32)
+    if not hasattr(model, "parameters_by_name"):
+        tensors = {name: tf.constant(value) for name, value in batch.items()}
+        with tf.GradientTape() as tape:
+            loss, _ = model.loss(tensors, None, tf.constant(factors))
+        found = tape.gradient(loss, model.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return {name: tf.convert_to_tensor(gradient).numpy() for name, gradient in found.items()}
+    loss, _ = model.loss(model.tensors(batch), np.zeros(2, np.int32), torch.tensor(factors))
+    leaves = model.parameters_by_name
+    found = torch.autograd.grad(loss, [*leaves.values()], materialize_grads=True, allow_unused=True)
+    return {name: gradient.numpy() for name, gradient in zip(leaves, found, strict=True)}
+
+
+def check(engine: EngineName, name: str, minilm: Path | None, depths: tuple[int, ...]) -> None:
     vocabulary = SMALL.vocab_size if minilm is None else len(range(0, 30522, EVERY))
     task = make_task(name, vocabulary)
     sequences = make_sequences(task, vocabulary)
-    model, values = weighted_model(task, minilm)
-    theirs = alone(model.config, task, values, sequences, packed_in(1))
+    model = weighted_model(engine, task, minilm)
+    theirs = alone(model.spec.config, task, model.values(), sequences, packed_in(1))
     norm = np.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in theirs.gradients.values()))
     for depth in depths:
         packs = packed_in(depth)
         placed = lay_out_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs) + 1, LENGTH, depth))
         features = {**placed.features(sequences), **task.target_features(sequences, placed, Draw(5, 0))}
-        batch = {key: tf.constant(value) for key, value in features.items()}
-        variables = model.variables
-        with tf.GradientTape() as tape:
-            logits = model.forward(batch)
-            loss_sum, weight, _ = task_sums(task.head, logits, batch)
-            loss = loss_sum / weight
-        gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        assert abs(float(loss) - theirs.loss) <= 1e-5
-        if task.head.keeps_outputs:
+        logits, (loss_sum, weight, _) = model.evaluate(features)
+        assert abs(loss_sum / weight - theirs.loss) <= 1e-5
+        assert (logits is None) == (not task.head.keeps_outputs)
+        if logits is not None:
             kept = len(sequences.input_ids) if task.head.per_token else len(sequences)
             ours = np.full((kept, task.width), np.nan, np.float32)
-            (placed.scatter_tokens if task.head.per_token else placed.scatter_sequences)(logits.numpy(), ours)
+            (placed.scatter_tokens if task.head.per_token else placed.scatter_sequences)(logits, ours)
             right = np.concatenate([each.reshape(-1, task.width) for each in theirs.logits])
             agree(ours, right, 1e-5, scale=1.0)
-        named = to_hugging_face({key: tf.convert_to_tensor(value).numpy() for key, value in gradients.items()})
-        for key, ours in named.items():
+            identical(model.outputs(features), logits)
+        for key, ours in to_hugging_face(gradients_of(model, features, float(weight))).items():
             right = theirs.gradients.get(key, np.zeros_like(ours))
             apart = np.linalg.norm((ours - right).astype(np.float64))
             assert apart <= max(1e-5 * np.linalg.norm(right.astype(np.float64)), 1e-7 * norm), (depth, key)
 
 
+@BY_EACH_ENGINE
 @pytest.mark.repeated
 @pytest.mark.parametrize("name", NAMES)
-def test_packed_is_alone_for_random_weights(name: str) -> None:
-    check(name, None, DEPTHS)
+def test_packed_is_alone_for_random_weights(name: str, engine: EngineName) -> None:
+    check(engine, name, None, DEPTHS)
 
 
+@BY_EACH_ENGINE
 @pytest.mark.repeated
 @pytest.mark.parametrize("name", NAMES if LONG else ["token-classification"])
-def test_packed_is_alone_for_trained_weights(name: str, minilm: Path) -> None:
-    check(name, minilm, (1, 7, 12) if LONG else (7,))
+def test_packed_is_alone_for_trained_weights(name: str, engine: EngineName, minilm: Path) -> None:
+    check(engine, name, minilm, (1, 7, 12) if LONG else (7,))

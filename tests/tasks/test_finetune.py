@@ -13,63 +13,24 @@ import pytest
 from safetensors.numpy import load_file
 
 from gaudi_bert.artefacts.training import FineTuning
-from gaudi_bert.common.errors import InputError, StoppedError
-from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
-from gaudi_bert.engines.protocol import Communicator
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.engines.protocol import Communicator, load_engine
+from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.tasks.kinds.task import task_named
-from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
+from gaudi_bert.tasks.models.task_models import open_model, read_task_folder, start_weights
+from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, tokenized_file
 from gaudi_bert.training.run_plan import RunPlan
 from tests.builders.agree import agree
 from tests.builders.command_line import run_command
 from tests.builders.effort import LONG
+from tests.builders.json_lines import lines_of, losses_of, write_lines
 from tests.builders.launched import kill_at
-from tests.builders.reporters import Listener, StopAfter
-from tests.builders.two_processes import evaluated, rows_of
+from tests.builders.reporters import Listener
 from tests.tasks.conftest import SETTINGS, run
 
 
-def content(out: Path) -> dict[str, bytes]:
-    """All that a run leaves for others."""
-    names = ("config.json", "model.safetensors", "metrics.json", "predictions.jsonl", "tokenizer.json", "settings.json")
-    return {name: (out / name).read_bytes() for name in names}
-
-
 # Spans in windows are put together from several sequences; the other tasks are in tests/tasks/test_equivalence.
-@pytest.mark.repeated
-@pytest.mark.parametrize("task", [task for task in TASK_NAMES if task != "embedding"] if LONG else ("question-answering",))
-def test_evaluation_is_the_same_packed_or_not(task, files, finished) -> None:
-    """The same weights, in packs of five and alone."""
-    out, measured = finished(task).out, files[task][1]
-    alone = evaluated(out, measured, Communicator(), depth=1, seed=PipelineSettings().finetune.seed)
-    agree(FineTuning.read(out / "metrics.json").metrics, alone.figures, 1e-5)
-    if alone.logits is not None:
-        sequences, rows = rows_of(out, measured)
-        answers = list(read_task_folder(out).make_task().answers(alone.logits, sequences, rows))
-        agree(lines_of(out / "predictions.jsonl"), answers, 1e-5, scale=1.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 4] if LONG else [4])
-def test_a_stopped_and_resumed_run_leaves_the_same_bytes(files, model, finished, tmp_path, stop) -> None:
-    data, evaluation = files["multi-label"]
-    whole = finished("multi-label").out
-    with pytest.raises(StoppedError):
-        run("multi-label", data, evaluation, model, tmp_path / "stopped", reporter=StopAfter(stop))
-    assert not (tmp_path / "stopped" / "metrics.json").exists()
-    listener = Listener()
-    run("multi-label", data, evaluation, model, tmp_path / "stopped", reporter=listener)
-    assert content(tmp_path / "stopped") == content(whole)
-    assert "finetune: resuming after update " in listener.text
-    assert "train: " not in listener.text
-    # As a kill leaves it that comes when the last checkpoint is written and the model is not.
-    for name in ("metrics.json", "model.safetensors", "predictions.jsonl"):
-        (tmp_path / "stopped" / name).unlink()
-    shutil.rmtree(tmp_path / "stopped" / "tensorboard")
-    run("multi-label", data, evaluation, model, tmp_path / "stopped")
-    assert content(tmp_path / "stopped") == content(whole)
-
-
 def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp_path) -> None:
     data, evaluation = files["classification"]
     changes = {"best_metric": "loss", "learning_rate": 0.05, "warmup_share": 0.0, "epochs": 3, "evaluate_every_updates": 1}
@@ -89,6 +50,43 @@ def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp
         run("classification", data, evaluation, model, tmp_path / "out", finetune={**changes, "epochs": 4})
 
 
+class OneOfMany(Communicator):
+    """Any process of any number, one after the other; it keeps what it gives to the sums."""
+
+    def become(self, rank: int, size: int) -> list[np.ndarray]:
+        given: list[np.ndarray] = []
+        for name, value in (("rank", rank), ("size", size), ("given", given)):
+            object.__setattr__(self, name, value)
+        return given
+
+    def sum_array(self, values: Any) -> np.ndarray:
+        self.given.append(np.array(values, np.float64))
+        return self.given[-1]
+
+
+def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(files, finished) -> None:
+    model, path, one = finished("token-classification").out, files["token-classification"][1], OneOfMany()
+    folder = read_task_folder(model)
+    task = folder.make_task()
+    sequences, rows = tokenized_file(path, folder.task, TaskSettings(), open_tokenizer(model), folder.labels, 61)
+    data = TaskData.planned(path, "", rows, sequences, max_sequence_length=61, algorithm="optimal", depth=2)
+    bert = open_model(start_weights(model, task, lacks_head=False), task.head, load_engine("tensorflow"))
+    held_out = TaskEvaluation(task, data, batch_packs=2, seed=3, best_metric=task.best_metric)
+    whole = one.become(0, 1)
+    expected = held_out.evaluate(bert, one)
+    for size in (3, 7):
+        shares = []
+        for rank in range(size):
+            shares.append(one.become(rank, size))
+            held_out.evaluate(bert, one)
+        sums, logits = (sum(share[number] for share in shares) for number in range(2))
+        agree(sums, whole[0], 1e-9)
+        agree(logits, expected.logits)
+        shared = sum((share[1] != 0).any(axis=1).astype(int) for share in shares)
+        assert shared.max() == 1, "a token that two processes answered"
+        assert any(not share[1].any() for share in shares) == (size > 5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "near"),
@@ -99,17 +97,13 @@ def test_a_run_may_compute_with_anything(changes, near, files, model, finished, 
     """Of regression, whose step is the smallest."""
     usual = finished("regression")
     result = run("regression", *files["regression"], model, tmp_path / "out", finetune=changes).content
-    losses = [line["loss"] for line in lines_of(tmp_path / "out/metrics.jsonl") if line["kind"] == "train"]
+    losses = losses_of(tmp_path / "out")
     assert result.updates == len(losses)
     assert np.isfinite(losses).all()
     weights = [load_file(folder / "model.safetensors") for folder in (usual.out, tmp_path / "out")]
     assert any(not np.array_equal(value, weights[1][name]) for name, value in weights[0].items())
     agree(result.metrics["loss"], usual.result.metrics["loss"], near)
     assert {value.dtype for value in weights[1].values()} == {np.dtype(np.float32)}
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_plan_says_how_far_its_batch_is_from_what_was_asked(files, model, tmp_path) -> None:
@@ -145,11 +139,6 @@ def test_a_finished_model_is_fine_tuned_further(files, finished, tmp_path) -> No
     assert start.config.attention == "causal"
 
 
-def rows(path: Path, *values: Any) -> Path:
-    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
-    return path
-
-
 GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
 
 
@@ -157,15 +146,12 @@ GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
     ("task", "learnt", "measured", "message"),
     [
         ("classification", GOOD, ({"text": "the", "label": "c"},), r"evaluation\.jsonl: line 1 \(row 1\): .*'c'"),
-        ("classification", (*GOOD, {"text": " ", "label": "a"}), GOOD, r"train\.jsonl: line 3 \(row 3\): .*empty"),
         (
             "classification",
             (*GOOD, {"text": "cat " * 70, "label": "a"}),
             GOOD,
             r"line 3 \(row 3\): has 72 tokens, .* raise finetune\.max_s",
         ),
-        ("regression", ({"text": "the cat", "label": "much"},), GOOD, r"train\.jsonl: line 1 \(row 1\): .*number"),
-        ("classification", ({"sentence": "the cat", "class": "a"},), GOOD, r"train\.jsonl: line 1 \(row 1\): .*text"),
         ("classification", GOOD[:1], GOOD[:1], r"only the label 'a'"),
         (
             "token-classification",
@@ -177,7 +163,7 @@ GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
     ],
 )
 def test_bad_rows_are_named(task, learnt, measured, message, model, tmp_path) -> None:
-    data, evaluation = rows(tmp_path / "train.jsonl", *learnt), rows(tmp_path / "evaluation.jsonl", *measured)
+    data, evaluation = write_lines(tmp_path / "train.jsonl", learnt), write_lines(tmp_path / "evaluation.jsonl", measured)
     with pytest.raises(InputError, match=message) as error:
         run(task, data, evaluation, model, tmp_path / "out", task_settings={"too_long": "error"})
     assert "\n" not in str(error.value)
@@ -238,9 +224,16 @@ def test_a_run_that_is_killed_again_and_again_leaves_the_same_bytes(files, model
         command = [sys.executable, "-m", "gaudi_bert", *killed[:-1], str(tmp_path / "killed")]
         kill_at(tmp_path / "killed" / moment, command)
         assert (tmp_path / "killed" / moment).exists(), moment
-    for command in (whole, killed):
-        done = run_command(*command, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
+    done, again = (run_command(*command, folder=tmp_path) for command in (whole, killed))
+    assert (done.returncode, again.returncode) == (0, 0), done.stderr + again.stderr
+    assert "finetune: resuming after update " in again.stderr
+    assert "train: " not in again.stderr
     left = everything_in(tmp_path / "whole")
     assert everything_in(tmp_path / "killed") == left
     assert {"model.safetensors", "metrics.json", "predictions.jsonl"} <= left.keys()
+    # As a kill leaves it that comes when the last checkpoint is written and the model is not.
+    for name in ("metrics.json", "model.safetensors", "predictions.jsonl"):
+        (tmp_path / "killed" / name).unlink()
+    shutil.rmtree(tmp_path / "killed" / "tensorboard")
+    assert run_command(*killed, folder=tmp_path).returncode == 0
+    assert everything_in(tmp_path / "killed") == left

@@ -7,8 +7,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +27,11 @@ from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.models.task_models import encoder_sizes, start_weights
 from gaudi_bert.tasks.predict import predict
-from tests.builders import launched
 from tests.builders.agree import agree, identical
 from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.effort import LONG, sampled
 from tests.builders.encoders import TOKENIZER, write_encoder
+from tests.builders.json_lines import lines_of, losses_of
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.tasks.conftest import run
 
@@ -53,16 +51,6 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LEARNS = {"epochs": 5, "learning_rate": 5e-3}
 # All rows in each update, so that packs and single sequences are the same batches.
 ALL_ROWS, FULL_BATCH = 13, {"epochs": UPDATES, "batch_sequences": 13, "micro_batch_packs": 13}
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def losses_of(out: Path) -> list[float]:
-    losses = [line["loss"] for line in lines_of(out / "metrics.jsonl") if line["kind"] == "train"]
-    assert len(losses) >= UPDATES
-    return losses[:UPDATES]
 
 
 def write_model(folder: Path, name: str) -> Path:
@@ -90,7 +78,9 @@ def test_a_bert_fine_tuned_by_either_engine(
     model = write_model(tmp_path / "bert", "bert")
     for engine in ("tensorflow", "pytorch"):
         run(task, *files[task], model, tmp_path / engine, finetune={"engine": engine, **LEARNS})
-    agree(losses_of(tmp_path / "pytorch"), losses_of(tmp_path / "tensorflow"), 1e-4)
+    curves = [losses_of(tmp_path / engine) for engine in ("pytorch", "tensorflow")]
+    assert len(curves[1]) >= UPDATES
+    agree(*(curve[:UPDATES] for curve in curves), 1e-4)
     answers = [lines_of(tmp_path / engine / "predictions.jsonl") for engine in ("pytorch", "tensorflow")]
     agree(answers[0], answers[1], 1e-4, scale=1.0)
     rows = files[task][1]
@@ -120,18 +110,7 @@ def check_answers(folder: Path, task: str, rows: list[dict[str, Any]], answers: 
     assert task == "classification" or any(answer["tags"] for answer in answers)
 
 
-@pytest.mark.parametrize(("name", "task"), sampled([(name, task) for name in ("bert", "roberta") for task in TASKS], 4, 3))
-def test_packs_are_single_sequences(name: str, task: str, tmp_path: Path) -> None:
-    model = write_model(tmp_path / "m", name)
-    rows = write_rows(tmp_path / "rows.jsonl", task, ALL_ROWS, 1)
-    for out, depth in (("packed", 5), ("single", 1)):
-        run(task, rows, None, model, tmp_path / out, finetune={**FULL_BATCH, "engine": "pytorch", "depth": depth})
-    plans = [json.loads((tmp_path / out / "metrics.json").read_text()) for out in ("packed", "single")]
-    agree(losses_of(tmp_path / "packed"), losses_of(tmp_path / "single"), 1e-4)
-    assert plans[0]["packs"] < plans[1]["packs"] == ALL_ROWS
-
-
-# --- rows of several lengths
+# --- single sequences, packs, and packs in rows of several lengths
 
 SEVERAL = {"row_lengths": [10, 16, 61], "max_sequence_length": 61}
 
@@ -144,16 +123,22 @@ SEVERAL = {"row_lengths": [10, 16, 61], "max_sequence_length": 61}
         ("pytorch", "modernbert", "regression"),
     ],
 )
-def test_rows_of_several_lengths_learn_what_rows_of_one_do(engine: str, name: str, task: str, tmp_path: Path) -> None:
+def test_packs_of_one_length_and_of_several_learn_what_single_sequences_do(
+    engine: str, name: str, task: str, tmp_path: Path
+) -> None:
     """All sequences in each of twenty updates: the same losses."""
     if engine == "tensorflow":
         pytest.importorskip("tensorflow", exc_type=ImportError)
     model, rows = write_model(tmp_path / "m", name), write_rows(tmp_path / "rows.jsonl", task, ALL_ROWS, 1)
     listener = Listener()
-    for out, changes in (("one", {}), ("several", SEVERAL)):
+    for out, changes in (("single", {"depth": 1}), ("packed", {"depth": 5}), ("several", SEVERAL)):
         run(task, rows, None, model, tmp_path / out, listener, finetune={**FULL_BATCH, "engine": engine, **changes})
     assert re.search(r"an update is 13\.0 sequences on average: 1\.0 x .* 1\.0 x", listener.text)
-    agree(losses_of(tmp_path / "several"), losses_of(tmp_path / "one"), 1e-5, scale=1.0)
+    single, packed = (json.loads((tmp_path / out / "metrics.json").read_text())["packs"] for out in ("single", "packed"))
+    assert packed < single == ALL_ROWS
+    assert len(losses_of(tmp_path / "packed")) == UPDATES
+    agree(losses_of(tmp_path / "packed"), losses_of(tmp_path / "single"), 1e-4)
+    agree(losses_of(tmp_path / "several"), losses_of(tmp_path / "packed"), 1e-5, scale=1.0)
 
 
 def test_rows_of_several_lengths_are_taken_up_to_the_same_bits(files: Any, model: Path, tmp_path: Path) -> None:
@@ -171,31 +156,6 @@ def test_rows_of_several_lengths_are_taken_up_to_the_same_bits(files: Any, model
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
     predict(tmp_path / "out", str(rows[1]), str(tmp_path / "answers.jsonl"), PredictOptions(), {}, reporter=QUIET)
     agree(lines_of(tmp_path / "answers.jsonl"), lines_of(tmp_path / "out" / "predictions.jsonl"), 1e-5, scale=1.0)
-
-
-@pytest.mark.slow
-def test_two_processes_in_rows_of_several_lengths_killed_and_resumed(files: Any, model: Path, tmp_path: Path) -> None:
-    def command(out: str, *launcher: str) -> list[str]:
-        words = ["-m", "gaudi_bert", "finetune", "--task", "classification", "--row-lengths", "10,16,61", "--model", model]
-        words += ["--data", files["classification"][0], "--out", tmp_path / out, "--engine", "pytorch"]
-        values = {"batch_sequences": 12, "epochs": 8, "save_every_updates": 2, "log_every_updates": 1}
-        return [*launcher, *map(str, words), *(f"--set=finetune.{key}={value}" for key, value in values.items())]
-
-    checkpoint = tmp_path / "killed" / "checkpoints" / "update-00000004.safetensors"
-    launched.kill_at(checkpoint, command("killed", *launched.TORCHRUN))
-    assert not (tmp_path / "killed" / "metrics.json").exists()
-    shutil.copytree(tmp_path / "killed", tmp_path / "alone")
-    launched.finished(command("alone", sys.executable))
-    launched.finished(command("killed", *launched.TORCHRUN))
-    launched.finished(command("undisturbed", *launched.TORCHRUN))
-    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("killed", "undisturbed")]
-    assert models[0] == models[1]
-    ends = [lines_of(tmp_path / name / "metrics.jsonl") for name in ("killed", "undisturbed")]
-    identical(*([line["loss"] for line in lines] for lines in ends))
-    alone = lines_of(tmp_path / "alone" / "metrics.jsonl")
-    seen = [[(line["update"], line["sequences"], line["tokens"]) for line in lines] for lines in (alone, ends[1])]
-    identical(seen[0], seen[1])
-    assert seen[0][-1][1] == 8 * 53
 
 
 @pytest.mark.parametrize(("name", "positions"), [("bert", 64), ("roberta", 64), ("modernbert", None)])
@@ -241,7 +201,7 @@ def test_what_a_run_leaves(name: str, task: str, files: Any, model: Path, finish
         write_encoder(start, name, "AutoModelForMaskedLM")
         result = run(task, *files[task], start, out, listener).content
         assert "finetune: engine pytorch: the model is not a BERT" in listener.text
-        losses = [line["loss"] for line in lines_of(out / "metrics.jsonl") if line["kind"] == "train"]
+        losses = losses_of(out)
         assert losses[-1] < losses[0]
     again = run(task, *files[task], start, out)
     assert (again.skipped, again.content) == (True, result)

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file  # noqa: E402
 
 from gaudi_bert.common import errors  # noqa: E402
 from gaudi_bert.common.errors import InputError, StoppedError, install_command  # noqa: E402
+from gaudi_bert.config.values import EngineName  # noqa: E402
 from gaudi_bert.model.heads import VectorHead  # noqa: E402
 from gaudi_bert.rows.types import Sequences  # noqa: E402
 from gaudi_bert.rows.window_plan import PackRunner, plan_window  # noqa: E402
@@ -27,8 +28,8 @@ from gaudi_bert.training.weights import read_weights  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 from tests.builders.bert_folder import VOCABULARY, write_bert, write_rows  # noqa: E402
 from tests.builders.command_line import Done, refusal, run_command, run_python  # noqa: E402
-from tests.builders.encoders import LABELS, TEXTS, TOKENIZER, write_encoder  # noqa: E402
-from tests.builders.model_packs import model_of  # noqa: E402
+from tests.builders.encoders import TEXTS, TOKENIZER, write_encoder  # noqa: E402
+from tests.builders.model_packs import BY_EACH_ENGINE, model_of  # noqa: E402
 from tests.builders.reporters import StopAfter  # noqa: E402
 from tests.builders.tables import LENGTH, write_table  # noqa: E402
 from tests.tasks.conftest import run  # noqa: E402
@@ -57,28 +58,6 @@ def test_vectors(tmp_path: Path, name: str) -> None:
     assert unpacked.returncode == 0, unpacked.stderr
     first = np.stack([torch.nn.functional.normalize(hidden_of(model, text)[0], dim=-1).numpy() for text in TEXTS])
     agree(np.load(tmp_path / "other.npy"), first, 1e-5, scale=1.0)
-
-
-def test_answers_and_what_is_too_long(tmp_path: Path) -> None:
-    model = write_encoder(tmp_path / "m", "roberta", "AutoModelForSequenceClassification", **LABELS)
-    done = answered(tmp_path, "predict", "answers.jsonl")
-    assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    for text, answer in zip(TEXTS, answers, strict=True):
-        with torch.no_grad():
-            logits = model.eval()(input_ids=torch.tensor([TOKENIZER.encode(text).ids])).logits
-        agree([*answer["probabilities"].values()], logits.softmax(-1)[0].tolist(), 1e-5, scale=1.0)
-    refused = answered(tmp_path, "predict", "short.jsonl", "--max-sequence-length", "5", "--too-long", "error")
-    assert (refused.returncode, "a sequence has at most 5" in refused.stderr) == (2, True)
-
-
-def test_tags(tmp_path: Path) -> None:
-    write_encoder(tmp_path / "m", "modernbert", "AutoModelForTokenClassification", **LABELS)
-    done = answered(tmp_path, "predict", "tags.jsonl", "--precision", "bfloat16")
-    assert done.returncode == 0, done.stderr
-    tags = [json.loads(line)["tags"] for line in (tmp_path / "tags.jsonl").read_text().splitlines()]
-    assert len(tags) == len(TEXTS)
-    assert all(0 <= tag["start"] < tag["end"] <= len(text) for text, each in zip(TEXTS, tags, strict=True) for tag in each)
 
 
 @pytest.mark.parametrize(
@@ -206,17 +185,24 @@ def alone(folder: Path, sequences: Sequences) -> dict[str, Any]:
         types = torch.tensor(sequences.segment_ids[span][None].astype(np.int64))
         with torch.inference_mode():
             hidden.append(model(input_ids=ids, token_type_ids=types).last_hidden_state[0].numpy())
-    pools = {"cls": lambda each: each[0], "mean": lambda each: each.mean(axis=0), "max": lambda each: each.max(axis=0)}
+    pools = {
+        "cls": lambda each: each[0],
+        "mean": lambda each: each.mean(axis=0),
+        "max": lambda each: each.max(axis=0),
+        "last": lambda each: each[-1],
+    }
     return {name: np.array(list(map(pool, hidden))) for name, pool in pools.items()}
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
-@pytest.mark.parametrize("one_shape", [False, True])
-def test_vectors_of_packs(folder: Path, sequences: Sequences, alone: dict[str, Any], pooling: str, one_shape: bool) -> None:
+@BY_EACH_ENGINE
+@pytest.mark.parametrize(("pooling", "one_shape"), [("cls", False), ("mean", True), ("max", False), ("last", True)])
+def test_vectors_of_packs(
+    folder: Path, sequences: Sequences, alone: dict[str, Any], pooling: Any, one_shape: bool, engine: EngineName
+) -> None:
     weights = read_weights(folder)
     plan = plan_window(sequences.lengths, hidden_size=24, one_length=64 if one_shape else None)
     assert plan.gain > 1.5
-    model = model_of(weights.config, VectorHead(pooling, normalize=False), None, "tensorflow")
+    model = model_of(weights.config, VectorHead(pooling, normalize=False), None, engine)
     model.load_values({name: weights.variables[name] for name in model.shapes()})
     found = PackRunner(model, "sequence", 24, 5 * 64, "filled" if one_shape else "single").run(sequences, plan)
     agree(found, alone[pooling], 1e-5, scale=1.0)

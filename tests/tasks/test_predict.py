@@ -19,7 +19,7 @@ from gaudi_bert.tasks.answers import AnswerFile, PredictOptions, StreamResult
 from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
 from tests.builders.agree import agree
 from tests.builders.bert_folder import CONFIG, write_bert, write_tokenizer
-from tests.builders.command_line import run_command
+from tests.builders.json_lines import lines_of, write_lines
 from tests.builders.reporters import QUIET
 
 TEXTS = ["the cat sat on the mat", "dogs runs", "over the hill, and south!", "the river flows north", "unable mat"] * 4
@@ -39,14 +39,9 @@ def write_model(folder: Path, architecture: str, **config: Any) -> Any:
     return model
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def run(folder: Path, data: Path, out: Path, options: PredictOptions | None = None, **changes: Any) -> list[dict[str, Any]]:
     predict(folder, str(data), str(out), options or PredictOptions(), changes, reporter=QUIET)
-    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    return lines_of(out)
 
 
 def logits_alone(model: Any, folder: Path, *texts: str) -> Any:
@@ -73,7 +68,7 @@ def test_texts_and_pairs(tmp_path: Path, config: dict[str, Any], pair: str | Non
     """Classes, several labels, a number; labels in the rows are ignored."""
     model = write_model(tmp_path / "m", "BertForSequenceClassification", **config)
     more = {"label": "whatever"} if pair is None else {"text_pair": pair}
-    data = write_rows(tmp_path / "x.jsonl", [{"text": text, **more} for text in TEXTS])
+    data = write_lines(tmp_path / "x.jsonl", [{"text": text, **more} for text in TEXTS])
     names, answers = list(config.get("id2label", {}).values()), run(tmp_path / "m", data, tmp_path / "y.jsonl")
     for text, answer in zip(TEXTS, answers, strict=True):
         texts = (text,) if pair is None else (text, pair)
@@ -89,7 +84,7 @@ def test_texts_and_pairs(tmp_path: Path, config: dict[str, Any], pair: str | Non
 def test_tags_with_their_characters(tmp_path: Path) -> None:
     names = {0: "O", 1: "B-animal", 2: "I-animal", 3: "B-place"}
     model = write_model(tmp_path / "m", "BertForTokenClassification", id2label=names, num_labels=4)
-    data = write_rows(tmp_path / "x.jsonl", [{"text": CONTEXT}, {"tokens": ["the", "cats", "runs"]}, {"text": "a hill"}])
+    data = write_lines(tmp_path / "x.jsonl", [{"text": CONTEXT}, {"tokens": ["the", "cats", "runs"]}, {"text": "a hill"}])
     answers = run(tmp_path / "m", data, tmp_path / "y.jsonl")
     assert [list(answer) for answer in answers] == [["tags"]] * 3
     from transformers import AutoTokenizer
@@ -111,7 +106,7 @@ def test_tags_with_their_characters(tmp_path: Path) -> None:
 def test_answers_to_questions_packed_or_not(tmp_path: Path) -> None:
     write_model(tmp_path / "m", "BertForQuestionAnswering")
     rows = [{"question": question, "context": CONTEXT} for question in ("what flows north", "who sat", "where")]
-    data = write_rows(tmp_path / "x.jsonl", rows)
+    data = write_lines(tmp_path / "x.jsonl", rows)
     windows = PredictOptions(max_sequence_length=24)
     answers = run(tmp_path / "m", data, tmp_path / "y.jsonl", windows, n_best=3, stride=6)
     alone = PredictOptions(max_sequence_length=24, packed=False)
@@ -126,14 +121,14 @@ def test_answers_to_questions_packed_or_not(tmp_path: Path) -> None:
 
 def test_two_classes_that_transformers_did_not_name(tmp_path: Path) -> None:
     write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
-    rows = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "the cat"}])
+    rows = write_lines(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "the cat"}])
     answers = run(tmp_path / "m", rows, tmp_path / "y.jsonl")
     assert [set(answer["probabilities"]) for answer in answers] == [{"LABEL_0", "LABEL_1"}] * 2
 
 
 def test_what_cannot_be_answered(tmp_path: Path) -> None:
     write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2, id2label={0: "bad", 1: "good"})
-    long = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "cat " * 90}])
+    long = write_lines(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "cat " * 90}])
     with pytest.raises(InputError, match=r"x.jsonl: line 2 [(]row 2[)]: has 92 tokens, a sequence has at most 64"):
         run(tmp_path / "m", long, tmp_path / "y.jsonl", too_long="error")
     assert len(run(tmp_path / "m", long, tmp_path / "y.jsonl")) == 2
@@ -157,7 +152,7 @@ def test_a_text_of_nothing_is_the_sequence_of_its_special_tokens(tmp_path: Path)
             expected = logits_alone(model, tmp_path / "m", text).logits.softmax(-1)[0].numpy()
             agree(list(answer["probabilities"].values()), expected, 1e-5, scale=1.0)
     write_model(tmp_path / "tags", "BertForTokenClassification", num_labels=3)
-    rows = write_rows(tmp_path / "y.jsonl", [{"text": ""}, {"tokens": []}, {"text": "the cat"}])
+    rows = write_lines(tmp_path / "y.jsonl", [{"text": ""}, {"tokens": []}, {"text": "the cat"}])
     assert [answer["tags"] for answer in run(tmp_path / "tags", rows, tmp_path / "tags.jsonl")][:2] == [[], []]
 
 
@@ -175,25 +170,13 @@ def test_rows_that_cannot_be_read_are_named_in_their_places(tmp_path: Path, caps
     assert [next(iter(answer)) for answer in answers] == ["label", *["error"] * 5, "label"]
     for number, (problem, answer) in enumerate(zip(problems, answers[1:6], strict=True), start=2):
         assert answer["error"].startswith(f"line {number} (row {number}): {problem}")
-    whole = write_rows(tmp_path / "good.jsonl", [{"text": "cat"}, {"text": "dog"}])
+    whole = write_lines(tmp_path / "good.jsonl", [{"text": "cat"}, {"text": "dog"}])
     agree([answers[0], answers[6]], run(tmp_path / "m", whole, tmp_path / "z.jsonl"), 1e-5, scale=1.0)
-
-
-def test_rows_that_were_cut_are_counted(tmp_path: Path) -> None:
-    write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
-    long = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "cat " * 90}, {"text": "cat " * 11}])
-    words = ("predict", "--model", tmp_path / "m", "--data", long, "--set", "task.too_long=truncate")
-    done = run_command(*words, "--out", tmp_path / "y.jsonl")
-    assert "1 of 3 rows were too long and were cut to 64 tokens" in done.stderr
-    assert "; 1 were longer than 64 tokens;" in done.stdout
-    done = run_command(*words, "--out", tmp_path / "z.jsonl", "--json", "--max-sequence-length", 8)
-    result = json.loads(done.stdout)
-    assert (result["rows"], result["cut_rows"], result["max_sequence_length"]) == (3, 2, 8)
 
 
 def test_another_task_is_refused(tmp_path: Path) -> None:
     write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
-    data = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}])
+    data = write_lines(tmp_path / "x.jsonl", [{"text": "cat"}])
     with pytest.raises(InputError, match=r"task.name = regression: .* is a model of classification; leave it out"):
         run(tmp_path / "m", data, tmp_path / "y.jsonl", name="regression")
     run(tmp_path / "m", data, tmp_path / "y.jsonl", name="classification")
@@ -217,9 +200,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in SENTENCES), encoding="utf-8")
-    return path
+    return write_lines(tmp_path_factory.mktemp("data") / "texts.jsonl", [{"text": text} for text in SENTENCES])
 
 
 @pytest.fixture(scope="module")
@@ -256,8 +237,8 @@ def test_every_form_holds_the_same_vectors(folder: Path, data: Path, expected: A
     column = parquet.read_table(tmp_path / "p.parquet").column("embedding")
     np.testing.assert_array_equal(np.array(column.to_pylist(), np.float32), vectors)
     embedded(folder, data, tmp_path / "j.jsonl")
-    lines = (tmp_path / "j.jsonl").read_text(encoding="utf-8").splitlines()
-    np.testing.assert_array_equal(np.array([json.loads(line)["embedding"] for line in lines], np.float32), vectors)
+    lines = lines_of(tmp_path / "j.jsonl")
+    np.testing.assert_array_equal(np.array([line["embedding"] for line in lines], np.float32), vectors)
     assert embedded(folder, data, tmp_path / "v.npy").skipped
 
 
@@ -304,7 +285,7 @@ def test_rows_that_cannot_be_read_keep_their_places(folder: Path, tmp_path: Path
     result = embedded(folder, tmp_path / "x.jsonl", tmp_path / f"v.{ending}", on_bad_row="skip")
     assert (result.rows, result.bad_rows) == (3, 1)
     if ending == "jsonl":
-        lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+        lines = lines_of(tmp_path / "v.jsonl")
         assert [next(iter(line)) for line in lines] == ["embedding", "error", "embedding"]
         assert lines[1]["error"].startswith("line 2 (row 2): text is None")
         return
@@ -333,10 +314,9 @@ def test_prompts_precede_each_text_before_it_is_cut(folder: Path, data: Path, pr
     for number, (options, prompt) in enumerate(prompts):
         result = embedded(prompted, data, tmp_path / f"{number}.npy", EmbedOptions(**options))
         assert result.max_sequence_length == 9
-        rows = "".join(json.dumps({"text": prompt + text}) + "\n" for text in SENTENCES)
-        (tmp_path / f"{number}.jsonl").write_text(rows, encoding="utf-8")
+        rows = write_lines(tmp_path / f"{number}.jsonl", [{"text": prompt + text} for text in SENTENCES])
         plain = tmp_path / f"plain-{number}.npy"
-        same = embedded(folder, tmp_path / f"{number}.jsonl", plain, EmbedOptions(max_sequence_length=9))
+        same = embedded(folder, rows, plain, EmbedOptions(max_sequence_length=9))
         assert same.cut_rows == result.cut_rows
         agree(np.load(tmp_path / f"{number}.npy"), np.load(plain), 1e-6, scale=1.0)
     with pytest.raises(InputError, match="written with prompt = THE dog: , not prompt = nothing"):
@@ -346,16 +326,14 @@ def test_prompts_precede_each_text_before_it_is_cut(folder: Path, data: Path, pr
 def test_texts_and_prompts_are_lower_cased_where_the_folder_does(prompted: Path, tmp_path: Path) -> None:
     (prompted / "tokenizer_config.json").write_text('{"do_lower_case": false}', encoding="utf-8")
     rows = [{"text": "ON THE MAT", "text_pair": "Dogs"}, {"text": "on the mat", "text_pair": "dogs"}]
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data = write_lines(tmp_path / "x.jsonl", rows)
     (prompted / "sentence_bert_config.json").write_text('{"do_lower_case": true}', encoding="utf-8")
-    embedded(prompted, tmp_path / "x.jsonl", tmp_path / "v.npy")
+    embedded(prompted, data, tmp_path / "v.npy")
     upper, lower = np.load(tmp_path / "v.npy")
     agree(upper, lower, 1e-6, scale=1.0)
 
 
 def test_prompts_that_cannot_be_used(prompted: Path, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"prompt 'other': the model's folder has query, passage .*; give --prompt TEXT"):
-        embedded(prompted, data, tmp_path / "v.npy", EmbedOptions(prompt_name="other"))
     with pytest.raises(InputError, match="--prompt and --prompt-name exclude each other"):
         EmbedOptions(prompt="a", prompt_name="b")
     (prompted / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean", "include_prompt": false}')
@@ -385,12 +363,3 @@ def test_the_data_is_not_written_over(folder: Path, data: Path) -> None:
     with pytest.raises(InputError, match="is the data itself"):
         embedded(folder, data, data, overwrite=True)
     assert data.read_bytes() == before
-
-
-def test_a_folder_without_a_tokenizer(folder: Path, data: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (bare / name).write_bytes((folder / name).read_bytes())
-    with pytest.raises(InputError, match="holds no tokenizer"):
-        embedded(bare, data, tmp_path / "v.npy")

@@ -31,6 +31,7 @@ from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, run_command, succeed
 from tests.builders.effort import once, sampled
 from tests.builders.encoders import CONFIGS, SIZES, TOKENIZER
+from tests.builders.json_lines import lines_of, losses_of
 from tests.builders.launched import MPIRUN, TORCHRUN, finished, kill_at
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.builders.tables import LENGTH, loss_of_rows, single_rows, write_table
@@ -89,11 +90,6 @@ def trained(files: Path, model: str, out: Path, reporter: Any = QUIET, packs: st
     return train_on_table(settings(**training), data, files / model, evaluation, out, reporter=reporter).content
 
 
-def metrics(out: Path, kind: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return [line for line in lines if line["kind"] == kind]
-
-
 def of_table(files: Path, name: str, data: str) -> tuple[Any, WordTargets]:
     """A table, and what is predicted of it."""
     from gaudi_bert.tasks.models.task_models import vocabulary_of
@@ -147,7 +143,7 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
         settings(), files / "train" / "packed", files / name, None, tmp_path / "no", reporter=QUIET, dry_run=True
     )
     assert not (tmp_path / "no").exists()
-    losses = [line["loss"] for line in metrics(out, "train")]
+    losses = losses_of(out)
     wanted = losses_of_the_twin(files, name, plan.accumulation_steps)
     agree(losses[0], wanted[0], 1e-5)
     agree(losses, wanted, 1e-4)
@@ -163,26 +159,25 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
         agree(result.evaluation.loss, loss_of_rows(model.eval(), rows).item(), 1e-5)
     assert result.evaluation.sequences == len(rows) == source.total("sequences")
     assert transformers.AutoTokenizer.from_pretrained(out)("alpha")["input_ids"] == TOKENIZER.encode("alpha").ids
-    identical(metrics(out, "evaluation")[-1]["loss"], result.evaluation.loss)
+    (*_, evaluated) = (line for line in lines_of(out / "metrics.jsonl") if line["kind"] == "evaluation")
+    identical(evaluated["loss"], result.evaluation.loss)
     data = files / "train" / "packed"
     again = train_on_table(settings(), data, files / name, files / "evaluation" / "packed", out, reporter=QUIET)
     assert again.skipped
     assert again.content == result
 
 
-@pytest.mark.parametrize("engine", sampled(["pytorch", "tensorflow"], 1, first=1))
-def test_rows_of_several_lengths_learn_what_rows_of_one_do(files: Path, engine: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_rows_of_several_lengths_learn_what_rows_of_one_do(files: Path, tmp_path: Path) -> None:
     """All sequences in each of twenty updates."""
-    if engine == "tensorflow":
-        pytest.importorskip("tensorflow", exc_type=ImportError)
     source = open_packed_table(files / "train" / "packed")
-    batch, listener = {"global_batch_sequences": source.total("sequences"), "engine": engine}, Listener()
+    batch, listener = {"global_batch_sequences": source.total("sequences"), "engine": "pytorch"}, Listener()
     one, several = (
         trained(files, "bert", tmp_path / packs, listener, packs, micro_batch_packs=most, **batch)
         for packs, most in (("packed", source.total("packs")), ("rows", 300))
     )
     assert re.search(r"an update is 300\.0 sequences on average: 1\.0 x .* 1\.0 x .* 1\.0 x ", listener.text), listener.text
-    losses = [[line["loss"] for line in metrics(tmp_path / packs, "train")] for packs in ("packed", "rows")]
+    losses = [losses_of(tmp_path / packs) for packs in ("packed", "rows")]
     agree(losses[1], losses[0], 1e-5, scale=1.0)
     agree(several.evaluation.loss, one.evaluation.loss, 1e-5)
     assert (several.sequences, several.evaluation.words) == (one.sequences, one.evaluation.words)
@@ -200,7 +195,7 @@ def test_fresh_weights_of_a_bert_are_those_of_either_engine_and_of_the_seed(file
         )
         out = tmp_path / f"{engine}-{seed}"
         train_on_table(values, files / "train" / "packed", None, None, out, reporter=QUIET)
-        curves[engine, seed] = [line["loss"] for line in metrics(out, "train")]
+        curves[engine, seed] = losses_of(out)
     agree(curves["pytorch", 7], curves["tensorflow", 7], 1e-5)
     assert curves["pytorch", 8][0] != curves["pytorch", 7][0]
 
@@ -259,13 +254,12 @@ def test_a_stopped_run_ends_with_the_same_bits(files: Path, packs: str, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packs", ["packed", "rows"])
-def test_two_processes_killed_and_resumed_by_torchrun_leave_what_mpirun_leaves(
-    files: Path, packs: str, tmp_path: Path
-) -> None:
+def test_two_processes_killed_and_resumed_by_torchrun_leave_what_mpirun_leaves(files: Path, tmp_path: Path) -> None:
+    """In rows of several lengths."""
+
     def command(out: str, *launcher: str) -> list[str]:
-        words = ["-m", "gaudi_bert", "train", "--data", files / "train" / packs, "--model", files / "roberta"]
-        words += ["--evaluation-data", files / "evaluation" / packs, "--out", tmp_path / out]
+        words = ["-m", "gaudi_bert", "train", "--data", files / "train" / "rows", "--model", files / "roberta"]
+        words += ["--evaluation-data", files / "evaluation" / "rows", "--out", tmp_path / out]
         values = {f"training.{key}": value for key, value in {**UPDATES, "micro_batch_packs": 1}.items()}
         values["task.masked_lm_probability"] = 0.2
         return [*launcher, *map(str, words), *(f"--set={key}={value}" for key, value in values.items())]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,12 @@ from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
 from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout as still
+from tests.builders.json_lines import lines_of, losses_of, write_lines
 from tests.builders.reporters import QUIET, Listener
 from tests.tasks.conftest import run
 
 QUERIES = ("the cat", "a hill and the river", "mat")
 DOCUMENTS = ("the cat sat", "over the hill", "the river flows north", "dogs runs", "on the mat")
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def scored_rows() -> list[dict[str, Any]]:
@@ -36,14 +31,14 @@ def scored_rows() -> list[dict[str, Any]]:
 
 def answers_of(model: Path, data: Path, out: Path, **options: Any) -> list[dict[str, Any]]:
     predict(model, str(data), str(out), PredictOptions(**options), {}, reporter=QUIET)
-    return [json.loads(line) for line in out.read_text().splitlines()]
+    return lines_of(out)
 
 
 def test_a_reranker_is_a_cross_encoder(finished: Any, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="SENTENCE-TRANSFORMERS MISSING: install it --no-deps")
     out = finished("reranking").out
     rows = scored_rows()
-    answers = answers_of(out, write(tmp_path / "x.jsonl", rows), tmp_path / "y.jsonl")
+    answers = answers_of(out, write_lines(tmp_path / "x.jsonl", rows), tmp_path / "y.jsonl")
     cross_encoder = library.CrossEncoder(str(out), device="cpu")
     theirs = cross_encoder.predict([(row["query"], row["document"]) for row in rows])
     agree([answer["score"] for answer in answers], theirs, 1e-5, scale=1.0)
@@ -55,7 +50,7 @@ def test_a_reranker_is_a_cross_encoder(finished: Any, tmp_path: Path) -> None:
 
 
 def test_documents_ranked_by_query(finished: Any, tmp_path: Path) -> None:
-    out, data = finished("reranking").out, write(tmp_path / "x.jsonl", scored_rows())
+    out, data = finished("reranking").out, write_lines(tmp_path / "x.jsonl", scored_rows())
     scores = [answer["score"] for answer in answers_of(out, data, tmp_path / "y.jsonl")]
     groups = answers_of(out, data, tmp_path / "z.jsonl", group_by="query")
     assert [group["query"] for group in groups] == list(QUERIES)
@@ -86,7 +81,7 @@ def test_rows_with_positives_and_negatives_are_pairs(model: Path, tmp_path: Path
         for text in group[key]
     ]
     results = [
-        run("reranking", write(tmp_path / f"{name}.jsonl", rows), None, model, tmp_path / name, task_settings=settings)
+        run("reranking", write_lines(tmp_path / f"{name}.jsonl", rows), None, model, tmp_path / name, task_settings=settings)
         for name, rows, settings in (("a", groups, {}), ("b", pairs, {"query": "q", "document": "d"}))
     ]
     assert results[0].content.sequences == len(pairs) == 15
@@ -98,7 +93,7 @@ def test_listwise(model: Path, tmp_path: Path) -> None:
     rows = [
         {**row, "query": f"{row['query']} {number}"} for number in range(4) for row in scored_rows() if row["query"] != "mat"
     ]
-    data = write(tmp_path / "x.jsonl", rows)
+    data = write_lines(tmp_path / "x.jsonl", rows)
     results = []
     for packs in (16, 1):
         changes = {
@@ -111,8 +106,7 @@ def test_listwise(model: Path, tmp_path: Path) -> None:
         settings = {"loss": "listwise"}
         out = tmp_path / f"{packs}"
         run("reranking", data, data, still(model, tmp_path), out, finetune=changes, task_settings=settings)
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        results.append([line["loss"] for line in lines if line["kind"] == "train"])
+        results.append(losses_of(out))
     assert len(results[0]) == 11
     agree(results[1], results[0], 1e-5)
     assert results[0][-1] < results[0][0]
@@ -131,7 +125,7 @@ def test_listwise(model: Path, tmp_path: Path) -> None:
     ],
 )
 def test_losses_that_do_not_fit(loss: str, rows: list[dict[str, Any]], message: str, model: Path, tmp_path: Path) -> None:
-    data = write(tmp_path / "x.jsonl", rows)
+    data = write_lines(tmp_path / "x.jsonl", rows)
     with pytest.raises(InputError, match=message):
         run("reranking", data, None, model, tmp_path / "o", finetune={"batch_sequences": 2}, task_settings={"loss": loss})
 
@@ -142,7 +136,7 @@ def test_pairs_with_several_labels_are_named(loss: str | None, model: Path, tmp_
     rows = [{"query": "the cat", "positive": "sat", "negatives": ["mat", "sat", "sat"]}, *scored_rows(), *scored_rows()]
     said = []
     for content in (rows, rows[1:]):
-        data, listener = write(tmp_path / "x.jsonl", content), Listener()
+        data, listener = write_lines(tmp_path / "x.jsonl", content), Listener()
         changes = {"finetune": {"batch_sequences": 2}, "task_settings": {"loss": loss}}
         run("reranking", data, None, model, tmp_path / "out", reporter=listener, dry_run=True, **changes)
         said.append([line for line in listener.lines if "had another label before" in line])
@@ -150,23 +144,3 @@ def test_pairs_with_several_labels_are_named(loss: str | None, model: Path, tmp_
     assert said[0][0].endswith(
         "note: 2 pairs of a query and a document had another label before, the first in line 1 (row 1): all are learnt"
     )
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"query": "a", "document": "b", "label": 2}, "label is 2; reranking needs a number of 0 to 1"),
-        ({"query": "a", "document": "b", "label": "yes"}, "label is 'yes'; reranking needs a number of 0 to 1"),
-        ({"query": "a", "document": "b"}, "has no 'label', only"),
-        ({"query": "a", "label": 1}, "has no 'document', only .*--set task.document=NAME"),
-        ({"document": "a", "label": 1}, "has no 'query', only .*--set task.query=NAME"),
-        ({"query": "a", "document": None, "label": 1}, "document is None; it must be a text"),
-        ({"query": " ", "document": "b", "label": 1}, "query is empty"),
-        ({"query": "a", "positive": 5}, "positive is 5; it must be a text, or a list of texts"),
-        ({"query": "a", "positive": "b", "negatives": ["c", " "]}, "negatives is empty; give it a text"),
-    ],
-)
-def test_bad_rows(row: dict[str, Any], message: str, model: Path, tmp_path: Path) -> None:
-    data = write(tmp_path / "x.jsonl", [row])
-    with pytest.raises(InputError, match=f"x.jsonl: line 1 .row 1.: .*{message}"):
-        run("reranking", data, None, model, tmp_path / "out")

@@ -29,6 +29,7 @@ from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, rea
 from gaudi_bert.training.train import Speedup, train
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
+from tests.builders.json_lines import lines_of
 from tests.builders.machines import make_read_only, small_disk
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.training.conftest import settings
@@ -38,10 +39,6 @@ LAST = "update-00000020.safetensors"
 
 def checkpoint_digests(out: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((out / "checkpoints").iterdir())}
-
-
-def lines_of(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_what_a_run_leaves(whole_run) -> None:
@@ -55,7 +52,7 @@ def test_what_a_run_leaves(whole_run) -> None:
         assert tokenizer.tokenizer.encode("word7").ids == [2, 12, 3]
         assert tokenizer.tokenizer.encode("Word7").ids == [2, 1, 3], "the text was not lower-cased"
     assert list(checkpoint_digests(whole_run)) == ["update-00000015.safetensors", "update-00000020.safetensors"]
-    lines = lines_of(whole_run)
+    lines = lines_of(whole_run / "metrics.jsonl")
     assert [line["update"] for line in lines if line["kind"] == "train"] == [4, 5, 8, 10, 12, 15, 16, 20]
     assert [line["update"] for line in lines if line["kind"] == "evaluation"] == [10, 20]
     expected = {"masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss", "next_sentence_accuracy", "loss"}
@@ -68,7 +65,7 @@ def test_what_a_run_leaves(whole_run) -> None:
 
 
 def evaluations_of(out: Path) -> list[dict]:
-    return [line for line in lines_of(out) if line["kind"] == "evaluation"]
+    return [line for line in lines_of(out / "metrics.jsonl") if line["kind"] == "evaluation"]
 
 
 def test_a_run_that_was_stopped_twice_and_damaged_ends_with_the_same_bits(packed, held_out, whole_run, tmp_path) -> None:
@@ -91,7 +88,7 @@ def test_a_run_that_was_stopped_twice_and_damaged_ends_with_the_same_bits(packed
     assert "train: resuming after update 15" in listener.text
     assert checkpoint_digests(out)[LAST] == checkpoint_digests(whole_run)[LAST]
     assert evaluations_of(out) == evaluations_of(whole_run)
-    updates = [line["update"] for line in lines_of(out) if line["kind"] == "train"]
+    updates = [line["update"] for line in lines_of(out / "metrics.jsonl") if line["kind"] == "train"]
     assert updates == sorted(set(updates))
 
 
@@ -101,7 +98,7 @@ def test_a_run_killed_before_its_last_word_says_it_when_it_goes_on(packed, held_
     (out / "training.json").unlink()
     summary = train(settings(), packed, held_out, out, reporter=QUIET)
     assert summary.content.evaluation == TrainingResult.read(whole_run / "training.json").evaluation
-    assert lines_of(out) == lines_of(whole_run)
+    identical(lines_of(out / "metrics.jsonl"), lines_of(whole_run / "metrics.jsonl"))
 
 
 @pytest.mark.slow
@@ -153,7 +150,7 @@ def test_overwrite_starts_anew_and_the_decay_is_counted_from_where_the_setting_s
     assert train(short, packed, None, out, reporter=QUIET, overwrite=True).content.updates == 3
     assert not train(short, packed, None, out, reporter=QUIET, overwrite=True).skipped
     assert list(checkpoint_digests(out)) == ["update-00000003.safetensors"]
-    agree([line["learning_rate"] for line in lines_of(out)], [5e-4, 1e-3, 1e-3 / 3])
+    agree([line["learning_rate"] for line in lines_of(out / "metrics.jsonl")], [5e-4, 1e-3, 1e-3 / 3])
     kept = [json.loads((folder / "settings.json").read_text())["settings"]["training"] for folder in (out, whole_run)]
     assert [each.get("decay_from") for each in kept] == ["start", "warmup"]
     with pytest.raises(InputError, match="--resume and --overwrite exclude each other"):
@@ -166,7 +163,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(packed,
     with pytest.raises(FailedError, match=r"update \d+: the (loss|gradient) is not finite .*lower training.learning_rate"):
         train(wild, packed, None, out, reporter=QUIET)
     assert not (out / "training.json").exists()
-    for line in lines_of(out):
+    for line in lines_of(out / "metrics.jsonl"):
         assert line["loss"] < float("inf")
 
 

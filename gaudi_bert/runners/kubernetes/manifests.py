@@ -380,19 +380,17 @@ def _apply_patches(folder: Path, objects: Sequence[Manifest]) -> None:
 
 
 def _apply_operation(item: Any, operation: Mapping[str, Any]) -> None:
-    """One `add`, `replace` or `remove`; an index of a list is a number, and `-` is its end."""
+    """One `add`, `replace` or `remove` of a key; in a list, an item is replaced by its index, and `-` adds one at its end."""
     *parents, last = operation["path"].lstrip("/").split("/")
     for part in parents:
         item = item[int(part)] if isinstance(item, list) else item[part]
-    value = copy.deepcopy(operation.get("value"))
     if operation["op"] == "remove":
-        del item[int(last) if isinstance(item, list) else last]
-    elif not isinstance(item, list):
-        item[last] = value
-    elif operation["op"] == "replace":
-        item[int(last)] = value
+        del item[last]
+    elif last == "-":
+        item.append(copy.deepcopy(operation["value"]))
     else:
-        item.insert(len(item) if last == "-" else int(last), value)
+        replaced = isinstance(item, list) and operation["op"] == "replace"
+        item[int(last) if replaced else last] = copy.deepcopy(operation["value"])
 
 
 def _read(path: Path) -> Any:

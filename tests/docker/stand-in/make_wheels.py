@@ -8,13 +8,12 @@ from pathlib import Path
 
 # The vendor's bridge between PyTorch and cards, on a machine without any: tests/engines/pytorch/stand_in, beside this file.
 BRIDGE = Path(__file__).with_name("stand_in")
-# Distribution, version, files. The last of each is what must never be installed over the vendor's.
+# Distribution, version, files.
 PACKAGES: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
     "tensorflow": (
         ("tensorflow_cpu", "2.15.0", {"tensorflow/__init__.py": "__version__ = '2.15.0'\n"}),
         ("habana_tensorflow", "1.14.0.493", {"habana_frameworks/__init__.py": ""}),
         ("habana_horovod", "1.14.0.493", {"horovod/__init__.py": "made_by = 'vendor'\n"}),
-        ("horovod", "0.28.1", {"horovod/__init__.py": "made_by = 'others'\n"}),
     ),
     "pytorch": (
         (
@@ -26,7 +25,6 @@ PACKAGES: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
                 if file.is_file()
             },
         ),
-        ("torch_of_others", "1.0.0", {"torch/__init__.py": "made_by = 'others'\n"}),
     ),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -29,8 +30,11 @@ CONFIG = BertConfig(
 )
 
 
-def report(**settings: object):
-    return report_on_step(pretraining_step(CONFIG, SIZES, 2), TrainingSettings(**settings), 0)
+@functools.cache
+def report(precision: str = "float32", recompute: bool = False, layers: int = 3):
+    config = dataclasses.replace(CONFIG, num_hidden_layers=layers)
+    settings = TrainingSettings(precision=precision, recompute=recompute)
+    return report_on_step(pretraining_step(config, SIZES, 2), settings, 0)
 
 
 def flops_of_layers() -> int:
@@ -53,7 +57,7 @@ def flops_of_heads() -> int:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_products_are_those_of_the_formula_and_layers_are_counted_as_often_as_they_are_computed(precision: str) -> None:
     """With dropout, as by default: each product has two more in the backward pass."""
-    once, twice = (report(precision=precision, recompute=recompute) for recompute in (False, True))
+    once, twice = (report(precision, recompute) for recompute in (False, True))
     assert once.is_fit
     assert twice.is_fit
     assert once.flops_per_micro_batch == 3 * (flops_of_layers() + flops_of_heads())
@@ -62,19 +66,15 @@ def test_products_are_those_of_the_formula_and_layers_are_counted_as_often_as_th
 
 
 def test_what_recompute_retains_grows_by_the_input_of_each_layer() -> None:
-    once, twice = report(), report(recompute=True)
+    once, twice, larger = report("float32", False), report("float32", True), report("float32", True, 4)
     assert twice.activation_bytes < once.activation_bytes / 3
     assert twice.peak_bytes < once.peak_bytes
     assert [(fit.card, fit.most_packs > other.most_packs) for fit, other in zip(twice.cards, once.cards, strict=True)] == [
         ("Gaudi", True),
         ("Gaudi2", True),
     ]
-    retained = [
-        report_on_step(pretraining_step(config, SIZES), TrainingSettings(recompute=True), 0)
-        for config in (CONFIG, dataclasses.replace(CONFIG, num_hidden_layers=4))
-    ]
     input_of_a_layer = 4 * SIZES.packs * SIZES.positions * CONFIG.hidden_size
-    assert 1 <= (retained[1].activation_bytes - retained[0].activation_bytes) / input_of_a_layer < 1.5
+    assert 1 <= (larger.activation_bytes - twice.activation_bytes) / input_of_a_layer < 1.5
 
 
 @pytest.mark.parametrize("form", [plain_attention, fused_attention])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint
 from tests.builders import training_data as data
 from tests.builders.agree import identical
 from tests.builders.effort import LONG
+from tests.builders.json_lines import losses_of
 from tests.builders.machines import pod_network
 
 UPDATES = 8
@@ -181,7 +181,4 @@ def check_same_bits(complete: Path, broken: Path) -> None:
     assert [end.update for end in ends] == [UPDATES] * 2
     for part in ("variables", "first_moments", "second_moments"):
         identical(*(getattr(end, part) for end in ends))
-    losses = [
-        [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()] for out in (complete, broken)
-    ]
-    identical(*losses)
+    identical(losses_of(complete), losses_of(broken))

@@ -54,15 +54,6 @@ def test_micro_batches_are_one_big_batch(loss, parts) -> None:
     agree(small_sums, big_sums, 1e-5)
 
 
-@pytest.mark.repeated
-@pytest.mark.parametrize("loss", ["token", "sequence"] if LONG else ["token"])
-def test_a_packed_update_is_the_unpacked_update(loss) -> None:
-    packed, packed_sums = big_batch(loss)
-    unpacked, unpacked_sums = one_update([work.unpacked(PACKS)], loss)
-    assert_same_gradients(packed, unpacked)
-    agree(packed_sums, unpacked_sums, 1e-5)
-
-
 @pytest.mark.parametrize("loss", ["token", "sequence"])
 def test_the_weights_known_before_are_those_of_the_loss(loss) -> None:
     batch = work.packed(PACKS)

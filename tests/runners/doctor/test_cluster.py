@@ -14,23 +14,20 @@ from gaudi_bert.runners.kubernetes.client import Cluster
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, node
 
-DEMO = load_pipeline(None)
-MPI = load_pipeline(None, ["resources.workers=2"])
-QUEUED = load_pipeline(None, ["resources.workers=2", "kubernetes.queue=gpus"])
+
+def demo(*overrides: str) -> PipelineSettings:
+    return load_pipeline(None, overrides)
+
+
+DEMO = demo()
+MPI = demo("resources.workers=2")
+QUEUED = demo("resources.workers=2", "kubernetes.queue=gpus")
 SERVER = ("resources.training={cpu: 95, memory: 409Gi}", "resources.hugepages_2Mi=95000Mi", "resources.cards=8")
-CARDS = load_pipeline(None, SERVER)
-STORED = load_pipeline(None, ["kubernetes.store=s3://bucket/work", "kubernetes.store_secret=object-store"])
-EFA = load_pipeline(
-    None,
-    [
-        *SERVER,
-        "resources.workers=2",
-        "training.engine=tensorflow",
-        "kubernetes.efa=4",
-        "kubernetes.access_mode=ReadWriteMany",
-    ],
-)
-POLICY = {value: load_pipeline(None, [f"kubernetes.failure_policy={str(value).lower()}"]) for value in (True, False)}
+CARDS = demo(*SERVER)
+STORED = demo("kubernetes.store=s3://bucket/work", "kubernetes.store_secret=object-store")
+ANY_NODE = "kubernetes.access_mode=ReadWriteMany"
+EFA = demo(*SERVER, "resources.workers=2", "training.engine=tensorflow", "kubernetes.efa=4", ANY_NODE)
+POLICY = {value: demo(f"kubernetes.failure_policy={str(value).lower()}") for value in (True, False)}
 LAPTOP = {"cpu": "2", "memory": "16374368Ki"}
 
 CLUSTER = ClusterAnswers(
@@ -62,8 +59,32 @@ def wrong_with(settings: PipelineSettings, **changed: Any) -> dict[str, CheckRes
     return wrong(_check_cluster(dataclasses.replace(CLUSTER, **changed), settings))
 
 
-def no_plugin(phase: str) -> list[dict[str, Any]]:
-    return [{"metadata": {"name": "plugin"}, "status": {"phase": phase}}]
+PENDING_PLUGIN = [{"metadata": {"name": "plugin"}, "status": {"phase": "Pending"}}]
+BASELINE, RESTRICTED = (
+    {"metadata": {"name": "x", "labels": {"pod-security.kubernetes.io/enforce": level}}}
+    for level in ("baseline", "restricted")
+)
+FOUR = "resources.data_workers=4"
+EBS = [{**STORAGE_CLASS, "provisioner": "ebs.csi.aws.com"}]
+BY_HAND = {**STORAGE_CLASS, "provisioner": "kubernetes.io/no-provisioner"}
+CANNOT_CHANGE = "kubernetes.access_mode is ReadWriteMany, and a claim cannot be changed; "
+SHARED_BY_WORKERS = "2 workers may run on several of the 2 nodes; set kubernetes.access_mode to ReadWriteMany"
+
+
+def volume(
+    phase: str = "Available", size: str = "20Gi", storage_class: str = "", modes: tuple[str, ...] = ("ReadWriteOnce",)
+) -> dict[str, Any]:
+    spec = {"capacity": {"storage": size}, "accessModes": [*modes], "storageClassName": storage_class}
+    return {"metadata": {"name": "disk-1"}, "spec": spec, "status": {"phase": phase}}
+
+
+def claimed(mode: str, name: str = "demo-work", phase: str = "Bound") -> dict[str, Any]:
+    return {name: {"spec": {"accessModes": [mode]}, "status": {"phase": phase}}}
+
+
+def by_hand(unfit: dict[str, Any]) -> dict[str, Any]:
+    """A cluster that provisions nothing, and has this volume."""
+    return {"storage_classes": [], "volumes": [unfit]}
 
 
 @pytest.mark.parametrize(
@@ -71,18 +92,49 @@ def no_plugin(phase: str) -> list[dict[str, Any]]:
     [
         ({"version": (1, 23)}, CARDS, "Kubernetes", "failed.*need 1.24 or later"),
         ({"version": (1, 28)}, POLICY[True], "Kubernetes", "failed.*set kubernetes.failure_policy to auto"),
-        ({"version": (1, 28)}, load_pipeline(None, ["kubernetes.version=1.29"]), "Kubernetes", "failed.*to '1.28'"),
+        ({"version": (1, 28)}, demo("kubernetes.version=1.29"), "Kubernetes", "failed.*to '1.28'"),
         ({"version": (1, 29)}, POLICY[False], "Kubernetes", "warning.*failure_policy: auto"),
         ({"namespace": None}, CARDS, "namespace", "failed.*kubectl create namespace gaudi-bert"),
         ({"namespace": None, "namespace_is_hidden": True}, CARDS, "namespace", "warning.*may not look at gaudi-bert"),
+        ({"namespace": BASELINE}, CARDS, "namespace", "failed.*forbids hostIPC"),
         ({"missing_rights": ("create jobs",)}, CARDS, "rights", "failed.*may not create jobs"),
         ({"storage_classes": []}, CARDS, "storage", "failed.*no default storage class"),
         ({"storage_classes": [], "volumes": None}, CARDS, "storage", "warning.*may not list volumes"),
         ({"storage_classes": None}, CARDS, "storage", "warning.*may not list"),
+        (
+            {"storage_classes": [BY_HAND]},
+            DEMO,
+            "storage",
+            "failed.*class nfs provisions nothing, and no free volume of class nfs",
+        ),
+        (by_hand(volume("Bound")), DEMO, "storage", "failed.*no default storage class, and no free volume"),
+        (by_hand(volume(storage_class="fast")), DEMO, "storage", "failed.*no default storage class, and no free volume"),
+        (by_hand(volume(size="9Gi")), DEMO, "storage", "failed.*no free volume of 10Gi: the largest has 9Gi"),
+        (by_hand(volume(modes=("ReadOnlyMany",))), DEMO, "storage", "failed.*ReadWriteOnce: they offer ReadOnlyMany"),
+        ({}, demo(FOUR), "storage", "warning.*ReadWriteMany"),
+        # A claim keeps the modes that it was made with.
+        ({"claims": claimed("ReadWriteOnce")}, demo(FOUR, ANY_NODE), "storage", f"failed.*{CANNOT_CHANGE}"),
+        ({"claims": claimed("ReadWriteOnce")}, demo(ANY_NODE), "storage", "failed.*to ReadWriteOnce"),
+        (
+            {"claims": claimed("ReadWriteOnce", "shared")},
+            demo(FOUR, "kubernetes.work_claim=shared"),
+            "storage",
+            "warning.*the claim shared, ReadWriteOnce: all pods must share one of the 2 nodes",
+        ),
+        ({"storage_classes": EBS}, MPI, "storage", f"failed.*{SHARED_BY_WORKERS}"),
+        ({"storage_classes": EBS, "claims": claimed("ReadWriteOnce")}, MPI, "storage", f"failed.*{SHARED_BY_WORKERS}"),
+        ({"claims": claimed("ReadWriteOnce", phase="Lost")}, DEMO, "storage", "failed.*has lost its volume"),
+        (
+            {},
+            demo("kubernetes.data_claim=corpus"),
+            "storage",
+            "failed.*no claim corpus; set kubernetes.data_cl",
+        ),
+        ({}, demo("images.tag=v9"), "images", "warning.*not seen on a, b"),
         ({"nodes": None}, DEMO, "images", "warning.*have no registry"),
         ({"nodes": None}, CARDS, "nodes", "warning.*a training worker asks for 95 cpu, 409Gi memory, 8 habana.ai/gaudi"),
         ({"plugin_pods": []}, CARDS, "device plugin", "failed.*install habana-k8s-device-plugin"),
-        ({"plugin_pods": no_plugin("Pending")}, CARDS, "device plugin", "failed.*plugin not running"),
+        ({"plugin_pods": PENDING_PLUGIN}, CARDS, "device plugin", "failed.*plugin not running"),
         ({"plugin_pods": None}, CARDS, "device plugin", "warning.*may not list pods"),
         ({"serves_mpijobs": False, "mpi_operator": None}, MPI, "MPI operator", "failed.*install the MPI operator"),
         ({"mpi_operator": None, "pods_are_hidden": True}, MPI, "MPI operator", "warning.*is not seen by this account"),
@@ -104,6 +156,14 @@ def test_what_is_wrong_with_a_cluster_is_said_with_its_remedy(
     assert words in str(found[check])
 
 
+CORDONED = {**node("b", **GAUDI_NODE), "spec": {"unschedulable": True}}
+TAINTED = {**node("c", **GAUDI_NODE), "spec": {"taints": [{"key": "g", "value": "x", "effect": "NoSchedule"}]}}
+EVICTING = {**node("d", **GAUDI_NODE), "spec": {"taints": [{"key": "g", "effect": "NoExecute"}]}}
+CHOSEN = {**node("e", **GAUDI_NODE), "metadata": {"name": "e", "labels": {"kind": "gaudi2", "disk": "fast"}}}
+SMALL_DISK = node("a", **{**LAPTOP, "ephemeral-storage": "252Gi"})
+SELECTED = demo(*SERVER, "kubernetes.data_pods.node_selector={disk: fast}", "kubernetes.node_selector={kind: gaudi2}")
+
+
 @pytest.mark.parametrize(
     ("nodes", "settings", "check", "said"),
     [
@@ -114,63 +174,56 @@ def test_what_is_wrong_with_a_cluster_is_said_with_its_remedy(
         ([node("a", **LAPTOP)], CARDS, "cpu", "with 95 cpu fit (the most of a node is 2 cpu); lower resources.training.cpu"),
         ([node("a", **LAPTOP)], CARDS, "memory", "with 409Gi memory fit (the most of a node is 15.6Gi memory)"),
         ([node("a", cpu="50m", memory="1Gi")], DEMO, "data pods", "no node has room for one of 80m cpu, 256Mi memory"),
+        (
+            [node("a", cpu="96", memory="1Gi"), node("b", cpu="2", memory="500Gi")],
+            demo("resources.training={cpu: 95, memory: 409Gi}"),
+            "room",
+            "0 of 1 training workers fit that ask for 95 cpu, 409Gi memory together",
+        ),
+        (CLUSTER.nodes, SELECTED, "data pods", "the labels disk=fast; correct kubernetes.data_pods.node_selector"),
+        (CLUSTER.nodes, SELECTED, "training pods", "labels kind=gaudi2; correct kubernetes.training_pods.node_sel"),
+        ([CORDONED], DEMO, "data pods", "cordoned, so that no pod is put on them: b; kubectl uncordon b"),
+        ([CORDONED], DEMO, "training pods", "kubectl uncordon b"),
+        ([EVICTING], DEMO, "data pods", "on d: g:NoExecute"),
+        ([TAINTED], DEMO, "data pods", "on c: g=x:NoSchedule; set kubernetes.data_pods.tolerations, or remove the taints"),
+        ([TAINTED, CORDONED], DEMO, "data pods", "kubectl uncordon b, or set kubernetes.data_pods.tolerations"),
+        (
+            [node("a", **LAPTOP), CORDONED],
+            demo("resources.data={cpu: 3, memory: 1Gi}"),
+            "data pods",
+            "2 cpu, 15.6Gi memory); kubectl uncordon b, or lower",
+        ),
+        (
+            [SMALL_DISK],
+            demo("kubernetes.scratch=500Gi"),
+            "data pods",
+            "252Gi ephemeral-storage); lower kubernetes.scratch, or",
+        ),
+        (
+            [SMALL_DISK],
+            demo("kubernetes.scratch=500Gi"),
+            "scratch",
+            "(the most of a node is 252Gi ephemeral-storage); lower",
+        ),
     ],
 )
-def test_nodes_that_have_too_little_are_counted(nodes: list[Any], settings: PipelineSettings, check: str, said: str) -> None:
+def test_why_no_node_takes_the_pods_has_a_remedy(
+    nodes: list[Any], settings: PipelineSettings, check: str, said: str
+) -> None:
     assert_failed(wrong_with(settings, nodes=nodes)[check], said)
 
 
-def test_nodes_of_which_each_lacks_something_else_are_seen() -> None:
-    nodes = [node("a", cpu="96", memory="1Gi"), node("b", cpu="2", memory="500Gi")]
-    room = wrong_with(load_pipeline(None, ["resources.training={cpu: 95, memory: 409Gi}"]), nodes=nodes)["room"]
-    assert "0 of 1 training workers fit that ask for 95 cpu, 409Gi memory together" in str(room)
-
-
 def test_data_pods_that_have_to_take_turns_are_a_warning() -> None:
-    settings = load_pipeline(None, ["resources.data_workers=30"])
+    settings = demo("resources.data_workers=30")
     found = wrong_with(settings, nodes=[node("a", **LAPTOP)])["data pods"]
     assert (found.verdict, found.remedy) == ("warning", "set resources.data_workers to 25, or add nodes")
-
-
-@pytest.mark.parametrize("closed_by", ["unschedulable", "NoSchedule", "NoExecute"])
-def test_nodes_that_take_no_pods_do_not_count(closed_by: str) -> None:
-    spec = {"unschedulable": True} if closed_by == "unschedulable" else {"taints": [{"key": "g", "effect": closed_by}]}
-    closed = {**node("a", **GAUDI_NODE), "spec": spec}
-    assert wrong_with(CARDS, nodes=[closed])["training pods"].verdict == "failed"
-    assert wrong_with(CARDS, nodes=[closed, node("b", **GAUDI_NODE)]) == {}
-
-
-CORDONED = {**node("b", **GAUDI_NODE), "spec": {"unschedulable": True}}
-TAINTED = {**node("c", **GAUDI_NODE), "spec": {"taints": [{"key": "g", "value": "x", "effect": "NoSchedule"}]}}
-SMALL_DISK = node("a", **{**LAPTOP, "ephemeral-storage": "252Gi"})
-SELECTED = ["kubernetes.data_pods.node_selector={disk: fast}", "kubernetes.node_selector={kind: gaudi2}"]
-THREE_CORES = ["resources.data={cpu: 3, memory: 1Gi}"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "nodes", "check", "said"),
-    [
-        (SELECTED, CLUSTER.nodes, "data pods", "the labels disk=fast; correct kubernetes.data_pods.node_selector"),
-        (SELECTED, CLUSTER.nodes, "training pods", "labels kind=gaudi2; correct kubernetes.training_pods.node_sel"),
-        ([], [CORDONED], "data pods", "cordoned, so that no pod is put on them: b; kubectl uncordon b"),
-        ([], [CORDONED], "training pods", "kubectl uncordon b"),
-        ([], [TAINTED], "data pods", "on c: g=x:NoSchedule; set kubernetes.data_pods.tolerations, or remove the taints"),
-        ([], [TAINTED, CORDONED], "data pods", "kubectl uncordon b, or set kubernetes.data_pods.tolerations"),
-        (THREE_CORES, [node("a", **LAPTOP), CORDONED], "data pods", "2 cpu, 15.6Gi memory); kubectl uncordon b, or lower"),
-        (["kubernetes.scratch=500Gi"], [SMALL_DISK], "data pods", "252Gi ephemeral-storage); lower kubernetes.scratch, or"),
-        (["kubernetes.scratch=500Gi"], [SMALL_DISK], "scratch", "(the most of a node is 252Gi ephemeral-storage); lower"),
-    ],
-    ids=["selector", "training's", "cordoned", "and training", "tainted", "both", "cordoned room", "scratch", "trainer's"],
-)
-def test_why_no_node_takes_the_pods_has_a_remedy(overrides: list[str], nodes: list[Any], check: str, said: str) -> None:
-    assert_failed(wrong_with(load_pipeline(None, overrides), nodes=nodes)[check], said)
 
 
 @pytest.mark.parametrize("kind", ["PriorityClass", "RuntimeClass"])
 def test_a_class_that_pods_name_must_exist(kind: str, gaudi_server: FakeApiServer, cluster: Cluster) -> None:
     """The API refuses pods that name another one."""
     key = f"kubernetes.training_pods.{'priority' if kind == 'PriorityClass' else 'runtime'}_class"
-    settings = load_pipeline(None, [*SERVER, f"{key}=high"])
+    settings = demo(*SERVER, f"{key}=high")
     assert wrong_at(cluster, settings)[kind].remedy == f"set {key} to one of: there are none"
     gaudi_server.put(kind, {"metadata": {"name": "low"}})
     assert str(wrong_at(cluster, settings)[kind]).endswith(f"no {kind} high; set {key} to one of: low")
@@ -195,125 +248,32 @@ def test_a_class_that_pods_name_must_exist(kind: str, gaudi_server: FakeApiServe
 def test_nodes_whose_taint_is_tolerated_count(toleration: str, fits: bool) -> None:
     taint = {"key": "gaudi", "value": "yes", "effect": "NoSchedule"}
     nodes = [{**node("a", **GAUDI_NODE), "spec": {"taints": [taint]}}, node("b", **LAPTOP)]
-    settings = load_pipeline(None, [*SERVER, f"kubernetes.training_pods.tolerations=[{toleration}]"])
+    settings = demo(*SERVER, f"kubernetes.training_pods.tolerations=[{toleration}]")
     assert ("cards" not in wrong_with(settings, nodes=nodes)) == fits
-
-
-def test_only_nodes_that_are_selected_count_for_training() -> None:
-    settings = load_pipeline(None, [*SERVER, "kubernetes.node_selector={gaudi: two}"])
-    assert "training pods" in wrong_with(settings)
-    labelled = node("c", **GAUDI_NODE)
-    labelled["metadata"]["labels"] = {"gaudi": "two"}
-    assert wrong_with(settings, nodes=[labelled]) == {}
-
-
-@pytest.mark.parametrize(
-    ("level", "settings", "said"),
-    [("baseline", CARDS, "forbids hostIPC"), ("restricted", MPI, None), ("restricted", DEMO, None)],
-)
-def test_pod_security_that_forbids_the_pods_is_seen(level: str, settings: PipelineSettings, said: str | None) -> None:
-    namespace = {"metadata": {"name": "x", "labels": {"pod-security.kubernetes.io/enforce": level}}}
-    found = wrong_with(settings, namespace=namespace)
-    assert ("namespace" in found) == (said is not None)
-    if said:
-        assert said in found["namespace"].found
-
-
-def test_several_pods_on_several_nodes_want_a_volume_for_all() -> None:
-    settings = load_pipeline(None, ["resources.data_workers=4"])
-    assert "ReadWriteMany" in wrong_with(settings)["storage"].remedy
-    shared = load_pipeline(None, ["resources.data_workers=4", "kubernetes.access_mode=ReadWriteMany"])
-    assert wrong_with(shared) == {}
-
-
-def volume(
-    phase: str = "Available", size: str = "20Gi", storage_class: str = "", modes: tuple[str, ...] = ("ReadWriteOnce",)
-) -> dict[str, Any]:
-    spec = {"capacity": {"storage": size}, "accessModes": [*modes], "storageClassName": storage_class}
-    return {"metadata": {"name": "disk-1"}, "spec": spec, "status": {"phase": phase}}
 
 
 @pytest.mark.parametrize(
     ("settings", "changed"),
     [
         *((settings, {}) for settings in (DEMO, CARDS, EFA)),
-        (load_pipeline(None, ["resources.workers=2", "resources.cards=4"]), {"nodes": [node("a", **GAUDI_NODE)]}),
-        (load_pipeline(None, ["kubernetes.scratch=200Gi"]), {"nodes": [SMALL_DISK]}),
+        (demo("resources.workers=2", "resources.cards=4"), {"nodes": [node("a", **GAUDI_NODE)]}),
+        (demo("kubernetes.scratch=200Gi"), {"nodes": [SMALL_DISK]}),
+        (CARDS, {"nodes": [CORDONED, TAINTED, EVICTING, node("a", **GAUDI_NODE)]}),
+        (SELECTED, {"nodes": [node("a", **LAPTOP), CHOSEN]}),
+        *((settings, {"namespace": RESTRICTED}) for settings in (DEMO, demo("resources.workers=2", ANY_NODE))),
+        (demo("images.tag=v9", "images.registry=registry.example"), {}),
+        (demo(FOUR, ANY_NODE), {}),
+        (demo(FOUR, ANY_NODE), {"claims": claimed("ReadWriteMany")}),
+        (MPI, {"storage_classes": EBS, "nodes": [node("a", **GAUDI_NODE)], "claims": claimed("ReadWriteOnce")}),
+        (MPI, {"storage_classes": [{**STORAGE_CLASS, "provisioner": "efs.csi.aws.com"}]}),
+        (DEMO, {"storage_classes": [BY_HAND], "volumes": [volume(storage_class="nfs")]}),
         (DEMO, {"storage_classes": [], "volumes": [volume()]}),
-        (load_pipeline(None, ["kubernetes.storage_class=by-hand"]), {"volumes": [volume(storage_class="by-hand")]}),
+        (demo("kubernetes.storage_class=by-hand"), {"volumes": [volume(storage_class="by-hand")]}),
         (DEMO, {"storage_classes": [], "claims": {"demo-work": {"status": {"phase": "Bound"}}}}),
     ],
-    ids=["demo", "cards", "EFA", "workers share a node", "scratch", "volume made by hand", "by its class", "claim"],
 )
 def test_a_good_cluster_is_ready(settings: PipelineSettings, changed: dict[str, Any]) -> None:
     assert wrong_with(settings, **changed) == {}
-
-
-@pytest.mark.parametrize(
-    ("unfit", "reason"),
-    [
-        (volume("Bound"), "no default storage class, and no free volume"),
-        (volume(storage_class="fast"), "no default storage class, and no free volume"),
-        (volume(size="9Gi"), "no free volume of 10Gi: the largest has 9Gi"),
-        (volume(modes=("ReadOnlyMany",)), "no free volume of 10Gi offers ReadWriteOnce: they offer ReadOnlyMany"),
-    ],
-)
-def test_a_volume_that_the_claim_would_not_get_does_not_count(unfit: dict[str, Any], reason: str) -> None:
-    assert_failed(wrong_with(DEMO, storage_classes=[], volumes=[unfit])["storage"], reason)
-
-
-def test_a_class_that_provisions_nothing_needs_a_volume() -> None:
-    by_hand = {**STORAGE_CLASS, "provisioner": "kubernetes.io/no-provisioner"}
-    name = by_hand["metadata"]["name"]
-    result = wrong_with(DEMO, storage_classes=[by_hand])["storage"]
-    assert_failed(result, f"class {name} provisions nothing, and no free volume of class {name}")
-    assert wrong_with(DEMO, storage_classes=[by_hand], volumes=[volume(storage_class=name)]) == {}
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_the_access_modes_of_a_claim_that_is_there_count_and_not_those_of_the_settings(named: bool) -> None:
-    """A claim keeps the modes that it was made with."""
-    more = ["kubernetes.work_claim=shared"] if named else ["kubernetes.access_mode=ReadWriteMany"]
-    settings = load_pipeline(None, ["resources.data_workers=4", *more])
-    name = "shared" if named else "demo-work"
-    for modes, verdict in ((["ReadWriteOnce"], "warning" if named else "failed"), (["ReadWriteMany"], "ok")):
-        claim = {"spec": {"accessModes": modes}, "status": {"phase": "Bound"}}
-        results = _check_cluster(dataclasses.replace(CLUSTER, claims={name: claim}), settings)
-        (result,) = (each for each in results if each.check == "storage")
-        assert result.verdict == verdict
-        assert f"the claim {name}, {modes[0]}" in result.found
-        if verdict == "failed":
-            assert "kubernetes.access_mode is ReadWriteMany, and a claim cannot be changed" in result.found
-            assert "k8s delete PIPELINE --data; or set kubernetes.access_mode to ReadWriteOnce" in result.remedy
-
-
-@pytest.mark.parametrize(
-    ("provisioner", "nodes", "verdict"),
-    [("ebs.csi.aws.com", 2, "failed"), ("ebs.csi.aws.com", 1, None), ("efs.csi.aws.com", 2, None)],
-)
-def test_workers_on_several_nodes_need_a_volume_for_all(provisioner: str, nodes: int, verdict: str | None) -> None:
-    classes = [{**STORAGE_CLASS, "provisioner": provisioner}]
-    changed = {"storage_classes": classes, "nodes": list(CLUSTER.nodes or ())[:nodes]}
-    claim = {"spec": {"accessModes": ["ReadWriteOnce"]}, "status": {"phase": "Bound"}}
-    for claims in ({}, {"demo-work": claim}):
-        found = wrong_with(MPI, **changed, claims=claims).get("storage")
-        assert (found.verdict if found else None) == verdict
-        if found:
-            assert "2 workers may run on several of the 2 nodes; set kubernetes.access_mode to ReadWriteMany" in str(found)
-
-
-def test_claims_that_are_there_are_taken_and_those_that_are_not_are_named() -> None:
-    lost = {"demo-work": {"status": {"phase": "Lost"}}}
-    assert "has lost its volume" in wrong_with(DEMO, claims=lost)["storage"].found
-    named = load_pipeline(None, ["kubernetes.data_claim=corpus"])
-    assert "no claim corpus; set kubernetes.data_claim to one of" in str(wrong_with(named)["storage"])
-
-
-def test_an_image_that_no_node_has_is_seen() -> None:
-    settings = load_pipeline(None, ["images.tag=v9"])
-    assert "not seen on a, b" in wrong_with(settings)["images"].found
-    pulled = load_pipeline(None, ["images.tag=v9", "images.registry=registry.example"])
-    assert wrong_with(pulled) == {}
 
 
 @pytest.fixture
@@ -338,12 +298,11 @@ def test_a_cluster_can_be_asked(gaudi_server: FakeApiServer, cluster: Cluster) -
     assert set(wrong_at(cluster, EFA)) == {"MPI operator"}
 
 
-@pytest.mark.parametrize("right", _needed_rights(training="mpijob", queue=True, network_policy=True), ids=str)
-def test_each_right_that_a_run_needs_is_asked_for(right: Any, gaudi_server: FakeApiServer, cluster: Cluster) -> None:
-    gaudi_server.forbidden = {(right.verb, right.resource)}
-    kubernetes = EFA.kubernetes.model_copy(update={"queue": "gpus", "efa": 0})
-    queued = EFA.model_copy(update={"kubernetes": kubernetes})
-    assert f"may not {right}" in wrong_at(cluster, queued)["rights"].found
+def test_each_right_that_a_run_needs_is_asked_for(gaudi_server: FakeApiServer, cluster: Cluster) -> None:
+    rights = _needed_rights(training="mpijob", queue=True, network_policy=True)
+    gaudi_server.forbidden = {(right.verb, right.resource) for right in rights}
+    queued = demo("resources.workers=2", "kubernetes.queue=gpus")
+    assert wrong_at(cluster, queued)["rights"].found == f"may not {', '.join(map(str, rights))}"
 
 
 def rights_for(**more: Any) -> set[str]:
@@ -366,7 +325,7 @@ def test_rights_are_asked_for_where_they_are_needed() -> None:
 
 def test_kubeflow_trainer_is_asked_for_where_it_is_needed(gaudi_server: FakeApiServer, cluster: Cluster) -> None:
     trained = [*SERVER, "resources.workers=2", "kubernetes.training=trainjob", "kubernetes.access_mode=ReadWriteMany"]
-    settings = load_pipeline(None, trained)
+    settings = demo(*trained)
     assert wrong_at(cluster, settings) == {}
     gaudi_server.kinds_unknown = {"TrainJob"}
     found = wrong_at(cluster, settings)
