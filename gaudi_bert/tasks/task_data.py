@@ -84,7 +84,7 @@ def tokenized_file(
     """All sequences of a file of labelled rows, and the rows themselves; `say` gets a line on what is read.
 
     Rows that cannot be read, or are too long for `task.too_long: error`, are counted in `skipped` where they do not stop.
-    Texts to be embedded are lower-cased where the model's folder says so.
+    Texts to be embedded are lower-cased where the model's folder states it.
     """
 
     def tokenize(rows: list[Row]) -> Sequences | None:
