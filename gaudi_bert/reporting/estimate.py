@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copies, local_copy
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, require
@@ -49,9 +50,6 @@ from gaudi_bert.tfrecords.histogram import read_histograms
 
 WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
 """Algorithms for which a depth means nothing (`none`, `sort`) or that the paper runs without one: shown once, with this."""
-
-PICTURE_ENDINGS = (".png", ".svg")
-
 
 EstimateRow = Estimate
 """A row of `EstimateResult`."""
@@ -116,8 +114,7 @@ def estimate(
         check_known(name, ESTIMATE_ALGORITHMS)
         announce(name)
     if picture is not None:
-        if picture.suffix.lower() not in PICTURE_ENDINGS:
-            raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
+        packing_pictures.picture_kind(picture)
         require({"matplotlib": "report"}, "a picture")
     histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
@@ -235,7 +232,7 @@ def histogram_of_source(
     else:
         with tempfile.TemporaryDirectory() as folder:
             counted = Path(folder) / "histogram.json"
-            count_records(source, counted, part=None, reporter=reporter)
+            count_records(source, counted, StageRun(reporter))
             histogram = read_histograms([counted]).histogram
     return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
 

@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.verify import verify
 from tests.builders.command_line import foreign_prose
 from tests.builders.packing_case import PackingCase, make_case
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import a_run
 
 EVALUATION = {
     "loss": 5.25, "masked_lm_loss": 4.5, "masked_lm_accuracy": 0.25, "next_sentence_loss": 0.75,
@@ -33,7 +33,7 @@ EVALUATION = {
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
     case = make_case(tmp_path_factory.mktemp("case"), files=3)
-    verify(case.records, case.packed, reporter=QUIET)
+    verify(case.records, case.packed, a_run())
     return case
 
 
