@@ -42,9 +42,9 @@ def copy_plan(path: Path, folder: Path) -> Path:
     return folder / path.name
 
 
-def write_plan(path: Path, groups: Sequence[Mixture], max_sequence_length: int) -> None:
-    """A plan that can only be looked at: no files, nothing proven, no gap."""
-    stored = [_group(mixture) for mixture in groups]
+def write_plan(path: Path, groups: Sequence[Mixture], max_sequence_length: int, gap: int = 0) -> None:
+    """A plan that can only be looked at: no files, nothing proven; each group uses `gap` packs more than its bound."""
+    stored = [_group(mixture, gap) for mixture in groups]
     depth = max(len(strategy) for mixture in groups for strategy in mixture)
     masked = {"masked_slots": None, "masked_slots_needed": None}
     part = {
@@ -56,8 +56,9 @@ def write_plan(path: Path, groups: Sequence[Mixture], max_sequence_length: int) 
     packs = [group["packs"] for group in stored]
     tokens = [_tokens(mixture) for mixture in groups]
     sequences = sum(group["sequences"] for group in stored)
+    bound = sum(packs) - gap * len(groups)
     totals = {
-        **PackingFigures(sequences, sum(packs), sum(tokens), sum(packs) * max_sequence_length, sum(packs)).stored(),
+        **PackingFigures(sequences, sum(packs), sum(tokens), sum(packs) * max_sequence_length, bound).stored(),
         "depth_used": depth, "strategies_used": len({strategy for mixture in groups for strategy in mixture}),
         "algorithm": "nnls", "algorithms_used": ["iterative-nnls"],
         "token_bound": sum(-(-each // max_sequence_length) for each in tokens), "groups": len(groups), **masked,
@@ -80,10 +81,10 @@ def _tokens(mixture: Mixture) -> int:
     return sum(sum(strategy) * count for strategy, count in mixture.items())
 
 
-def _group(mixture: Mixture) -> dict[str, Any]:
+def _group(mixture: Mixture, gap: int) -> dict[str, Any]:
     packs, sequences = sum(mixture.values()), sum(len(strategy) * count for strategy, count in mixture.items())
     return {
-        "files": [], "sequences": sequences, "packs": packs, "lower_bound": packs,
+        "files": [], "sequences": sequences, "packs": packs, "lower_bound": packs - gap,
         "algorithm_used": "iterative-nnls", "strategies": [[list(strategy), count] for strategy, count in mixture.items()],
         "bound_prices": None,
     }  # fmt: skip
