@@ -42,11 +42,11 @@ def job_of(documents: list[list[str]], split: str = "train", block: int = 0, **c
     return BlockJob(documents, split, block, vocabulary, PrepareSettings(**settings))
 
 
-def documents_of(seed: int, documents: int = 7) -> list[list[str]]:
+def documents_of(seed: int) -> list[list[str]]:
     generator = random.Random(seed)
     return [
         [" ".join(generator.choices(WORDS, k=generator.randint(1, 12))) for _ in range(generator.randint(1, 9))]
-        for _ in range(documents)
+        for _ in range(7)
     ]
 
 

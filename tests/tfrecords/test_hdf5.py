@@ -278,10 +278,10 @@ def test_a_changed_pack_is_named_by_its_row(tmp_path: Path) -> None:
 # --- what is wrong is one line, and nothing is written
 
 
-def bad(name: str, row: int, column: int, value: int):
+def bad(name: str, row: int, value: int):
     def change(columns: dict) -> None:
         columns[name] = columns[name].astype(np.int64)
-        columns[name][(row, column)[: columns[name].ndim]] = value
+        columns[name][(row, 0)[: columns[name].ndim]] = value
 
     return change
 
@@ -319,14 +319,14 @@ WRONG = {
     r"dataset input_mask is float32 \(20, 11\); it must hold rows of integers": as_floats,
     r"dataset input_ids is int64 \(\); it must hold rows": lambda columns: columns.update(input_ids=np.array(7)),
     "holds packs; give the unpacked records": as_packs,
-    "row 7: `input_ids` holds -3 at 0, 0 to 2097151 is allowed": bad("input_ids", 7, 0, -3),
-    "row 7: `input_ids` holds 2097152 at 0": bad("input_ids", 7, 0, 2**21),
-    "row 0: `segment_ids` holds 128 at 0, 0 to 127": bad("segment_ids", 0, 0, 128),
-    "row 3: `masked_lm_positions` holds 11 at 0": bad("masked_lm_positions", 3, 0, 11),
-    "row 3: `masked_lm_positions` holds -1 at 0": bad("masked_lm_positions", 3, 0, -1),
-    "row 19: `next_sentence_labels` is 2, 0 .* or 1": bad("next_sentence_labels", 19, 0, 2),
-    "row 5: `input_mask` .*0 at 0": bad("input_mask", 5, 0, 0),
-    "row 5: `input_mask` holds 2 at 0, only 0 and 1 are allowed": bad("input_mask", 5, 0, 2),
+    "row 7: `input_ids` holds -3 at 0, 0 to 2097151 is allowed": bad("input_ids", 7, -3),
+    "row 7: `input_ids` holds 2097152 at 0": bad("input_ids", 7, 2**21),
+    "row 0: `segment_ids` holds 128 at 0, 0 to 127": bad("segment_ids", 0, 128),
+    "row 3: `masked_lm_positions` holds 11 at 0": bad("masked_lm_positions", 3, 11),
+    "row 3: `masked_lm_positions` holds -1 at 0": bad("masked_lm_positions", 3, -1),
+    "row 19: `next_sentence_labels` is 2, 0 .* or 1": bad("next_sentence_labels", 19, 2),
+    "row 5: `input_mask` .*0 at 0": bad("input_mask", 5, 0),
+    "row 5: `input_mask` holds 2 at 0, only 0 and 1 are allowed": bad("input_mask", 5, 2),
     "row 3: `masked_lm_weights` is not 1..1 0..0": hole,
 }
 
