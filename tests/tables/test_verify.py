@@ -161,6 +161,11 @@ def exchange(packed: Path) -> None:
         (packed / one).rename(packed / other)
 
 
+def list_no_length(packed: Path) -> None:
+    path = packed / NOTES / "row_lengths.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "row_lengths": []}))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -172,6 +177,10 @@ def exchange(packed: Path) -> None:
         (lambda packed: (packed / "rows-9" / SHARD).unlink(), f"rows-9/{SHARD}: .*missing"),
         (lambda packed: rewrite(packed / "rows-9", set_value("input_ids", 0, 1)), r"input_ids is not that of row \d+"),
         (lambda packed: rewrite(packed / "rows-30", lambda packs: packs.pop()), r"row \d+ of the table is in no pack"),
+        (
+            list_no_length,
+            "row_lengths.json: .*`row_lengths` = \\[\\]: must have a length of at least 1; pack the table again",
+        ),
         (exchange, "rows-9/.*: settings.max_sequence_length: 30 there, 9 by .*; pack the table again"),
     ],
 )
