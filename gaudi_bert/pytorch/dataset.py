@@ -76,13 +76,15 @@ class MappedPacks(Dataset[Row]):
             raise IndexError(f"pack {list(numbers)}: there are {len(self):,} packs")
         shards = np.searchsorted(self._ends, packs, side="right")
         records = packs - (self._ends - self._shards.sizes)[shards]
-        used = dict.fromkeys(np.unique(shards).tolist())
-        others = [shard for shard in self._open if shard not in used]
-        closed = max(0, len(others) + len(used) - _MOST_OPEN_SHARDS)
-        for shard in others[:closed]:
-            self._shards.close(shard)
-        self._open = {**dict.fromkeys(others[closed:]), **used}
-        return list(self._rows_of(self._shards.read(shards, records)))
+        rows, used = list(self._rows_of(self._shards.read(shards, records))), np.unique(shards).tolist()
+        for shard in used:
+            self._open.pop(shard, None)
+            self._open[shard] = None
+        while len(self._open) > max(_MOST_OPEN_SHARDS, len(used)):
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            self._shards.close(oldest)
+        return rows
 
 
 class _Opened(NamedTuple):
