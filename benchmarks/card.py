@@ -33,6 +33,7 @@ from records_data import DEPTH, HISTOGRAM, QUIET, VOCABULARY, make_example, writ
 from training_data import training_flops_a_row
 
 from gaudi_bert import __version__
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.launch import free_port, torch_environment
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
 from gaudi_bert.engines.choose import load_engine
@@ -91,7 +92,7 @@ def make_records(folder: Path, length: int, sequences: int) -> Records:
         for each in lengths:
             write_record(handle, make_example(int(max(each, 8)), length, rng))
     packed = folder / f"packed-{length}"
-    pack(records, packed, PackingSettings(depth=DEPTH), reporter=QUIET)
+    pack(records, packed, PackingSettings(depth=DEPTH), StageRun(QUIET))
     metadata = read_metadata(packed)
     return Records(open_source(packed), open_source(records), metadata.packing_factor, metadata.tokens / metadata.sequences)
 

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from measuring import show, show_processor, timed
 from records_data import QUIET, SEED, make_files
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
@@ -48,8 +49,8 @@ def main() -> None:
     show_processor()
     ways = {
         "h5py": lambda: read_all(paths),
-        "one thread": lambda: histogram(records, arguments.folder / "1.json", reporter=QUIET, workers=1),
-        "all cores": lambda: histogram(records, arguments.folder / "2.json", reporter=QUIET),
+        "one thread": lambda: histogram(records, arguments.folder / "1.json", StageRun(QUIET, workers=1)),
+        "all cores": lambda: histogram(records, arguments.folder / "2.json", StageRun(QUIET)),
     }
     seconds = {name: np.zeros((arguments.rounds, 2)) for name in ways}
     for turn in range(arguments.rounds + 1):

@@ -39,6 +39,7 @@ import numpy as np
 from learning_curves_picture import draw
 from learning_curves_summary import print_summary
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.files import write_json, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
@@ -100,10 +101,10 @@ def make_data(work: Path) -> None:
     from gaudi_bert.corpus.prepare import prepare
     from gaudi_bert.tfrecords.pack import pack
 
-    prepare(PREPARE, work / "short", pipeline_folder=work, reporter=QUIET)
+    prepare(PREPARE, work / "short", StageRun(QUIET), pipeline_folder=work)
     if not (work / "long").exists():
         lengthen(work / "short" / "train", work / "long")
-    pack(work / "long", work / "packed", PackingSettings(depth=DEPTH), reporter=QUIET)
+    pack(work / "long", work / "packed", PackingSettings(depth=DEPTH), StageRun(QUIET))
 
 
 def lengthen(short: Path, out: Path) -> None:

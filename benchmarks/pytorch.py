@@ -33,6 +33,7 @@ import torch
 import transformers
 from measuring import show, show_processor, timed
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset
@@ -284,7 +285,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             write_examples(folder / "records", SEQUENCES if part == "reading" else SEQUENCES // 8)
-            pack(folder / "records", folder / "packed", PackingSettings(), reporter=QUIET)
+            pack(folder / "records", folder / "packed", PackingSettings(), StageRun(QUIET))
             {"reading": reading, "training": training}[part](folder, rounds)
 
 

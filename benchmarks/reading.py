@@ -29,6 +29,7 @@ import numpy as np
 from measuring import show, show_processor
 
 from gaudi_bert.artefacts.shards import index_path, write_index
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.reading.global_order import GlobalOrder
@@ -121,7 +122,7 @@ OF_STEADY = ("rows_per_cpu_second", "rows_per_second", "waited", "peak", "anonym
 
 def make_sample(work: Path) -> Path:
     """The packed sample of Wikipedia."""
-    pack(SAMPLE, work / "sample", PackingSettings(), reporter=Reporter(quiet=True))
+    pack(SAMPLE, work / "sample", PackingSettings(), StageRun(Reporter(quiet=True)))
     return work / "sample"
 
 

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from measuring import show
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.arrays import IntArray, permutation, random_words
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
@@ -107,7 +108,7 @@ def main() -> None:
                 each = split(SAMPLES / sample, Path(scratch) / "records", is_sorted)
                 folder = Path(scratch) / f"{sample}{'-sorted' if is_sorted else ''}"
                 settings = PackingSettings(group_sequences=each, shard_multiple=8)
-                pack(Path(scratch) / "records", folder, settings, reporter=Reporter(quiet=True))
+                pack(Path(scratch) / "records", folder, settings, StageRun(Reporter(quiet=True)))
                 measure(folder, options.epochs)
 
 

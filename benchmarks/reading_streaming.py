@@ -53,6 +53,7 @@ def measure(open_rows):
     print(json.dumps({"seconds": seconds, "megabytes": read / 1e6, "rows": rate}))
 """
 OURS = f"""{MEASURE}
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.pytorch import PackedDataset
 def rows():
     for row in PackedDataset(folder, batch_packs=batch):
@@ -113,12 +114,13 @@ def make_packs(folder: Path, sequences: int) -> Path:
     """Packs of random sequences with the lengths of Wikipedia."""
     from rehearsal import make_records
 
+    from gaudi_bert.artefacts.stage_run import StageRun
     from gaudi_bert.common.progress import Reporter
     from gaudi_bert.config.sections import PackingSettings
     from gaudi_bert.tfrecords.pack import pack
 
     make_records(folder / "records", sequences)
-    pack(folder / "records", folder / "packed", PackingSettings(), reporter=Reporter(quiet=True))
+    pack(folder / "records", folder / "packed", PackingSettings(), StageRun(Reporter(quiet=True)))
     return folder / "packed"
 
 

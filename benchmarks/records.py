@@ -29,6 +29,7 @@ from predecessor import histogram_pass, pack_pass
 from records_data import FILES, LENGTH, MAX_PREDICTIONS, QUIET, SEED, SEQUENCES_PER_FILE, prepared
 from records_scaling import compile_time, groups, memory, processes
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.files import exclusive_lock
 
 PREDECESSOR_RECORDS, PREDECESSOR_PACKS = 3000, 1000
@@ -205,7 +206,7 @@ def job(folder: Path, rounds: int) -> None:
 
     def our(workers: int | None, flushed: bool = True) -> tuple[float, float]:
         with nullcontext() if flushed else patch("os.fsync"):
-            return timed(lambda: write(records, planned, packed, reporter=QUIET, workers=workers))
+            return timed(lambda: write(records, planned, packed, StageRun(QUIET, workers=workers)))
 
     ways: dict[str, Callable[[], tuple[float, float]]] = {
         "one": lambda: our(1),

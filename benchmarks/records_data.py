@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.wire.example import encode_example
@@ -74,7 +75,7 @@ def prepared(folder: Path, group_sequences: int = 500_000) -> tuple[Path, Path]:
     records = folder / "unpacked"
     make_files(records, FILES, SEQUENCES_PER_FILE, SEED)
     counts, planned = folder / "histogram.json", folder / f"plan-{group_sequences}.json"
-    histogram(records, counts, reporter=QUIET, overwrite=True)
+    histogram(records, counts, StageRun(QUIET, overwrite=True))
     settings = PackingSettings(group_sequences=group_sequences)
-    plan([counts], planned, settings, reporter=QUIET, overwrite=True)
+    plan([counts], planned, settings, StageRun(QUIET, overwrite=True))
     return records, planned

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.progress import Reporter
 
 QUIET = Reporter(quiet=True)
@@ -21,20 +22,20 @@ def run_stage(stage: str, folder: Path, group_sequences: int) -> None:
     if stage == "histogram":
         from gaudi_bert.tfrecords.histogram import histogram
 
-        histogram(records, counts, reporter=QUIET)
+        histogram(records, counts, StageRun(QUIET))
     elif stage == "plan":
         from gaudi_bert.config.sections import PackingSettings
         from gaudi_bert.tfrecords.plan import plan
 
-        plan([counts], planned, PackingSettings(group_sequences=group_sequences, algorithm="spfhp"), reporter=QUIET)
+        plan([counts], planned, PackingSettings(group_sequences=group_sequences, algorithm="spfhp"), StageRun(QUIET))
     elif stage == "write":
         from gaudi_bert.tfrecords.write import write
 
-        write(records, planned, packed, reporter=QUIET)
+        write(records, planned, packed, StageRun(QUIET))
     else:
         from gaudi_bert.tfrecords.verify import verify
 
-        verify(records, packed, reporter=QUIET)
+        verify(records, packed, StageRun(QUIET))
 
 
 def write_share(records: Path, planned: Path, packed: Path, shard: str, workers: int) -> None:
@@ -43,15 +44,15 @@ def write_share(records: Path, planned: Path, packed: Path, shard: str, workers:
 
     from gaudi_bert.config.sections import PackingSettings
     from gaudi_bert.tfrecords.pack import pack
-    from gaudi_bert.tfrecords.write import write_part
+    from gaudi_bert.tfrecords.write import write
 
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder) / "unpacked", 1, 64, seed=1)
-        pack(Path(folder) / "unpacked", Path(folder) / "out", PackingSettings(algorithm="spfhp"), reporter=QUIET)
+        pack(Path(folder) / "unpacked", Path(folder) / "out", PackingSettings(algorithm="spfhp"), StageRun(QUIET))
     print("ready", flush=True)
     sys.stdin.readline()
     number, count = (int(part) for part in shard.split("/"))
-    write_part(records, planned, packed, (number, count), reporter=QUIET, workers=workers)
+    write(records, planned, packed, StageRun(QUIET, workers=workers, part=(number, count)))
 
 
 def peak_mebibytes() -> float:

@@ -107,11 +107,12 @@ def make_groups(folder: Path) -> dict[str, Any]:
 # --- what is measured, each in a process of its own
 
 
-def quiet() -> Any:
-    """A reporter that says nothing."""
+def a_run(**how: Any) -> Any:
+    """How a stage runs that says nothing."""
+    from gaudi_bert.artefacts.stage_run import StageRun
     from gaudi_bert.common.progress import Reporter
 
-    return Reporter(quiet=True)
+    return StageRun(Reporter(quiet=True), **how)
 
 
 def histograms_of(folder: Path) -> list[Path]:
@@ -119,16 +120,14 @@ def histograms_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("histogram-*-of-*.json"))
 
 
-def planned_by(folder: Path, **options: Any) -> Any:
+def planned_by(folder: Path, **how: Any) -> Any:
     """What the stage returns."""
     from gaudi_bert.config.sections import PackingSettings
     from gaudi_bert.tfrecords import plan
 
     remember_packings(folder)
-    files = histograms_of(folder), folder / "plan.json", PackingSettings(algorithm="nnls")
-    shard = options.pop("shard", None)
-    options |= {"reporter": quiet(), "workers": 1}
-    return plan.plan(*files, **options) if shard is None else plan.plan_part(*files, shard, **options)
+    settings = PackingSettings(algorithm="nnls")
+    return plan.plan(histograms_of(folder), folder / "plan.json", settings, a_run(workers=1, **how))
 
 
 def remember_packings(folder: Path) -> None:
@@ -159,7 +158,7 @@ def read_counts(folder: Path) -> dict[str, Any]:
 
 def shard(folder: Path, number: str, shards: str) -> dict[str, Any]:
     """One of many machines that plan."""
-    result = planned_by(folder, shard=(int(number), int(shards)))
+    result = planned_by(folder, part=(int(number), int(shards)))
     return {"groups": result.groups, "packs": result.packs}
 
 
@@ -231,11 +230,11 @@ def solve(folder: Path) -> dict[str, Any]:
 def writer(folder: Path) -> dict[str, Any]:
     """`write --shard 0/8` up to the first record: the files hold none, which ends it there."""
     from gaudi_bert.common.errors import InputError
-    from gaudi_bert.tfrecords.write import write_part
+    from gaudi_bert.tfrecords.write import write
 
     started = time.process_time()
     try:
-        write_part(folder / "records", folder / "plan.json", folder / "started", (0, 8), reporter=quiet(), workers=1)
+        write(folder / "records", folder / "plan.json", folder / "started", a_run(workers=1, part=(0, 8)))
     except InputError as error:
         return {"cpu_seconds_after_imports": round(time.process_time() - started, 2), "ended": str(error)[-60:]}
     raise SystemExit("it should not have found a record")
@@ -254,7 +253,7 @@ def write_finish(folder: Path) -> dict[str, Any]:
     settings = {key: getattr(planned, key) for key in Metadata.planned}
     signature = Signature("write", settings, {"plan_sha256": planned.sha256})
     write_json(settings_path(out), signature.as_json())
-    content = write(folder / "records", plan, out, finish=True, reporter=quiet()).content
+    content = write(folder / "records", plan, out, a_run(finish=True)).content
     return {"shards": len(content.shard_table), "megabytes": round((out / "metadata.json").stat().st_size / 1e6, 1)}
 
 

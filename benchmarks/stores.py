@@ -23,6 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from measuring import show, show_processor, timed  # noqa: E402
 from records_data import make_files  # noqa: E402
 
+from gaudi_bert.artefacts.stage_run import StageRun  # noqa: E402
 from gaudi_bert.artefacts.store.objects import Objects  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.config.places import StoreSettings  # noqa: E402
@@ -39,12 +40,13 @@ STAGES = ("prepare", "histogram", "plan", "write", "verify", "train", "evaluate"
 MEMORY = """
 import sys
 from pathlib import Path
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.tfrecords.write import write
 import s3fs
 records, plan, out, endpoint = sys.argv[1:]
-write(records, Path(plan), Path(out), reporter=Reporter(quiet=True), store=StoreSettings(endpoint_url=endpoint))
+write(records, Path(plan), Path(out), StageRun(Reporter(quiet=True), store=StoreSettings(endpoint_url=endpoint)))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM:")))
 """
 
@@ -59,9 +61,9 @@ def measure(files: int, sequences: int, rounds: int) -> None:
             path.write_bytes(path.read_bytes() * REPEATED)
         objects = Objects(store)
         upload(folder / "unpacked", "s3://bucket/unpacked", objects)
-        histogram(folder / "unpacked", folder / "histogram.json", reporter=QUIET)
+        histogram(folder / "unpacked", folder / "histogram.json", StageRun(QUIET))
         grouping = PackingSettings(group_sequences=max(1, files // 3) * sequences * REPEATED, algorithm="spfhp")
-        plan([folder / "histogram.json"], folder / "plan.json", grouping, reporter=QUIET)
+        plan([folder / "histogram.json"], folder / "plan.json", grouping, StageRun(QUIET))
         megabytes = sum(path.stat().st_size for path in (folder / "unpacked").iterdir()) / 1e6
         print(f"{files} files, {megabytes:.0f} MB, {sequences * files * REPEATED:,} sequences, three groups or so")
         measure_stage("histogram", folder, store, rounds)
@@ -72,9 +74,9 @@ def measure(files: int, sequences: int, rounds: int) -> None:
 def run_stage(stage: str, records: str | Path, out: Path, folder: Path, store: StoreSettings) -> None:
     """Run a stage to its end, from the beginning."""
     if stage == "histogram":
-        histogram(records, out / "histogram.json", reporter=QUIET, store=store)
+        histogram(records, out / "histogram.json", StageRun(QUIET, store=store))
     else:
-        write(records, folder / "plan.json", out / "packed", reporter=QUIET, store=store)
+        write(records, folder / "plan.json", out / "packed", StageRun(QUIET, store=store))
 
 
 def copy_with_s3fs(stage: str, folder: Path, store: StoreSettings, number: int) -> None:

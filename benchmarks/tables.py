@@ -22,6 +22,7 @@ import pyarrow
 from measuring import show, show_processor, timed
 from pyarrow import compute, parquet
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.pack import pack_table
@@ -125,7 +126,7 @@ def read_by_pyarrow(source: Path) -> None:
 def pack(source: Path, out: Path, **settings: Any) -> Any:
     """One packing of its own, from the start."""
     shutil.rmtree(out, ignore_errors=True)
-    return pack_table(source, out, TableSettings(max_sequence_length=SLOTS, **settings), reporter=QUIET, workers=1)
+    return pack_table(source, out, TableSettings(max_sequence_length=SLOTS, **settings), StageRun(QUIET, workers=1))
 
 
 def index_only(folder: Path, rows: int, rounds: int, peer: str | None) -> None:

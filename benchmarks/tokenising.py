@@ -23,6 +23,7 @@ from measuring import show, show_processor, timed
 from prepare import real_text
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.progress import Reporter
 
 LENGTH, VOCABULARY, BATCH = 512, 16_000, 1000
@@ -60,7 +61,7 @@ def ours(folder: Path) -> tuple[float, float]:
     shutil.rmtree(folder / "tokens", ignore_errors=True)
     settings = TokenizeSettings(max_sequence_length=LENGTH)
     arguments = [str(folder / "texts.jsonl")], folder / "tokenizer.json", folder / "tokens", settings
-    return timed(lambda: tokenize_texts(*arguments, reporter=Reporter(quiet=True), overwrite=True))
+    return timed(lambda: tokenize_texts(*arguments, StageRun(Reporter(quiet=True), overwrite=True)))
 
 
 def library(folder: Path, method: str) -> tuple[float, float]:

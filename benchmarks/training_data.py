@@ -12,6 +12,7 @@ import numpy as np
 from records_data import DEPTH, LENGTH, QUIET, VOCABULARY, make_files
 
 from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.choose import load_engine
@@ -57,7 +58,7 @@ def make_records(folder: Path) -> Records:
 
     unpacked, packed = folder / "unpacked", folder / "packed"
     make_files(unpacked, FILES, SEQUENCES_A_FILE, SEED, LENGTH)
-    pack(unpacked, packed, PackingSettings(depth=DEPTH), reporter=QUIET, overwrite=True)
+    pack(unpacked, packed, PackingSettings(depth=DEPTH), StageRun(QUIET, overwrite=True))
     return Records(open_source(unpacked), open_source(packed), read_metadata(packed))
 
 

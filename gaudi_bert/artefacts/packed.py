@@ -37,11 +37,11 @@ from gaudi_bert.artefacts.base import (
     VocabularyInfo,
 )
 from gaudi_bert.artefacts.completion import first_difference
+from gaudi_bert.artefacts.pack_kinds import refuse_row_tables
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError, enumerated
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingFigures
-from gaudi_bert.common.files import followed
 from gaudi_bert.config.values import matching
 
 _Fingerprint = Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
@@ -296,31 +296,6 @@ class TableMetadata(_PackedMetadata):
         return {**content, "groups": len(self.groups), "shards": len(self.shard_table)}
 
 
-class RowTables(Artefact):
-    """row_lengths.json of a folder of packed tables, `rows-512` and so on, one for each length of rows; written last."""
-
-    file_name = f"{NOTES_NAME}/row_lengths.json"
-    remedy = "pack the table again"
-
-    format_version: Literal[1]
-    format: Literal["row_lengths"]
-    row_lengths: tuple[Length, ...]
-
-
-def row_table_path(folder: Path, length: int) -> Path:
-    """The packed table of rows of one of the lengths of a folder."""
-    return folder / f"rows-{length}"
-
-
-def refuse_row_tables(folder: Path) -> None:
-    """Refuse a folder of rows of several lengths, for what takes one packed folder."""
-    tables = RowTables.read_if_present(folder)
-    if tables is not None:
-        lengths = enumerated(f"{length:,}" for length in tables.row_lengths)
-        table = row_table_path(folder, tables.row_lengths[0])
-        raise InputError(f"{folder}: holds rows of {lengths}; give the packed table of one length, such as {table}")
-
-
 # --- verification.json: the result of `verify`
 
 
@@ -469,24 +444,3 @@ class Conversion(Artefact):
 def conversion_path(out: Path) -> Path:
     """Where the conversion.json of the folder `out` is stored."""
     return out.with_name(f"{out.name}-conversion") / "conversion.json"
-
-
-# --- which packs a folder holds
-
-PackKind = Literal["records", "table", "predecessor"]
-
-
-def pack_kind(folder: Path) -> PackKind | None:
-    """What packs a folder holds, by the metadata there (the predecessor's is next to it); None for none."""
-    kinds: dict[PackKind, Path] = {
-        "table": TableMetadata.path_in(folder),
-        "records": folder / METADATA_NAME,
-        "predecessor": predecessor_metadata_path(folder),
-    }
-    return next((kind for kind, path in kinds.items() if path.exists()), None)
-
-
-def predecessor_metadata_path(folder: Path) -> Path:
-    """`<folder>_metadata.json` next to `folder`."""
-    folder = followed(folder)
-    return folder.parent / f"{folder.name}_metadata.json"

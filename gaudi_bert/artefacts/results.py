@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from gaudi_bert.common.errors import InputError
+
 if TYPE_CHECKING:  # it needs numpy, and `run` starts without it
     from gaudi_bert.artefacts.plan import PlanTotals
 
@@ -81,6 +83,13 @@ class GroupsResult:
     sequences: int
     packs: int
     tokens: int
+
+
+def of_all(result: StageOutput[Content] | GroupsResult) -> StageOutput[Content]:
+    """The result of a run that does all parts, or finishes; one of a part is refused."""
+    if isinstance(result, GroupsResult):
+        raise InputError("only a part of the work is done, and all of it is needed here; leave out --shard")
+    return result
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import parse_part
+from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.shipped import pipeline_path
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
@@ -115,11 +117,12 @@ def _common_beginning(texts: Sequence[str]) -> str:
     return first[: sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], zip(first, last, strict=False)))]
 
 
-def parse_shard(text: str | None, finish: bool = False) -> tuple[int, int] | None:
-    """`K/N`, `auto` or `auto/N` as (K, N); None where nothing was given."""
-    if text is not None and finish:
-        raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
-    return None if text is None else parse_part(text)
+def stage_run(
+    shard: str | None = None, finish: bool = False, *, workers: int | None = None, overwrite: bool = False
+) -> StageRun:
+    """How a stage runs, as it was typed; `shard` is `K/N`, `auto` or `auto/N`."""
+    part = None if shard is None else parse_part(shard)
+    return StageRun(Reporter(), overwrite, workers, part=part, finish=finish)
 
 
 def pipeline_settings(

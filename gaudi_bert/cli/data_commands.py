@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gaudi_bert.artefacts.results import GroupsResult, NothingToCount, StageOutput
+from gaudi_bert.artefacts.results import NothingToCount, StageOutput
 from gaudi_bert.cli import arguments, output, table_commands
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, count_of
 
 if TYPE_CHECKING:  # they need numpy, and `--help` does without
-    from gaudi_bert.artefacts.packed import Conversion, Verification
+    from gaudi_bert.artefacts.packed import Conversion
 
 
 def prepare(
@@ -58,15 +58,8 @@ def prepare(
         evaluation_fraction=evaluation_fraction,
         seed=seed,
     )
-    result = prepare.prepare(
-        settings,
-        out,
-        pipeline_folder=Path(),
-        part=arguments.parse_shard(shard),
-        reporter=Reporter(),
-        overwrite=overwrite,
-        workers=workers,
-    )
+    run = arguments.stage_run(shard, workers=workers, overwrite=overwrite)
+    result = prepare.prepare(settings, out, run, pipeline_folder=Path())
     following = output.words_of("pack", out / "train", "--out", "packed/", "--verify")
     output.print_result(result, json, output.describe_examples, following if shard is None else None)
 
@@ -82,24 +75,18 @@ def histogram(
 ) -> None:
     """Count the sequences of each length, file by file."""
     from gaudi_bert.tfrecords import histogram
-    from gaudi_bert.tfrecords.histogram import part_to_count
 
-    part, source = arguments.parse_shard(shard), arguments.one_source(records)
-    counted = part and part_to_count(source, part)
-    if part is not None and counted is None:
-        output.print_result(NothingToCount(0, skipped=True), json, output.describe_histogram)
-        return
+    run = arguments.stage_run(shard, workers=workers, overwrite=overwrite)
     result = histogram.histogram(
-        source,
+        arguments.one_source(records),
         out,
-        part=counted,
+        run,
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
-        reporter=Reporter(),
-        overwrite=overwrite,
-        workers=workers,
     )
+    if isinstance(result, NothingToCount):
+        result = replace(result, skipped=True)
     following = output.words_of("plan", out, "--out", out.with_name("plan.json"))
-    output.print_result(result, json, output.describe_histogram, following if part is None else None)
+    output.print_result(result, json, output.describe_histogram, following if shard is None else None)
 
 
 def plan(
@@ -120,21 +107,17 @@ def plan(
 ) -> None:
     """Decide which lengths share a row, and prove how close to optimal it is."""
     from gaudi_bert.tfrecords import plan
-    from gaudi_bert.tfrecords.plan import plan_part
 
-    part = arguments.parse_shard(shard, finish)
+    run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
     settings = arguments.packing_settings(
         set_, algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
     )
     # A shell's `histograms/*.json` also matches the settings stored next to each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
-    describe, reporter = partial(output.describe_plan, verbose=verbose), Reporter()
-    if part is not None:
-        shared = plan_part(counted, out, settings, part, reporter=reporter, overwrite=overwrite, workers=workers)
-        output.print_result(shared, json, describe)
-        return
-    planned = plan.plan(counted, out, settings, finish=finish, reporter=reporter, overwrite=overwrite, workers=workers)
-    output.print_result(planned, json, describe, f"write RECORDS {output.words_of('--plan', out, '--out', 'packed/')}")
+    planned = plan.plan(counted, out, settings, run)
+    following = f"write RECORDS {output.words_of('--plan', out, '--out', 'packed/')}"
+    describe = partial(output.describe_plan, verbose=verbose)
+    output.print_result(planned, json, describe, following if shard is None else None)
 
 
 def write(
@@ -156,19 +139,12 @@ def write(
 ) -> None:
     """Write the packed TFRecords of a plan."""
     from gaudi_bert.tfrecords import write
-    from gaudi_bert.tfrecords.write import write_part
 
-    part = arguments.parse_shard(shard, finish)
-    shards, reporter, source = _shard_settings(set_, plan), Reporter(), arguments.one_source(records)
-    if part is not None:
-        shared = write_part(source, plan, out, part, shards=shards, reporter=reporter, overwrite=overwrite, workers=workers)
-        output.print_result(shared, json, output.describe_written)
-        return
-    written = write.write(
-        source, plan, out, finish=finish, shards=shards, reporter=reporter, overwrite=overwrite, workers=workers
-    )
-    describe = partial(output.describe_written, out=out, verbose=verbose)
-    output.print_result(written, json, describe, output.words_of("verify", source, out))
+    run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
+    shards, source = _shard_settings(set_, plan), arguments.one_source(records)
+    written = write.write(source, plan, out, run, shards=shards)
+    describe = partial(output.describe_written, out=out, verbose=verbose) if shard is None else output.describe_written
+    output.print_result(written, json, describe, output.words_of("verify", source, out) if shard is None else None)
 
 
 _OF_SHARDS = ("shard_multiple", "shard_bytes")
@@ -240,43 +216,29 @@ def pack(
         "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
         "group_bytes": group_bytes,
     }
-    reporter = Reporter()
     if is_table(source):
         if on_bad_file != "stop":
             raise InputError("--on-bad-file: the files of a table are not left out; give good ones, by a pattern")
-        part = arguments.parse_shard(shard)
-        result = table_commands.pack_as_table(
-            source,
-            out,
-            {**both, **of_tables},
-            set_ or [],
-            part,
-            finish,
-            verify,
-            reporter=reporter,
-            overwrite=overwrite,
-            workers=workers,
-        )
+        if shard is not None and (finish or verify):
+            raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
+        run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
+        result = table_commands.pack_as_table(source, out, {**both, **of_tables}, set_ or [], run, verify)
         describe = partial(table_commands.describe_packed_table, out=out, verbose=verbose)
-        following = None if part is not None or index_only else output.words_of("train", "--data", out, "--out", "run/")
+        following = None if shard is not None or index_only else output.words_of("train", "--data", out, "--out", "run/")
         output.print_result(result, json, describe, following and f"{following} --model MODEL")
         return
     _refuse_options_of_tables(source, {**of_tables, "shard": shard, "finish": finish})
     from gaudi_bert.tfrecords import pack
-    from gaudi_bert.tfrecords.verify import verify as verify_packs
 
     settings = arguments.packing_settings(set_, **both)
     packed = pack.pack(
         source,
         out,
         settings,
+        arguments.stage_run(workers=workers, overwrite=overwrite),
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
-        reporter=reporter,
-        overwrite=overwrite,
-        workers=workers,
+        verified=verify,
     )
-    if verify:
-        packed = replace(packed, verified=verify_packs(source, out, reporter=Reporter(), workers=workers))
     describe = partial(output.describe_packed, out=out, verbose=verbose)
     output.print_result(packed, json, describe, output.words_of("train", "--data", out, "--out", "run/"))
 
@@ -305,25 +267,19 @@ def verify(
     """Prove that every sequence is in the packed folder exactly once, byte for byte."""
     from gaudi_bert.tables.sources import is_table
 
-    part, source = arguments.parse_shard(shard, finish), arguments.one_source(records)
+    run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
+    source = arguments.one_source(records)
     if finish and overwrite:
         raise InputError(
             "--finish and --overwrite exclude each other; verify the parts again with --shard K/N --overwrite, then --finish"
         )
     if is_table(source):
-        table_commands.verify_as_table(source, packed, part, finish, overwrite, workers, json)
+        table_commands.verify_as_table(source, packed, run, json)
         return
     from gaudi_bert.tfrecords import verify
 
-    reporter = Reporter()
-    result: StageOutput[Verification] | GroupsResult
-    if part is not None:
-        result = verify.verify_part(source, packed, part, reporter=reporter, overwrite=overwrite, workers=workers)
-    elif finish:
-        result = verify.finish_verification(source, packed, reporter=reporter)
-    else:
-        result = verify.verify(source, packed, reporter=reporter, overwrite=overwrite, workers=workers)
-    following = output.words_of("train", "--data", packed, "--out", "run/") if part is None else None
+    result = verify.verify(source, packed, run)
+    following = output.words_of("train", "--data", packed, "--out", "run/") if shard is None else None
     output.print_result(result, json, output.describe_verification, following)
 
 

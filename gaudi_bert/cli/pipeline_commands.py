@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from json import loads
 from pathlib import Path
@@ -32,27 +33,27 @@ k8s = typer.Typer(
 def _run_docker(run: RunRequest, stages: Sequence[str], pipeline: Path, json: bool) -> dict[str, list[str]]:
     from gaudi_bert.runners.docker.run import run_on_docker
 
-    flags = ["--json"] if json else []
-    flags += ["--overwrite"] if run.overwrite else []
-    flags += ["--finish"] if run.finish else []
-    flags += ["--shard", "/".join(map(str, run.shard))] if run.shard is not None else []
-    flags += ["--workers", str(run.workers)] if run.workers is not None else []
-    return run_on_docker(run.settings, stages, pipeline, run.work, run.reporter, flags=flags)
+    how, flags = run.how, ["--json"] if json else []
+    flags += ["--overwrite"] if how.overwrite else []
+    flags += ["--finish"] if how.finish else []
+    flags += ["--shard", "/".join(map(str, how.part))] if how.part is not None else []
+    flags += ["--workers", str(how.workers)] if how.workers is not None else []
+    return run_on_docker(run.settings, stages, pipeline, run.work, how.reporter, flags=flags)
 
 
 def _run_kubernetes(run: RunRequest, stages: Sequence[str]) -> dict[str, str]:
     from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 
-    if run.overwrite:
+    if run.how.overwrite:
         raise InputError(
             "--overwrite: not on a cluster, where pods would remove one another's files; "
             "run `gaudi-bert k8s delete PIPELINE --data` first, or give the pipeline another name"
         )
-    if run.shard is not None or run.finish or run.workers is not None:
+    if run.how.part is not None or run.how.finish or run.how.workers is not None:
         raise InputError(
             "--shard, --finish and --workers: on a cluster, set resources.data_workers and resources.data_processes instead"
         )
-    return run_on_kubernetes(run.settings, stages, run.reporter)
+    return run_on_kubernetes(run.settings, stages, run.how.reporter)
 
 
 def _describe_stages(results: Mapping[str, StageResult]) -> list[str]:
@@ -111,16 +112,15 @@ def run(
     requested = stages_of(settings) if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
     names = select_stages(requested)
     check_stages(settings, names)
-    part = arguments.parse_shard(shard, finish)
-    _check_launch(on, names, part)
+    how = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
+    _check_launch(on, names, how.part)
     if dry_run:
         _show_dry_run(settings, names, WorkFolder.of(settings, work, pipeline.parent), pipeline, on, verbose, json)
     elif render is not None:
         _render(settings, names, render, overwrite, json)
     else:
-        reporter = Reporter(quiet=part is None and not is_first_process())
-        request = RunRequest(settings, work, pipeline.parent, reporter, overwrite, part, finish, workers)
-        _run(request, names, on, pipeline, json)
+        how = replace(how, reporter=Reporter(quiet=how.part is None and not is_first_process()))
+        _run(RunRequest(settings, work, pipeline.parent, how), names, on, pipeline, json)
 
 
 def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, json: bool) -> None:
@@ -133,7 +133,7 @@ def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, json: 
         output.print_result(_run_kubernetes(run, stages), json, _describe_steps)
     else:
         # With --shard, each process of a launcher does its own part.
-        show = output.print_shared_result if run.shard is None else output.print_result
+        show = output.print_shared_result if run.how.part is None else output.print_result
         show(run_stages(run, stages), json, _describe_stages)
 
 

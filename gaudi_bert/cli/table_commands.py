@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, StageOutput, TokenisedShard
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.common.progress import count_of
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.artefacts.base import TooLongRows
     from gaudi_bert.artefacts.examples import TokenisedTexts
     from gaudi_bert.artefacts.packed import TableMetadata, TableVerification
+    from gaudi_bert.artefacts.stage_run import StageRun
     from gaudi_bert.config.sections import TableSettings
 
     _PackedTable = PackResult[TableMetadata, TableVerification]
@@ -60,9 +61,8 @@ def tokenize(
         special_tokens=not no_special_tokens,
         **rows.given(),
     )
-    part = arguments.parse_shard(shard)
-    result = tokenize_texts(text, tokenizer, out, settings, shard=part, reporter=Reporter(), overwrite=overwrite)
-    following = output.words_of("pack", out, "--out", "packed/") if part is None else None
+    result = tokenize_texts(text, tokenizer, out, settings, arguments.stage_run(shard, overwrite=overwrite))
+    following = output.words_of("pack", out, "--out", "packed/") if shard is None else None
     output.print_result(result, json, _describe_tokens, following)
 
 
@@ -92,44 +92,24 @@ def pack_as_table(
     out: Path,
     options: Mapping[str, object],
     overrides: list[str],
-    part: tuple[int, int] | None,
-    finish: bool,
+    run: StageRun,
     verified: bool,
-    *,
-    reporter: Reporter,
-    overwrite: bool,
-    workers: int | None,
 ) -> _Packed:
     """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
-    from gaudi_bert.tables.pack import pack_row_lengths, pack_table, pack_table_part
+    from gaudi_bert.tables.pack import pack_table
     from gaudi_bert.tables.sources import tokenized_length
 
     if options["max_sequence_length"] is None:
         options = {**options, "max_sequence_length": _longest_row(options) or tokenized_length(source)}
     if options["max_sequence_length"] is None:
         raise InputError(f"{source}: is a table: say how many slots a pack has at most, such as --max-sequence-length 2048")
-    if part is not None and (finish or verified):
-        raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
     settings = _table_settings(source, options, overrides)
-    how = _How(reporter=reporter, overwrite=overwrite, workers=workers)
-    if settings.row_lengths is not None:
-        if settings.max_sequence_length != settings.most_tokens:
-            raise InputError(
-                f"--max-sequence-length {settings.max_sequence_length}: the longest of --row-lengths has "
-                f"{settings.most_tokens}; leave it out, or give one of as many"
-            )
-        return pack_row_lengths(source, out, settings, part=part, finish=finish, verified=verified, **how)
-    if part is not None:
-        return pack_table_part(source, out, settings, part, **how)
-    return pack_table(source, out, settings, finish=finish, verified=verified, **how)
-
-
-class _How(TypedDict):
-    """What all packing and verifying takes."""
-
-    reporter: Reporter
-    overwrite: bool
-    workers: int | None
+    if settings.row_lengths is not None and settings.max_sequence_length != settings.most_tokens:
+        raise InputError(
+            f"--max-sequence-length {settings.max_sequence_length}: the longest of --row-lengths has "
+            f"{settings.most_tokens}; leave it out, or give one of as many"
+        )
+    return pack_table(source, out, settings, run, verified=verified)
 
 
 def _longest_row(options: Mapping[str, object]) -> int | None:
@@ -197,35 +177,11 @@ def _long_rows_line(effect: TooLongRows) -> str:
     return f"{effect.rows:,} {were} too long: {done[effect.policy]} (--too-long {effect.policy})"
 
 
-def verify_as_table(
-    source: str,
-    packed: Path,
-    part: tuple[int, int] | None,
-    finish: bool,
-    overwrite: bool,
-    workers: int | None,
-    json: bool,
-) -> None:
+def verify_as_table(source: str, packed: Path, run: StageRun, json: bool) -> None:
     """Verify a packed table, or a part of it, and print the result."""
-    from gaudi_bert.tables.verify import (
-        finish_table,
-        row_lengths_of,
-        verify_row_lengths,
-        verify_table,
-        verify_table_part,
-    )
+    from gaudi_bert.tables.verify import verify_table
 
-    how = _How(reporter=Reporter(), overwrite=overwrite, workers=workers)
-    result: _Verified
-    if row_lengths_of(packed):
-        result = verify_row_lengths(source, packed, part=part, finish=finish, **how)
-    elif part is not None:
-        result = verify_table_part(source, packed, part, **how)
-    elif finish:
-        result = finish_table(source, packed, reporter=how["reporter"])
-    else:
-        result = verify_table(source, packed, **how)
-    output.print_result(result, json, _describe_verified_table)
+    output.print_result(verify_table(source, packed, run), json, _describe_verified_table)
 
 
 def _describe_verified_table(result: _Verified) -> list[str]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from gaudi_bert.common.cores import limited_cores
 from gaudi_bert.common.files import explained_os_errors
 
 # TensorFlow reports every step of its graph optimisers, and quotes damaged records; our own errors say it in one line.
@@ -19,6 +20,9 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 # for AVX without FMA: where there is AVX2, oneDNN's are one and a half times as fast, and batched ones nearly three times.
 ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 
+# TensorFlow counts the cores that it may run on, and knows nothing of a container's share of their time.
+INTRA_OP_THREADS = "TF_NUM_INTRAOP_THREADS"
+
 
 def prepare_tensorflow(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set what no user, image or launcher has set; call it before TensorFlow is imported, it has no effect later.
@@ -27,7 +31,9 @@ def prepare_tensorflow(environment: MutableMapping[str, str] = os.environ) -> No
     graph is not for the card.
     """
     has_gaudi = importlib.util.find_spec("habana_frameworks") is not None
-    for name, value in (QUIET if has_gaudi else {**QUIET, **ONEDNN}).items():
+    cores = limited_cores()
+    threads = {} if cores is None else dict.fromkeys((INTRA_OP_THREADS, "TF_NUM_INTEROP_THREADS"), str(cores))
+    for name, value in {**QUIET, **threads, **({} if has_gaudi else ONEDNN)}.items():
         environment.setdefault(name, value)
 
 

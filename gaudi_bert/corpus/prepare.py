@@ -25,6 +25,7 @@ from gaudi_bert.artefacts.completion import Signature, settings_path
 from gaudi_bert.artefacts.examples import PreparedExamples, PreparedSection, PreparedVocabulary, TextSource
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
 from gaudi_bert.artefacts.results import PreparedShard, StageOutput
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, local_copies, mirrored, release, remove, shown_path
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME, section_path
 from gaudi_bert.common.arrays import BoolArray
@@ -32,7 +33,6 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_TEXTS
 from gaudi_bert.common.files import write_text
 from gaudi_bert.common.progress import Reporter, Task, count_of
-from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.blocks import (
     Block,
@@ -72,13 +72,9 @@ class _Corpus:
 def prepare(
     settings: PrepareSettings,
     out: Path,
+    run: StageRun,
     *,
     pipeline_folder: Path,
-    part: tuple[int, int] | None = None,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
-    store: StoreSettings | None = None,
 ) -> StageOutput[PreparedExamples] | PreparedShard:
     """Make the examples; relative paths in `settings` start at `pipeline_folder`.
 
@@ -87,20 +83,14 @@ def prepare(
     if settings.text is None:
         raise InputError(f"prepare.text: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
     texts = [settings.text] if isinstance(settings.text, str) else list(settings.text)
-    with local_copies([*texts, settings.vocab], store) as (*sources, vocab), mirrored(out, store) as folder:
+    with local_copies([*texts, settings.vocab], run.store) as (*sources, vocab), mirrored(out, run.store) as folder:
         here = {"text": tuple(map(str, sources)), "vocab": None if vocab is None else str(vocab)}
         local = settings.model_copy(update=here)
-        return _prepare(local, folder, pipeline_folder, part, reporter, overwrite, workers)
+        return _prepare(local, folder, run, pipeline_folder)
 
 
 def _prepare(
-    settings: PrepareSettings,
-    out: Path,
-    pipeline_folder: Path,
-    part: tuple[int, int] | None,
-    reporter: Reporter,
-    overwrite: bool,
-    workers: int | None,
+    settings: PrepareSettings, out: Path, run: StageRun, pipeline_folder: Path
 ) -> StageOutput[PreparedExamples] | PreparedShard:
     sources = find_sources(list(settings.text or ()), pipeline_folder)
     vocab = settings.vocab
@@ -113,28 +103,27 @@ def _prepare(
         _signature(settings, sources, given),
         PreparedSection,
         lambda section: section_path(out, section.split, section.number),
-        reporter,
+        run.reporter,
     )
-    if output.begin(overwrite):
+    if output.begin(run.overwrite):
         return StageOutput(PreparedExamples.read(out), skipped=True)
     try:
-        corpus = _scan(settings, sources, reporter, workers)
-        vocabulary = _vocabulary(settings, given, corpus, out, reporter)
+        corpus = _scan(settings, sources, run)
+        vocabulary = _vocabulary(settings, given, corpus, out, run.reporter)
     except InputError:
         # Nothing was written yet: stored settings would only refuse the corrected text.
         if is_new:
             remove(settings_path(out))
         raise
-    number, shards = part or (0, 1)
-    if not corpus.sections[number::shards]:
-        reporter.say(
-            f"shard {number}/{shards}: nothing to do, the output has only {count_of(len(corpus.sections), 'section')}"
-        )
-    missing = output.missing(corpus.sections[number::shards])
+    sections = run.share_of(corpus.sections)
+    if run.part is not None and not sections:
+        shard, all_sections = "/".join(map(str, run.part)), count_of(len(corpus.sections), "section")
+        run.reporter.say(f"shard {shard}: nothing to do, the output has only {all_sections}")
+    missing = output.missing(sections)
     characters = sum(block.characters for section in missing for block in section.blocks)
-    with reporter.task("prepare", characters, "characters") as task:
+    with run.reporter.task("prepare", characters, "characters") as task:
         for section in missing:
-            _make_section(section, corpus, vocabulary, settings, output, task, workers)
+            _make_section(section, corpus, vocabulary, settings, output, task, run.workers)
     return _finish(corpus, vocabulary, given is None, output)
 
 
@@ -146,15 +135,15 @@ def _signature(settings: PrepareSettings, sources: Sequence[Source], given: Voca
     return Signature("prepare", stored, {"text": [source_identity(source) for source in sources], "vocabulary": vocabulary})
 
 
-def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Reporter, workers: int | None) -> _Corpus:
+def _scan(settings: PrepareSettings, sources: Sequence[Source], run: StageRun) -> _Corpus:
     scans = []
-    with reporter.task("reading the text", len(sources), "files") as task:
-        for scan in ordered_map(scan_source, sources, worker_count(workers, len(sources))):
+    with run.reporter.task("reading the text", len(sources), "files") as task:
+        for scan in ordered_map(scan_source, sources, worker_count(run.workers, len(sources))):
             scans.append(scan)
             task.advance()
     formats = Counter(str(scan.text_format) for scan in scans)
     for text_format, count in formats.items():
-        reporter.say(f"{count_of(count, 'source')}: {text_format}")
+        run.reporter.say(f"{count_of(count, 'source')}: {text_format}")
     characters = np.concatenate([scan.document_characters for scan in scans])
     held_out = choose_evaluation(len(characters), settings.evaluation_fraction, settings.seed)
     blocks: dict[Split, list[Block]] = {
@@ -168,7 +157,7 @@ def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Report
     sections = [
         section for split in blocks if blocks[split] for section in form_sections(split, blocks[split], parts[split])
     ]
-    reporter.say(
+    run.reporter.say(
         f"{count_of(documents['train'], 'document')} to train on, {documents['evaluation']:,} held out for evaluation"
     )
     return _Corpus(scans, held_out, blocks, parts, sections)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -190,6 +190,14 @@ def depth_of(depth: int | str, max_sequence_length: int) -> int:
     return min(depth, max_sequence_length)
 
 
+def check_known(algorithm: str, known: Collection[str]) -> None:
+    """Refuse the name of no algorithm."""
+    if algorithm not in known:
+        near = difflib.get_close_matches(algorithm, known, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
+        raise InputError(f"algorithm `{shortened(algorithm)}` is unknown; {hint}")
+
+
 def solve(
     counts: IntArray,
     algorithm: str,
@@ -200,10 +208,7 @@ def solve(
     work: Work | None = None,
 ) -> Solved:
     """Run one algorithm; arguments as `pack_histogram`, and the limit of effort, None for the algorithm's own."""
-    if algorithm not in ALGORITHMS:
-        near = difflib.get_close_matches(algorithm, ALGORITHMS, n=1, cutoff=0.5)
-        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(ALGORITHMS)}"
-        raise InputError(f"algorithm `{shortened(algorithm)}` is unknown; {hint}")
+    check_known(algorithm, ALGORITHMS)
     different = np.count_nonzero(counts)
     if different > MOST_DIFFERENT:
         raise InputError(

@@ -18,10 +18,11 @@ from gaudi_bert.artefacts.completion import begin_artefact, parts_of, settings_p
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
 from gaudi_bert.artefacts.packed import GroupVerification
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, remove
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
-from gaudi_bert.proof.folder import ProvenGroup, Prover, Stored, VerifiedFolder, check_metadata, identity_of
+from gaudi_bert.proof.folder import ProvenGroup, Prover, Stored, VerifiedFolder, check_metadata, identity_of, verify_folder
 
 _NAMED = 3
 
@@ -62,8 +63,16 @@ class _GroupProofs(GroupedOutput[int, GroupVerification]):
         return f"{path.name} {problem}" if problem else f"group {group} has no proof"
 
 
+def verify_packs(prover: Prover[Stored], run: StageRun) -> StageOutput[Stored] | GroupsResult:
+    """Verify a packed folder: all of it, the groups of a part, or the last step when all parts are done."""
+    if run.does_all:
+        return verify_folder(prover, run.overwrite)
+    folder = _PartlyVerified(prover)
+    return folder.finish() if run.finish else folder.prove_part(run)
+
+
 @dataclass(frozen=True)
-class PartlyVerified(Generic[Stored]):
+class _PartlyVerified(Generic[Stored]):
     """A packed folder whose groups are verified one by one."""
 
     prover: Prover[Stored]
@@ -73,26 +82,26 @@ class PartlyVerified(Generic[Stored]):
         """The folder, and where its result is stored."""
         return self.prover.verified
 
-    def prove_part(self, part: tuple[int, int], overwrite: bool) -> StageOutput[Stored] | GroupsResult:
-        """Prove the groups K, K + N, ... that have no proof yet, for `part` (K, N); with `overwrite` all of these.
+    def prove_part(self, run: StageRun) -> StageOutput[Stored] | GroupsResult:
+        """Prove the groups of a part that have no proof yet; with `overwrite` all of them.
 
         The result has the totals of these groups, or of the complete folder where it was verified already.
         """
-        stored = None if overwrite else self.folder.stored()
+        stored = None if run.overwrite else self.folder.stored()
         if stored is not None:
             return stored
         self._check_writable()
-        numbers = self.folder.groups[part[0] :: part[1]]
+        numbers = run.share_of(self.folder.groups)
         proofs, out = self._proofs(), self.folder.out
         with exclusive_lock(settings_path(out), str(out), wait=True):
             # Another process may have proven all of it, and removed the proofs of groups, before this one had the lock.
-            stored = None if overwrite else self.folder.stored()
+            stored = None if run.overwrite else self.folder.stored()
             if stored is not None:
                 return stored
             self.folder.begin(keep_groups=True)
-        if overwrite:
+        if run.overwrite:
             remove(*(path for path in map(proofs.summary_path, numbers) if path.exists()))
-        pending = list(numbers) if overwrite else proofs.missing(numbers)
+        pending = list(numbers) if run.overwrite else proofs.missing(numbers)
         # Before anything is read: a file that changes while it is read is then noticed.
         files = {number: proofs.files_sha256(number) for number in pending}
 

@@ -13,13 +13,14 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copies, local_copy
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, require
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TASK_NAMES, PackingSettings, TaskName, TaskSettings
-from gaudi_bert.packing.algorithms import announce, depth_of, pack_histogram
+from gaudi_bert.packing.algorithms import announce, check_known, depth_of, pack_histogram
 from gaudi_bert.packing.estimate import (
     ACCELERATORS,
     ESTIMATE_ALGORITHMS,
@@ -49,9 +50,6 @@ from gaudi_bert.tfrecords.histogram import read_histograms
 
 WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
 """Algorithms for which a depth means nothing (`none`, `sort`) or that the paper runs without one: shown once, with this."""
-
-PICTURE_ENDINGS = (".png", ".svg")
-
 
 EstimateRow = Estimate
 """A row of `EstimateResult`."""
@@ -111,12 +109,12 @@ def estimate(
             `-scaling` in the name, the lengths with the proven bound, the strategies, and packing compared with un-padding.
     """
     requested = [parse_depth(depth) for depth in depths]
-    names = [_known_algorithm(name.strip()) for name in algorithms]
+    names = [name.strip() for name in algorithms]
     for name in names:
+        check_known(name, ESTIMATE_ALGORITHMS)
         announce(name)
     if picture is not None:
-        if picture.suffix.lower() not in PICTURE_ENDINGS:
-            raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
+        packing_pictures.picture_kind(picture)
         require({"matplotlib": "report"}, "a picture")
     histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
@@ -146,14 +144,6 @@ def parse_depth(depth: str | int) -> str | int:
     if not text.isdigit() or int(text) < 1:
         raise InputError(f"depth {text!r}: write integers from 1, or `max`, separated by commas")
     return int(text)
-
-
-def _known_algorithm(name: str) -> str:
-    if name not in ESTIMATE_ALGORITHMS:
-        near = difflib.get_close_matches(name, ESTIMATE_ALGORITHMS, n=1, cutoff=0.5)
-        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(ESTIMATE_ALGORITHMS)}"
-        raise InputError(f"algorithm `{name}` is unknown; {hint}")
-    return name
 
 
 def _compare(
@@ -242,7 +232,7 @@ def histogram_of_source(
     else:
         with tempfile.TemporaryDirectory() as folder:
             counted = Path(folder) / "histogram.json"
-            count_records(source, counted, part=None, reporter=reporter)
+            count_records(source, counted, StageRun(reporter))
             histogram = read_histograms([counted]).histogram
     return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
 

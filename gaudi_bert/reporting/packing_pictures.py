@@ -260,12 +260,18 @@ def adapts_to_dark_pages(svg: bytes) -> bytes:
     return svg[:start] + f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>".encode() + svg[start:]
 
 
-def save_picture(figure: Figure, path: Path) -> None:
-    """Write `figure` to `path` atomically; the name ends in .png or .svg."""
-    kind = Path(path).suffix.lower().removeprefix(".")
+def picture_kind(path: Path) -> str:
+    """`png` or `svg`, by the ending of a name; any other is refused."""
+    kind = path.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg"):
         raise InputError(f"{path}: a picture is written as .png or .svg; give it one of these endings")
-    with atomic_file(Path(path)) as handle:
+    return kind
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write `figure` to `path` atomically; the name ends in .png or .svg."""
+    kind = picture_kind(path)
+    with atomic_file(path) as handle:
         handle.write(picture_bytes(figure, kind))
 
 

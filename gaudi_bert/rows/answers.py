@@ -12,9 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from gaudi_bert.common.arrays import Float32Array, IntArray
-from gaudi_bert.rows.types import NO_WORD, Row, Sequences, TaggedRow
-
-OUTSIDE = "O"
+from gaudi_bert.rows.types import NO_WORD, OUTSIDE, Row, Sequences, TaggedRow
 
 
 def _softmax(logits: Float32Array) -> Float32Array:

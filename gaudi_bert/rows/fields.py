@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,8 +23,10 @@ from gaudi_bert.rows.parts import RowPart
 from gaudi_bert.rows.retrieval import negatives_of
 from gaudi_bert.rows.types import (
     LABELLED_TEXTS,
+    OUTSIDE,
     TASKS_WITH_LABELS,
     IdsRow,
+    QuestionRow,
     Record,
     Row,
     RowPosition,
@@ -39,7 +41,6 @@ _INPUT_IDS = "input_ids"
 # The words of a plain text: letters and digits together, every other character alone, as BERT's own splitting has it.
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_OUTSIDE = "O"
 # Numbers as text, as JSON has them: Python's own `int` and `float` take the digits of every script, and `1_000`.
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"(-?)0*([0-9]+)")
@@ -74,6 +75,8 @@ class RowReader:
             return self._tagged_row(position, record)
         if self.task == "embedding":
             return self._tuple_row(position, record)
+        if self.task == "question-answering":
+            return self._question_row(position, record)
         if self.task in _LANGUAGE_MODELLING and _INPUT_IDS in record:
             return self._ids_row(position, record)
         return self._text_row(position, record)
@@ -236,6 +239,41 @@ class RowReader:
                 raise self.error(position, f"{column}[{index}] is {shown(word)}", "each must be a word")
         return tuple(self._characters(position, column, word) for word in value)
 
+    def _question_row(self, position: RowPosition, record: Record) -> QuestionRow:
+        """A question with the keys of SQuAD: `question`, `context`, `answers`, `is_impossible`, `id`."""
+        for key in ("question", "context"):
+            value = record.get(key)
+            if not isinstance(value, str) or not value.strip():
+                raise self.error(position, f"{key} is {shown(value)}", "it must be a text that is not empty")
+            self._characters(position, key, value)
+        answers: tuple[tuple[str, int], ...] | None = None
+        if self.labelled:
+            given = [] if record.get("is_impossible") is True else record.get("answers")
+            if given is None:
+                raise self.error(position, "has no `answers`", "give some, an empty list where there is none")
+            answers = tuple(self._answer(position, record["context"], answer) for answer in self._answers(position, given))
+        return QuestionRow(position, str(record.get("id", position.number)), record["question"], record["context"], answers)
+
+    def _answers(self, position: RowPosition, answers: object) -> list[Any]:
+        """A list of `{"text", "answer_start"}`, also of `{"text": [], "answer_start": []}` as in Hugging Face datasets."""
+        if isinstance(answers, dict):
+            texts, starts = answers.get("text"), answers.get("answer_start")
+            if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
+                return [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+        if not isinstance(answers, list):
+            raise self.error(position, f"answers is {shown(answers)}", "it must be a list of text and answer_start")
+        return answers
+
+    def _answer(self, position: RowPosition, context: str, answer: Any) -> tuple[str, int]:
+        text, start = (answer.get(key) if isinstance(answer, dict) else None for key in ("text", "answer_start"))
+        if not isinstance(text, str) or not text or isinstance(start, bool) or not isinstance(start, int):
+            raise self.error(position, f"an answer is {shown(answer)}", "it must have a text and answer_start, an integer")
+        if start < 0 or context[start : start + len(text)] != text:
+            actual = context[max(start, 0) : max(start, 0) + len(text)]
+            problem = f"the answer {shown(text)} is not at {start}, {shown(actual)} is"
+            raise self.error(position, problem, "correct answer_start")
+        return text, start
+
     def _ids_row(self, position: RowPosition, record: Record) -> IdsRow:
         values = record[_INPUT_IDS]
         if not isinstance(values, list | tuple) or not values:
@@ -306,4 +344,4 @@ def find_labels(rows: Iterable[Row], task: TaskName, labels: str | Path | None =
             names.update(row.tags or ())
         elif isinstance(row, TextRow):
             names.update((row.label,) if isinstance(row.label, str) else row.label if isinstance(row.label, tuple) else ())
-    return tuple(sorted(names, key=lambda name: (name != _OUTSIDE, name)))
+    return tuple(sorted(names, key=lambda name: (name != OUTSIDE, name)))

@@ -20,9 +20,8 @@ from typing import Any, BinaryIO, TypeAlias, cast
 from gaudi_bert.common import files
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.fields import half_character
 from gaudi_bert.rows.parts import BYTE_ORDER_MARK, Line, RowPart, longest_row
-from gaudi_bert.rows.types import PlacedRecord, QuestionRow, Record, RowPosition
+from gaudi_bert.rows.types import PlacedRecord, RowPosition
 
 _CellRows: TypeAlias = Iterator[tuple[int, list[str] | UnicodeDecodeError]]
 
@@ -183,7 +182,7 @@ def _check_cells(part: RowPart, number: int, line: str, separator: str) -> None:
         raise InputError(f"{part.name}: line {number:,}: has more than {MOST_CELLS:,} cells; is this a table?")
 
 
-# --- SQuAD's JSON (versions 1.1 and 2.0), an article at a time, and the values of a question
+# --- SQuAD's JSON (versions 1.1 and 2.0), an article at a time
 
 _READ_BYTES = 1 << 20
 _SPACE, _AFTER_NUMBER = re.compile(r"[ \t\r\n]*"), tuple(",]} \t\r\n")
@@ -302,46 +301,3 @@ class _JsonText:
 
     def _not_json(self, reason: str) -> InputError:
         return InputError(f"{self._part.name}: not JSON ({shortened(reason)}); give a SQuAD file, or JSON lines as .jsonl")
-
-
-def question_of_record(part: RowPart, position: RowPosition, record: Record, labelled: bool) -> QuestionRow:
-    """A question with the keys of SQuAD: `question`, `context`, `answers`, `is_impossible`, `id`.
-
-    `answers` is a list of `{"text", "answer_start"}`, or `{"text": [], "answer_start": []}` as in Hugging Face datasets.
-    """
-    row = part.location(position)
-    for key in ("question", "context"):
-        value = record.get(key)
-        if not isinstance(value, str) or not value.strip():
-            raise InputError(f"{row}: {key} is {shown(value)}; it must be a text that is not empty")
-        problem = half_character(value)
-        if problem:
-            raise InputError(f"{row}: {key} {problem}; write the other half too, or leave it out")
-    answers: tuple[tuple[str, int], ...] | None = None
-    if labelled:
-        given = [] if record.get("is_impossible") is True else record.get("answers")
-        if given is None:
-            raise InputError(f"{row}: has no `answers`; give some, an empty list where there is none")
-        answers = tuple(_answer(row, record["context"], answer) for answer in _answer_list(row, given))
-    return QuestionRow(position, str(record.get("id", position.number)), record["question"], record["context"], answers)
-
-
-def _answer_list(row: str, answers: Any) -> list[Any]:
-    if isinstance(answers, dict):
-        texts, starts = answers.get("text"), answers.get("answer_start")
-        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
-            return [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
-    if not isinstance(answers, list):
-        raise InputError(f"{row}: answers is {shown(answers)}; it must be a list of text and answer_start")
-    return answers
-
-
-def _answer(row: str, context: str, answer: Any) -> tuple[str, int]:
-    text = answer.get("text") if isinstance(answer, dict) else None
-    start = answer.get("answer_start") if isinstance(answer, dict) else None
-    if not isinstance(text, str) or not text or isinstance(start, bool) or not isinstance(start, int):
-        raise InputError(f"{row}: an answer is {shown(answer)}; it must have a text and answer_start, an integer")
-    if start < 0 or context[start : start + len(text)] != text:
-        actual = context[max(start, 0) : max(start, 0) + len(text)]
-        raise InputError(f"{row}: the answer {shown(text)} is not at {start}, {shown(actual)} is; correct answer_start")
-    return text, start

@@ -20,7 +20,7 @@ from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.rows.fields import RowReader, read_label_names
-from gaudi_bert.rows.formats import question_of_record, read_squad, read_table
+from gaudi_bert.rows.formats import read_squad, read_table
 from gaudi_bert.rows.parts import TABLES, Line, RowPart, complete_file, longest_row
 from gaudi_bert.rows.retrieval import ranked_pairs, reading_settings
 from gaudi_bert.rows.types import BadRow, PlacedRecord, QuestionRow, Record, Row, RowPosition, TaggedRow, TextRow, TupleRow
@@ -33,6 +33,15 @@ _DOCUMENT_LINE = "-DOCSTART-"
 _FORMATS = {"jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "conll": "CoNLL", "squad": "SQuAD"}
 _OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
 _COLUMNS = ("text", "text_pair", "label", "tokens", "tags", "anchor", "query", "document", "positive", "negative")
+_COLUMNS_OF_TASKS: dict[TaskName | None, set[str]] = {
+    "token-classification": {"text", "tokens", "tags"},
+    "masked-language-modelling": {"text"},
+    "causal-language-modelling": {"text"},
+    "question-answering": set(),
+    "reranking": {"query", "document", "positive", "negative", "label"},
+    "embedding": {"anchor", "positive", "negative", "text", "text_pair", "label"},
+}
+"""Of tasks that do not read `text`, `text_pair` and `label`."""
 _MOST_SHOWN = 60
 
 
@@ -108,8 +117,7 @@ def rows_of_part(
         try:
             if isinstance(record, InputError):
                 raise record
-            is_question = task == "question-answering"
-            row = question_of_record(part, position, record, labelled) if is_question else reader.row(position, record)
+            row = reader.row(position, record)
         except InputError as error:
             yield BadRow(position, str(error))
             continue
@@ -155,18 +163,7 @@ def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings,
     if part.kind in ("parquet", "built-in") and settings.encoding != "utf-8":
         raise InputError(f"{part.name}: --encoding is for files of text, this is {part.kind}; leave it out")
     has_columns = part.kind in (*TABLES, "jsonl", "parquet")
-    columns = {"text", "text_pair", "label"}
-    if task == "token-classification":
-        columns = {"text", "tokens", "tags"}
-    elif task is not None and task.endswith("-language-modelling"):
-        columns = {"text"}
-    elif task == "question-answering":
-        columns = set()
-    elif task == "reranking":
-        columns = {"query", "document", "positive", "negative", "label"}
-    elif task == "embedding":
-        columns = {"anchor", "positive", "negative", "text", "text_pair", "label"}
-    columns -= set() if labelled else {"label", "tags"}
+    columns = _COLUMNS_OF_TASKS.get(task, {"text", "text_pair", "label"}) - (set() if labelled else {"label", "tags"})
     for key in _COLUMNS:
         if key in settings.named and not (has_columns and key in columns):
             option = f"{_OPTIONS[key]} (task.{key})" if key in _OPTIONS else f"task.{key}"

@@ -23,6 +23,8 @@ STANDARD_INPUT = "-"
 TASKS_WITH_LABELS = ("classification", "multi-label", "token-classification")
 LABELLED_TEXTS = ("classification", "multi-label", "regression", "reranking")
 """Tasks with one label for a text or pair."""
+OUTSIDE = "O"
+"""The tag of a word that is of no entity."""
 NO_WORD = -1
 """In `Sequences.words`, a token that represents no word; in `characters`, one outside the text."""
 IGNORED = -100

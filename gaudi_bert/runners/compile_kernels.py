@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.compiled import QUIET, announce_kernels
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
@@ -37,7 +38,6 @@ from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
-from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.framing import read_records, write_record
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
@@ -48,7 +48,7 @@ _WORDS = ["alpha", "beta", "gamma", "delta", "river", "stone", "green", "quick",
 LENGTH, PREDICTIONS = 96, 7
 _LONG_PACK = 5003
 """Tokens; the sequences of long packs are dealt, swapped and matched."""
-_SILENT = Reporter(quiet=True)
+_SILENT = StageRun(Reporter(quiet=True))
 _READING = ("gaudi_bert.common.", "gaudi_bert.tfrecords.", "gaudi_bert.tables.")
 
 
@@ -94,7 +94,7 @@ def _pack_table(folder: Path) -> None:
     rows = [{"input_ids": [1] * size, "labels": [-100, *[2] * (size - 1)]} for size in range(2, LENGTH)]
     table.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     settings = TableSettings(max_sequence_length=LENGTH, shard_multiple=1)
-    pack_table(table, folder / "packed-table", settings, reporter=_SILENT, verified=True)
+    pack_table(table, folder / "packed-table", settings, _SILENT, verified=True)
 
 
 def _count_hdf5(folder: Path) -> None:
@@ -105,7 +105,7 @@ def _count_hdf5(folder: Path) -> None:
     with require_h5py().File(folder / "rows.hdf5", "w") as file:
         for name, values in {**columns, "next_sentence_labels": np.zeros(3, np.int64)}.items():
             file[name] = values
-    histogram(folder / "rows.hdf5", folder / "histogram-hdf5.json", reporter=_SILENT)
+    histogram(folder / "rows.hdf5", folder / "histogram-hdf5.json", _SILENT)
 
 
 def _plan_by_default() -> None:
@@ -129,8 +129,7 @@ def _plan() -> None:
 
 def _pack(records: Path, packed: Path) -> None:
     """Pack, verify, and read a pack as a trainer does."""
-    pack(records, packed, PackingSettings(shard_multiple=2), reporter=_SILENT)
-    verify(records, packed, reporter=_SILENT)
+    pack(records, packed, PackingSettings(shard_multiple=2), _SILENT, verified=True)
     metadata = read_metadata(packed)
     files, order = open_shards(packed, metadata), GlobalOrder(metadata.shard_table.packs, seed=7)
     pack_rows(files.read(*StreamReader(files, order).locate(0, np.zeros(1, np.int64))))
@@ -143,7 +142,7 @@ def _prepare(folder: Path) -> Path:
     documents = ["\n".join(sentences[start : start + 10]) for start in range(0, len(sentences), 10)]
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     settings = PrepareSettings(text="text.txt", train_vocab=101, max_sequence_length=32, max_predictions=5, shards=2)
-    prepare(settings, folder / "examples", pipeline_folder=folder, reporter=_SILENT)
+    prepare(settings, folder / "examples", _SILENT, pipeline_folder=folder)
     return folder / "examples" / "train"
 
 
@@ -154,7 +153,7 @@ def _count_records(folder: Path) -> Path:
     for payload in read_records(records):
         decode_example(payload)
     RecordFiles([records], UnpackedSchema(LENGTH, PREDICTIONS)).read(np.zeros(2, np.int64), np.arange(2))
-    histogram(records.parent, folder / "histogram.json", reporter=_SILENT)
+    histogram(records.parent, folder / "histogram.json", _SILENT)
     return records.parent
 
 

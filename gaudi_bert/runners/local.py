@@ -44,7 +44,7 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
         )
     results: dict[str, StageResult] = {}
     for name in select_stages(stages):
-        run.reporter.say(f"--- {name}")
+        run.how.reporter.say(f"--- {name}")
         for needed in STAGES[name].needs:
             for path in STAGES[needed].missing_products(run.folder):
                 raise InputError(f"{shown_location(path)}: does not exist; run the stage `{needed}` first")
@@ -66,12 +66,12 @@ def _libraries(settings: PipelineSettings, stages: Sequence[str]) -> dict[str, s
 
 
 def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:
-    if run.shard is not None and (len(stages) != 1 or stages[0] not in SHARED_STAGES):
+    if run.how.part is not None and (len(stages) != 1 or stages[0] not in SHARED_STAGES):
         raise InputError(f"--shard: give one stage that can be shared out, --stages {' or '.join(SHARED_STAGES)}")
     finished = [stage.name for stage in STAGES.values() if stage.parts is not None]
-    if run.finish and (len(stages) != 1 or stages[0] not in finished):
+    if run.how.finish and (len(stages) != 1 or stages[0] not in finished):
         raise InputError(f"--finish: give one stage that has a step to finish it, --stages {' or '.join(finished)}")
-    if run.finish and run.overwrite:
+    if run.how.finish and run.how.overwrite:
         raise InputError("--finish and --overwrite exclude each other; do the parts again with --shard K/N --overwrite")
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gaudi_bert.artefacts.base import histogram_part
 from gaudi_bert.artefacts.results import (
     GivenRecords,
     GroupsResult,
@@ -25,6 +24,7 @@ from gaudi_bert.artefacts.results import (
     ReportResult,
     StageOutput,
 )
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms, local_copy
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
@@ -32,12 +32,10 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import in_store, path_below, write_text
 from gaudi_bert.common.launch import find_launch
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.launch import run_training_processes
 
 if TYPE_CHECKING:  # some need numpy
-    from gaudi_bert.config.places import StoreSettings
     from gaudi_bert.tasks.answers import StreamResult
     from gaudi_bert.training.results import DryRun
 
@@ -55,38 +53,27 @@ if TYPE_CHECKING:  # some need numpy
     )
 
 
-class _Common(TypedDict):
-    """What every stage is given."""
-
-    reporter: Reporter
-    overwrite: bool
-    store: StoreSettings
-
-
 @dataclass(frozen=True)
 class RunRequest:
     """One run of a pipeline, as it was requested; and each of its stages in this process.
 
-    Relative paths in the pipeline file start at `pipeline_folder`. `shard` is (K, N): part K of N of a stage that many
-    machines share; `finish` puts together what all shards wrote. `workers` are processes or threads; None for one per core.
+    Relative paths in the pipeline file start at `pipeline_folder`. `how` each stage runs is as requested, but the store is
+    that of the settings.
     """
 
     settings: PipelineSettings
     work: Path
     pipeline_folder: Path
-    reporter: Reporter
-    overwrite: bool = False
-    shard: tuple[int, int] | None = None
-    finish: bool = False
-    workers: int | None = None
+    how: StageRun
 
     @property
     def folder(self) -> WorkFolder:
         """The work folder of this pipeline."""
         return WorkFolder.of(self.settings, self.work, self.pipeline_folder)
 
-    def _common(self) -> _Common:
-        return {"reporter": self.reporter, "overwrite": self.overwrite, "store": self.settings.store}
+    @property
+    def _run(self) -> StageRun:
+        return replace(self.how, store=self.settings.store)
 
     def _file(self, key: str, text: str) -> Path:
         """The file or folder that the setting `key` names."""
@@ -110,67 +97,35 @@ class RunRequest:
 
         if self.folder.records is not None:
             return GivenRecords(str(self.settings.prepare.records))
-        return prepare(
-            self.settings.prepare,
-            self.folder.examples,
-            pipeline_folder=self.pipeline_folder,
-            part=self.shard,
-            workers=self.workers,
-            **self._common(),
-        )
+        return prepare(self.settings.prepare, self.folder.examples, self._run, pipeline_folder=self.pipeline_folder)
 
     def histogram(self) -> StageResult:
         """Examples to counts."""
-        from gaudi_bert.tfrecords.histogram import histogram, part_to_count
+        from gaudi_bert.tfrecords.histogram import histogram
 
-        def make(paths: SplitPaths) -> SplitResult:
-            shard, out = self.shard, paths.histogram
-            if shard is not None:
-                shard = part_to_count(paths.records, shard, self.settings.store)
-                if shard is None:
-                    return NothingToCount(0)
-                out = histogram_part(out, shard)
-            return histogram(paths.records, out, part=shard, workers=self.workers, **self._common())
-
-        return self._each_split(make)
+        return self._each_split(lambda paths: histogram(paths.records, paths.histogram, self._run, numbered=True))
 
     def plan(self) -> StageResult:
         """Counts to a plan."""
-        from gaudi_bert.tfrecords.plan import plan, plan_part
+        from gaudi_bert.tfrecords.plan import plan
 
         def make(paths: SplitPaths) -> SplitResult:
-            files = existing_histograms(paths.histogram, self.settings.store), paths.plan, self.settings.packing
-            if self.shard is not None:
-                return plan_part(*files, self.shard, last_finishes=True, workers=self.workers, **self._common())
-            return plan(*files, finish=self.finish, workers=self.workers, **self._common())
+            histograms = existing_histograms(paths.histogram, self.settings.store)
+            return plan(histograms, paths.plan, self.settings.packing, self._run, last_finishes=True)
 
         return self._each_split(make)
 
     def write(self) -> StageResult:
         """Examples to packs."""
-        from gaudi_bert.tfrecords.write import write, write_part
+        from gaudi_bert.tfrecords.write import write
 
-        def make(paths: SplitPaths) -> SplitResult:
-            files = (paths.records, paths.plan, paths.packed)
-            if self.shard is not None:
-                return write_part(*files, self.shard, workers=self.workers, **self._common())
-            return write(*files, finish=self.finish, workers=self.workers, **self._common())
-
-        return self._each_split(make)
+        return self._each_split(lambda paths: write(paths.records, paths.plan, paths.packed, self._run))
 
     def verify(self) -> StageResult:
         """Proof that every example is in the packs once."""
-        from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_part
+        from gaudi_bert.tfrecords.verify import verify
 
-        def make(paths: SplitPaths) -> SplitResult:
-            files = (paths.records, paths.packed)
-            if self.shard is not None:
-                return verify_part(*files, self.shard, workers=self.workers, **self._common())
-            if self.finish:
-                return finish_verification(*files, reporter=self.reporter, store=self.settings.store)
-            return verify(*files, workers=self.workers, **self._common())
-
-        return self._each_split(make)
+        return self._each_split(lambda paths: verify(paths.records, paths.packed, self._run))
 
     # --- training and tasks
 
@@ -181,7 +136,7 @@ class RunRequest:
         evaluation_data = folder.split("evaluation").packed if folder.has_evaluation else None
         if _starts_processes(self.settings):
             files = {"--data": data, "--evaluation-data": evaluation_data, "--out": folder.train}
-            _run_processes(self.settings, "train", files, ["--overwrite" if self.overwrite else "--resume"])
+            _run_processes(self.settings, "train", files, ["--overwrite" if self.how.overwrite else "--resume"])
             with local_copy(folder.training_result, self.settings.store) as path:
                 return StageOutput(TrainingResult.read(path))
 
@@ -193,9 +148,9 @@ class RunRequest:
             data=data,
             evaluation_data=evaluation_data,
             out=folder.train,
-            reporter=self.reporter,
-            resume=not self.overwrite,
-            overwrite=self.overwrite,
+            reporter=self.how.reporter,
+            resume=not self.how.overwrite,
+            overwrite=self.how.overwrite,
         )
 
     def evaluate(self) -> StageResult:
@@ -204,14 +159,14 @@ class RunRequest:
 
         folder = self.folder
         if not folder.has_evaluation:
-            self.reporter.say("evaluate: nothing to do, the pipeline holds no evaluation data out")
+            self.how.reporter.say("evaluate: nothing to do, the pipeline holds no evaluation data out")
             return NothingHeldOut()
         return evaluate(
             data=folder.split("evaluation").packed,
             checkpoint=folder.train,
             unpacked=folder.split("evaluation").records,
             out=folder.evaluation_result,
-            reporter=self.reporter,
+            reporter=self.how.reporter,
             store=self.settings.store,
             engine=self.settings.training.engine,
         )
@@ -224,14 +179,14 @@ class RunRequest:
         if _starts_processes(settings):
             files = {"--data": data, "--evaluation": evaluation_data, "--model": model, "--vocab": vocabulary}
             files |= {"--out": folder.finetune}
-            _run_processes(settings, "finetune", files, ["--overwrite"] if self.overwrite else [])
+            _run_processes(settings, "finetune", files, ["--overwrite"] if self.how.overwrite else [])
             return StageOutput(FineTuning.read(folder.finetuning_result))
 
         from gaudi_bert.tasks.finetune import finetune
         from gaudi_bert.training.results import FineTuneInput
 
         inputs = FineTuneInput(data, evaluation_data, model, vocabulary)
-        return finetune(settings, inputs, folder.finetune, reporter=self.reporter, overwrite=self.overwrite)
+        return finetune(settings, inputs, folder.finetune, reporter=self.how.reporter, overwrite=self.how.overwrite)
 
     def _make_built_in_rows(self) -> None:
         """Write the rows that Python carries, where the pipeline names any of them."""
@@ -240,7 +195,9 @@ class RunRequest:
             from gaudi_bert.tasks.task_data import make_built_in_rows
 
             train, evaluation = self.folder.rows("train"), self.folder.rows("evaluation")
-            make_built_in_rows(train, evaluation, self.settings.task.name, reporter=self.reporter, overwrite=self.overwrite)
+            make_built_in_rows(
+                train, evaluation, self.settings.task.name, reporter=self.how.reporter, overwrite=self.how.overwrite
+            )
 
     def _with_label_file(self) -> PipelineSettings:
         """The settings, with the file of label names as it is seen from this process."""
@@ -280,7 +237,9 @@ class RunRequest:
             str(self.folder.predictions),
             PredictOptions(settings.max_sequence_length, settings.precision),
             self.settings.task.model_dump(include={"format", "delimiter", "encoding", "on_bad_row"}, exclude_unset=True),
-            **self._common(),
+            reporter=self.how.reporter,
+            overwrite=self.how.overwrite,
+            store=self.settings.store,
         )
 
     def report(self) -> StageResult:

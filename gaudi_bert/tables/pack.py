@@ -12,8 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,8 +23,10 @@ from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.grouped_output import GroupedOutput, PackedOutput
-from gaudi_bert.artefacts.packed import RowTables, TableGroupManifest, TableMetadata, TableVerification, row_table_path
-from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, StageOutput
+from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
+from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata, TableVerification
+from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, StageOutput, of_all
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import FailedError, InputError
@@ -42,72 +46,52 @@ from gaudi_bert.tables.groups import (
 )
 from gaudi_bert.tables.rows import read_rows
 from gaudi_bert.tables.sources import table_files
-from gaudi_bert.tables.verify import verify_table
+from gaudi_bert.tables.verify import verify_rows
 from gaudi_bert.tfrecords.files import input_file
 
-PackedTable = PackResult[TableMetadata, TableVerification]
+_PackedTable: TypeAlias = PackResult[TableMetadata, TableVerification] | GroupsResult
 
 
 def pack_table(
-    source: str | Path,
-    out: Path,
-    settings: TableSettings,
-    *,
-    finish: bool = False,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
-    verified: bool = False,
-    store: StoreSettings | None = None,
-) -> PackedTable:
-    """Pack the rows of a table.
+    source: str | Path, out: Path, settings: TableSettings, run: StageRun, *, verified: bool = False
+) -> _PackedTable | ByRowLength[_PackedTable]:
+    """Pack the rows of a table; with `settings.row_lengths` into rows of several lengths, or of one where they gain little.
 
     Args:
         source: a .parquet, .arrow or .jsonl[.gz] file, a folder or a glob of them, or one that `Dataset.save_to_disk` wrote.
-        finish: write no group, but check that all are there (see `pack_table_part`) and write metadata.json.
-        verified: prove afterwards that every row is there.
+        verified: prove afterwards that every row is there; not for a part.
+
+    Returns:
+        For a part the totals of its groups, or those of the folder where it is finished already; of several lengths, each.
     """
+    if settings.row_lengths is None:
+        return _pack_rows(source, out, settings, run, verified)
+    return _pack_row_lengths(source, out, settings, run, verified)
+
+
+# --- rows of one length
+
+
+def _pack_rows(source: str | Path, out: Path, settings: TableSettings, run: StageRun, verified: bool) -> _PackedTable:
     started = time.monotonic()
-    with _opened(source, out, store) as (table, folder):
-        output = _output(table, folder, settings, reporter)
-        if output.begin(overwrite):
+    with _opened(source, out, run.store) as (table, folder):
+        output = _output(table, folder, settings, run.reporter)
+        if output.begin(run.overwrite):
             written = StageOutput(TableMetadata.read(folder), skipped=True)
+        elif run.part is not None:
+            grouped = open_table(table, settings, run.reporter)
+            groups = run.share_of(range(len(grouped.groups)))
+            return output.groups_result(groups, _write_groups(output, grouped, groups, settings, run.workers))
         else:
             with output.removed_on_bad_input():
-                grouped = open_table(table, settings, reporter)
-                if not finish:
-                    _write_groups(output, grouped, range(len(grouped.groups)), settings, workers)
+                grouped = open_table(table, settings, run.reporter)
+                if not run.finish:
+                    _write_groups(output, grouped, range(len(grouped.groups)), settings, run.workers)
             written = StageOutput(_finish(output, grouped, settings))
-        proof = verify_table(table, out, reporter=reporter, workers=workers, store=store) if verified else None
+        proof = of_all(verify_rows(table, out, replace(run, overwrite=False, finish=False))) if verified else None
     if not written.skipped:
         written = StageOutput(written.content, seconds=round(time.monotonic() - started, 3))
     return PackResult(written, verified=proof)
-
-
-def pack_table_part(
-    source: str | Path,
-    out: Path,
-    settings: TableSettings,
-    part: tuple[int, int],
-    *,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
-    store: StoreSettings | None = None,
-) -> PackedTable | GroupsResult:
-    """Write the groups K, K + N, ... of a table, for `part` (K, N); `pack_table` with `finish` afterwards, once.
-
-    Returns:
-        The totals of these groups, or of the folder if it was finished already.
-    """
-    with _opened(source, out, store) as (here, folder):
-        output = _output(here, folder, settings, reporter)
-        if output.begin(overwrite):
-            return PackResult(StageOutput(TableMetadata.read(folder), skipped=True))
-        table = open_table(here, settings, reporter)
-        numbers = range(len(table.groups))[part[0] :: part[1]]
-        written = _write_groups(output, table, numbers, settings, workers)
-        return output.groups_result(numbers, written)
 
 
 @contextmanager
@@ -196,43 +180,25 @@ def _finish(output: PackedOutput[TableGroupManifest], table: GroupedTable, setti
 # --- rows of several lengths: a packed table of each, of the sequences that fit no shorter row
 
 
-def pack_row_lengths(
-    source: str | Path,
-    out: Path,
-    settings: TableSettings,
-    *,
-    part: tuple[int, int] | None = None,
-    finish: bool = False,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
-    verified: bool = False,
-    store: StoreSettings | None = None,
-) -> ByRowLength[PackedTable | GroupsResult] | PackedTable | GroupsResult:
-    """Pack the rows of a table into rows of the lengths `settings.row_lengths`, or of one where several gain little.
-
-    Arguments are as of `pack_table`; with `part` (K, N), only the groups K, K + N, ... of each length are written.
-    """
-
-    def pack(path: Path, own: TableSettings, overwrite: bool) -> PackedTable | GroupsResult:
-        if part is not None:
-            return pack_table_part(table, path, own, part, reporter=reporter, overwrite=overwrite, workers=workers)
-        return pack_table(
-            table, path, own, finish=finish, reporter=reporter, overwrite=overwrite, workers=workers, verified=verified
-        )
-
-    with _opened(source, out, store) as (table, folder):
-        lengths = _choose_lengths(table, settings, reporter)
+def _pack_row_lengths(
+    source: str | Path, out: Path, settings: TableSettings, run: StageRun, verified: bool
+) -> _PackedTable | ByRowLength[_PackedTable]:
+    with _opened(source, out, run.store) as (table, folder):
+        lengths = _choose_lengths(table, settings, run.reporter)
         if len(lengths) == 1:
             one = settings.model_copy(update={"row_lengths": None, "max_sequence_length": lengths[0]})
-            return pack(folder, one, overwrite)
+            return _pack_rows(table, folder, one, run, verified)
         chosen = settings.model_copy(update={"row_lengths": lengths, "max_sequence_length": lengths[-1]})
-        output = _row_tables(table, folder, chosen, reporter)
-        output.begin(overwrite)
+        output = _row_tables(table, folder, chosen, run.reporter)
+        output.begin(run.overwrite)
+        of_each = replace(run, overwrite=False)  # what is of other settings was removed with the folder
         with output.removed_on_bad_input():
             each = {length: chosen.model_copy(update={"max_sequence_length": length}) for length in lengths}
-            packed = {length: pack(row_table_path(folder, length), own, False) for length, own in each.items()}
-        if part is None:
+            packed = {
+                length: _pack_rows(table, row_table_path(folder, length), own, of_each, verified)
+                for length, own in each.items()
+            }
+        if run.part is None:
             output.write_final(RowTables(format_version=1, format="row_lengths", row_lengths=lengths))
         return ByRowLength(packed)
 

@@ -28,12 +28,12 @@ from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.examples import TextInput, TokenisedPart, TokenisedTexts, tokens_path
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
 from gaudi_bert.artefacts.results import StageOutput, TokenisedShard
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, local_copies, mirrored, release, shown_path
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, require
 from gaudi_bert.common.files import atomic_file, check_name
-from gaudi_bert.common.progress import Reporter, Task
-from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.common.progress import Task
 from gaudi_bert.config.sections import TokenizeSettings
 from gaudi_bert.corpus.documents import Source, find_sources, source_identity
 from gaudi_bert.rows.parts import RowPart, row_parts
@@ -69,29 +69,24 @@ def tokenize_texts(
     tokenizer: str | Path,
     out: Path,
     settings: TokenizeSettings,
-    *,
-    shard: tuple[int, int] | None = None,
-    reporter: Reporter,
-    overwrite: bool = False,
-    store: StoreSettings | None = None,
+    run: StageRun,
 ) -> StageOutput[TokenisedTexts] | TokenisedShard:
     """Write the tables.
 
     Args:
         texts: files, folders or globs of text, or a text that is built in; or `-` alone, standard input.
         tokenizer: a tokenizer.json, or a folder with one (or with a vocab.txt).
-        shard: (K, N): only the parts K, K + N, ...
 
     Returns:
         The content of tokens.json and whether there was nothing to do; or the parts that remain for other shards.
     """
     require({"pyarrow": "parquet", "tokenizers": "text"}, "tokenize")
     check_name(out)
-    with local_copies([*texts, tokenizer], store) as copies, mirrored(out, store) as folder:
+    with local_copies([*texts, tokenizer], run.store) as copies, mirrored(out, run.store) as folder:
         *files, model = [str(copy) for copy in copies]
         library = read_tokenizer(Path(model))
         with _sources(files) as sources:
-            return _tokenize(sources, library, folder, settings, shard, reporter, overwrite)
+            return _tokenize(sources, library, folder, settings, run)
 
 
 @contextmanager
@@ -114,9 +109,7 @@ def _tokenize(
     tokenizer: RowTokenizer,
     out: Path,
     settings: TokenizeSettings,
-    shard: tuple[int, int] | None,
-    reporter: Reporter,
-    overwrite: bool,
+    run: StageRun,
 ) -> StageOutput[TokenisedTexts] | TokenisedShard:
     encoder = _encoder(tokenizer, settings)
     identities = [source_identity(source) for source in sources]
@@ -127,19 +120,18 @@ def _tokenize(
         raise InputError(f"{', '.join(source.shown for source in sources)}: holds no text; check the path")
     for part in parts:  # a file that the options do not fit is refused before the first one is tokenized
         if not part.start:
-            say = reporter.say if part is parts[0] else None
+            say = run.reporter.say if part is parts[0] else None
             next(good_rows(rows_of_part(part, None, settings.reading, say=say), settings.reading.on_bad_row), None)
 
     def summary_path(number: int) -> Path:
         return tokens_path(out / NOTES_NAME, number, len(parts)).with_suffix(".json")
 
-    output = _TokensOutput(out, TokenisedTexts.path_in(out), signature, TokenisedPart, summary_path, reporter)
-    if output.begin(overwrite):
+    output = _TokensOutput(out, TokenisedTexts.path_in(out), signature, TokenisedPart, summary_path, run.reporter)
+    if output.begin(run.overwrite):
         return StageOutput(TokenisedTexts.read(out), skipped=True)
-    first, shards = shard or (0, 1)
-    own = output.missing(range(first, len(parts), shards))
-    with output.removed_on_bad_input() if shard is None else nullcontext():
-        with reporter.task("tokenize", sum(parts[number].size_bytes for number in own), "bytes") as task:
+    own = output.missing(run.share_of(range(len(parts))))
+    with output.removed_on_bad_input() if run.part is None else nullcontext():
+        with run.reporter.task("tokenize", sum(parts[number].size_bytes for number in own), "bytes") as task:
             for number in own:
                 _make_part(number, parts[number], tokens_path(out, number, len(parts)), encoder, output, task)
         return _finish(len(parts), tokenizer, encoder, output, identities)

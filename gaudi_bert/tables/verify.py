@@ -7,20 +7,22 @@ Group by group, the rows of the table are read again and compared with its shard
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.completion import Signature, first_difference, read_signature, settings_path
-from gaudi_bert.artefacts.packed import RowTables, TableGroupManifest, TableMetadata, TableVerification, row_table_path
+from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
+from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata, TableVerification
 from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, StageOutput
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, local_copy, mirrored, names_in
+from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.store.mirrored_folder import exists, fetch, is_mirrored, local_copy, mirrored, names_in
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import section_from_mapping
-from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.proof.folder import (
     Proof,
@@ -31,82 +33,45 @@ from gaudi_bert.proof.folder import (
     check_same,
     check_shards,
     read_manifest,
-    verify_folder,
 )
-from gaudi_bert.proof.parts import PartlyVerified
+from gaudi_bert.proof.parts import verify_packs
 from gaudi_bert.tables.group_proof import prove_group
 from gaudi_bert.tables.groups import GroupedTable, TableSums, open_table, table_metadata
 from gaudi_bert.tables.sources import table_files
 from gaudi_bert.tfrecords.files import input_file
 
+_VerifiedTable: TypeAlias = StageOutput[TableVerification] | GroupsResult
 
-def verify_table(
-    source: str | Path,
-    packed: Path,
-    *,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
-    store: StoreSettings | None = None,
-) -> StageOutput[TableVerification]:
-    """Verify a packed table against its table."""
-    with local_copy(source, store) as table, mirrored(packed, store) as here:
+
+def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable | ByRowLength[_VerifiedTable]:
+    """Verify a packed table against its table; of rows of several lengths, the packed table of each."""
+    if exists(RowTables.path_in(packed), run.store):
+        return _verify_row_lengths(source, packed, run)
+    return verify_rows(source, packed, run)
+
+
+def verify_rows(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable:
+    """Verify the packed table of one length."""
+    if not run.does_all:
+        for side in (source, packed):
+            if in_store(side):
+                raise InputError(
+                    f"{shown_location(side)}: parts of a table are not verified in a store, where each part would copy the "
+                    "complete table; verify it at once, without --shard and --finish"
+                )
+    with local_copy(source, run.store) as table, mirrored(packed, run.store) as here:
         fetch(*(here / name for name in names_in(here)))
-        again = overwrite or is_mirrored(here)  # a store counts in seconds, and a copied table is always new
-        return verify_folder(_opened(table, here, reporter, workers), again)
+        metadata = TableMetadata.read(here)
+        check_shards(here, metadata)
+        again = run.does_all and is_mirrored(here)  # a store counts in seconds, and a copied table is always new
+        return verify_packs(_Folder(table, here, metadata, run), replace(run, overwrite=run.overwrite or again))
 
 
-def verify_table_part(
-    source: str | Path,
-    packed: Path,
-    part: tuple[int, int],
-    *,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
-) -> StageOutput[TableVerification] | GroupsResult:
-    """Verify the groups K, K + N, ... of a packed table, for `part` (K, N); `finish_table` afterwards, once."""
-    return _in_parts(source, packed, reporter, workers).prove_part(part, overwrite)
-
-
-def finish_table(source: str | Path, packed: Path, *, reporter: Reporter) -> StageOutput[TableVerification]:
-    """Write verification.json of a packed table whose groups are all verified by `verify_table_part`."""
-    return _in_parts(source, packed, reporter, None).finish()
-
-
-def row_lengths_of(packed: Path, store: StoreSettings | None = None) -> tuple[int, ...]:
-    """The lengths of a folder of packed tables of several; () of any other folder."""
-    with mirrored(packed, store) as here:
-        fetch(RowTables.path_in(here))
-        tables = RowTables.read_if_present(here)
-    return () if tables is None else tables.row_lengths
-
-
-def verify_row_lengths(
-    source: str | Path,
-    packed: Path,
-    *,
-    part: tuple[int, int] | None = None,
-    finish: bool = False,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
-    store: StoreSettings | None = None,
-) -> ByRowLength[StageOutput[TableVerification] | GroupsResult]:
-    """Verify the packed tables of rows of several lengths, or a part of each; arguments as of `verify_table`.
-
-    Each is proven to hold the sequences between two lengths; all are of one packing, so every length is in one of them.
-    """
-
-    def verify(table: Path) -> StageOutput[TableVerification] | GroupsResult:
-        if part is not None:
-            return verify_table_part(here, table, part, reporter=reporter, overwrite=overwrite, workers=workers)
-        if finish:
-            return finish_table(here, table, reporter=reporter)
-        return verify_table(here, table, reporter=reporter, overwrite=overwrite, workers=workers)
-
-    with local_copy(source, store) as here, mirrored(packed, store) as folder:
-        return ByRowLength({length: verify(row_table_path(folder, length)) for length in _checked_lengths(folder)})
+def _verify_row_lengths(source: str | Path, packed: Path, run: StageRun) -> ByRowLength[_VerifiedTable]:
+    """Each is proven to hold the sequences between two lengths; all are of one packing, so each length is in one of them."""
+    with local_copy(source, run.store) as table, mirrored(packed, run.store) as folder:
+        lengths = _checked_lengths(folder)
+        return ByRowLength({length: verify_rows(table, row_table_path(folder, length), run) for length in lengths})
 
 
 def _checked_lengths(folder: Path) -> tuple[int, ...]:
@@ -133,24 +98,6 @@ def _check_signature(path: Path, right: Signature, source: Path) -> None:
         raise FailedError(f"{path}: {difference}; {RowTables.remedy}")
 
 
-def _in_parts(
-    source: str | Path, packed: Path, reporter: Reporter, workers: int | None
-) -> PartlyVerified[TableVerification]:
-    for side in (source, packed):
-        if in_store(side):
-            raise InputError(
-                f"{shown_location(side)}: parts of a table are not verified in a store, where each part would copy the "
-                "complete table; verify it at once, without --shard and --finish"
-            )
-    return PartlyVerified(_opened(source, packed, reporter, workers))
-
-
-def _opened(source: str | Path, packed: Path, reporter: Reporter, workers: int | None) -> _Folder:
-    metadata = TableMetadata.read(packed)
-    check_shards(packed, metadata)
-    return _Folder(source, packed, metadata, reporter, workers)
-
-
 @dataclass(frozen=True)
 class _Folder:
     """A packed table and the table that it is held to."""
@@ -158,14 +105,13 @@ class _Folder:
     source: str | Path
     packed: Path
     metadata: TableMetadata
-    reporter: Reporter
-    workers: int | None
+    run: StageRun
 
     @cached_property
     def verified(self) -> VerifiedFolder[TableVerification]:
         """Where the result is stored."""
         sizes = {file: file.stat().st_size for file in table_files(self.source)}
-        return VerifiedFolder(self.packed, self.metadata, sizes, TableVerification, self.reporter)
+        return VerifiedFolder(self.packed, self.metadata, sizes, TableVerification, self.run.reporter)
 
     def files_of(self, group: int) -> Iterator[Path]:
         """The files that are read for a group, which has rows of any of the table."""
@@ -180,7 +126,7 @@ class _Folder:
 
     @cached_property
     def _rows(self) -> _OpenedRows:
-        return _open_rows(self.source, self.packed, self.metadata, self.reporter)
+        return _open_rows(self.source, self.packed, self.metadata, self.run.reporter)
 
     def prove(self, groups: Sequence[int], in_parts: bool = False) -> Iterator[ProvenGroup]:
         """Read groups, compare each with its rows, and hold it to its manifest; every group has its own bound."""
@@ -188,12 +134,12 @@ class _Folder:
             return
         rows, notes = self._rows, self.packed / NOTES_NAME
         total = sum(share.part.rows for group in groups for share in rows.table.groups[group])
-        with self.reporter.task("verify", total, "rows") as task:
+        with self.run.reporter.task("verify", total, "rows") as task:
             for group in groups:
                 stored, _ = read_manifest(TableGroupManifest, notes, group)
                 names = self._shards_of(group)
                 right = prove_group(
-                    self.packed, rows.table, stored, group, names, rows.settings, rows.signature_sha256, self.workers
+                    self.packed, rows.table, stored, group, names, rows.settings, rows.signature_sha256, self.run.workers
                 )
                 check_same(manifest_path(notes, group), stored, right)
                 yield ProvenGroup(group, right.sequences, right.packs, right.tokens, right.lower_bound)

@@ -19,7 +19,8 @@ from typing import Literal, cast
 import numpy as np
 
 from gaudi_bert.artefacts.base import NOTES_NAME
-from gaudi_bert.artefacts.packed import RowTables, TableMetadata, row_table_path
+from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
+from gaudi_bert.artefacts.packed import TableMetadata
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray, mixed_words, random_words
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import ModelSizes

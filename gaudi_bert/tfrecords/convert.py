@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
-from gaudi_bert.artefacts.packed import Conversion, Metadata, PackFormatName, conversion_path, predecessor_metadata_path
+from gaudi_bert.artefacts.pack_kinds import predecessor_metadata_path
+from gaudi_bert.artefacts.packed import Conversion, Metadata, PackFormatName, conversion_path
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import check_shards
 from gaudi_bert.common.arrays import AnyArray, ByteArray

@@ -13,23 +13,23 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import InputFile, VocabularyInfo
+from gaudi_bert.artefacts.base import InputFile, VocabularyInfo, histogram_part
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
-from gaudi_bert.artefacts.results import StageOutput
+from gaudi_bert.artefacts.results import NothingToCount, StageOutput
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
 from gaudi_bert.common.arrays import ByteArray, Int32Array
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.progress import Reporter, count_of
-from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.histogram import Histogram, merge_histograms
 from gaudi_bert.tfrecords.files import RecordInputs, input_file, open_inputs
 from gaudi_bert.tfrecords.scanning.scan import (
@@ -53,43 +53,42 @@ _MERGE_EVERY = 1 << 16  # sequences whose (length, masked) pairs wait before the
 def histogram(
     records: str | Path,
     out: Path,
+    run: StageRun,
     *,
-    part: tuple[int, int] | None = None,
-    reporter: Reporter,
-    overwrite: bool = False,
     vocabulary: Path | None = None,
     on_bad_file: OnBadFile = "stop",
-    workers: int | None = None,
-    store: StoreSettings | None = None,
-) -> StageOutput[HistogramFile]:
+    numbered: bool = False,
+) -> StageOutput[HistogramFile] | NothingToCount:
     """Check RECORDS and count their sequences; the vocabulary is by default `vocab.txt` next to the folder of RECORDS.
 
-    A file that cannot be read is refused, or with `on_bad_file` "skip" skipped, and named in the result.
+    There are at most as many parts as files; a part is written to `out`, or with `numbered` to its `histogram_part`. A file
+    that cannot be read is refused, or with `on_bad_file` "skip" skipped, and named in the result.
     """
     if on_bad_file not in get_args(OnBadFile):
         raise InputError(f"--on-bad-file {on_bad_file}: one of {', '.join(get_args(OnBadFile))} is allowed")
-    with open_inputs(records, store) as inputs, mirrored(out.parent, store) as folder:
-        sizes = inputs.sizes
-        if part is not None:
-            sizes = {path: sizes[path] for path in inputs.paths[part[0] :: part[1]]}
-            if not sizes:
-                raise InputError(f"{records}: shard {part[0]}/{part[1]} has no files, there are fewer than {part[1]}")
+    with open_inputs(records, run.store) as inputs, mirrored(out.parent, run.store) as folder:
+        if run.part is not None:
+            part = run.part[0], min(run.part[1], len(inputs.sizes))
+            run, out = replace(run, part=part), histogram_part(out, part) if numbered else out
+        sizes = {path: inputs.sizes[path] for path in run.share_of(inputs.paths)}
+        if not sizes:
+            return NothingToCount(0)
         vocabulary = vocabulary if vocabulary is not None else inputs.vocabulary
         info = None if vocabulary is None else VocabularyInfo.of(vocabulary)
         policy = {} if on_bad_file == "stop" else {"on_bad_file": on_bad_file}
         signature = Signature(
             "histogram",
-            {"shard": None if part is None else list(part), **policy},
+            {"shard": None if run.part is None else list(run.part), **policy},
             {
                 "files": {path.name: size for path, size in sizes.items()},
                 "vocabulary": None if info is None else info.as_json(),
             },
         )
         path = folder / out.name
-        if begin_artefact(path, path, signature, overwrite):
-            reporter.say(f"{shown_location(out)}: already there, nothing to do")
+        if begin_artefact(path, path, signature, run.overwrite):
+            run.reporter.say(f"{shown_location(out)}: already there, nothing to do")
             return StageOutput(HistogramFile.read(path), skipped=True)
-        content = _count(inputs, sizes, info, on_bad_file, reporter, workers)
+        content = _count(inputs, sizes, info, on_bad_file, run)
         content.write(path)
         return StageOutput(content)
 
@@ -114,12 +113,11 @@ def _count(
     sizes: Mapping[Path, int],
     vocabulary: VocabularyInfo | None,
     on_bad_file: OnBadFile,
-    reporter: Reporter,
-    workers: int | None,
+    run: StageRun,
 ) -> HistogramFile:
     """Read all files, also where some are bad; from a store, each is fetched shortly before."""
-    files, ahead = list(sizes), worker_count(workers, len(sizes))
-    with reporter.task("histogram", sum(sizes.values()), "bytes") as task, read_ahead(files, ahead) as batches:
+    files, ahead = list(sizes), worker_count(run.workers, len(sizes))
+    with run.reporter.task("histogram", sum(sizes.values()), "bytes") as task, read_ahead(files, ahead) as batches:
 
         def count(number: int, buffer: ByteArray) -> _Counted | _BadFile:
             path = files[number]
@@ -129,14 +127,14 @@ def _count(
                 except InputError as error:
                     return _BadFile(input_file(path), str(error))
 
-        results = map_files(count, range(len(files)), workers)
+        results = map_files(count, range(len(files)), run.workers)
     bad = [result for result in results if isinstance(result, _BadFile)]
-    _report_bad_files(inputs, bad, len(files), on_bad_file, reporter)
+    _report_bad_files(inputs, bad, len(files), on_bad_file, run.reporter)
     good = [result for result in results if isinstance(result, _Counted)]
     schema = _common_schema(inputs, good)
     if good[0].others:
         names = ", ".join(f"`{name}`" for name in good[0].others)
-        reporter.say(f"{inputs.folder / good[0].file.name}: also has {names}, which packed records do not carry")
+        run.reporter.say(f"{inputs.folder / good[0].file.name}: also has {names}, which packed records do not carry")
     counted = [each.file for each in good]
     counts = np.zeros(schema.max_sequence_length + 1, np.int64)
     for file in counted:
@@ -289,14 +287,6 @@ def read_histograms(paths: Sequence[Path]) -> CountedRecords:
     if merged.histogram.sequences == 0:
         raise InputError(f"{paths[0]}: holds no sequence, so there is nothing to pack; check which records were counted")
     return merged
-
-
-def part_to_count(records: str | Path, part: tuple[int, int], store: StoreSettings | None = None) -> tuple[int, int] | None:
-    """The part (K, N) that a machine counts which is to do this part, N at most the number of files; None without files."""
-    number, machines = part
-    with open_inputs(records, store) as inputs:
-        parts = min(machines, len(inputs.sizes))
-    return (number, parts) if number < parts else None
 
 
 def _counted_records(path: Path) -> CountedRecords:

@@ -5,17 +5,18 @@ The histogram and the plan are stored next to the packed folder, in `<out>-plan/
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from gaudi_bert.artefacts.packed import Metadata, Verification
-from gaudi_bert.artefacts.results import PackResult
+from gaudi_bert.artefacts.results import PackResult, of_all
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_name
-from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.histogram import OnBadFile, histogram
 from gaudi_bert.tfrecords.plan import plan
+from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import write
 
 
@@ -23,31 +24,22 @@ def pack(
     records: str | Path,
     out: Path,
     settings: PackingSettings,
+    run: StageRun,
     *,
-    reporter: Reporter,
-    overwrite: bool = False,
     on_bad_file: OnBadFile = "stop",
-    workers: int | None = None,
-    store: StoreSettings | None = None,
+    verified: bool = False,
 ) -> PackResult[Metadata, Verification]:
-    """Pack `records` (a folder, a file or a glob of unpacked TFRecords) into the folder `out`.
+    """Pack `records` (a folder, a file or a glob of unpacked TFRecords) into the folder `out`, in a run that does all parts.
 
-    `on_bad_file` is as for `histogram`.
+    `on_bad_file` is as for `histogram`; `verified`: prove afterwards that every sequence is there.
     """
     check_name(out)
     if Path(records).is_dir() and out.resolve() == Path(records).resolve():
         raise InputError(f"{out}: the output folder is the input folder; choose another one")
     histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
     plan_path = histogram_path.with_name("plan.json")
-    histogram(
-        records,
-        histogram_path,
-        on_bad_file=on_bad_file,
-        reporter=reporter,
-        overwrite=overwrite,
-        workers=workers,
-        store=store,
-    )
-    planned = plan([histogram_path], plan_path, settings, reporter=reporter, overwrite=overwrite, store=store)
-    written = write(records, plan_path, out, reporter=reporter, overwrite=overwrite, workers=workers, store=store)
-    return PackResult(written, planned)
+    histogram(records, histogram_path, run, on_bad_file=on_bad_file)
+    planned = of_all(plan([histogram_path], plan_path, settings, run))
+    written = of_all(write(records, plan_path, out, run))
+    proof = of_all(verify(records, out, replace(run, overwrite=False))) if verified else None
+    return PackResult(written, planned, proof)

@@ -19,7 +19,8 @@ from typing import Any, overload
 import numpy as np
 
 from gaudi_bert.artefacts.base import LARGEST_COUNT, METADATA_NAME
-from gaudi_bert.artefacts.packed import Metadata, predecessor_metadata_path
+from gaudi_bert.artefacts.pack_kinds import predecessor_metadata_path
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.shards import Shard, ShardTable, check_shards, index_path, read_starts
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored
 from gaudi_bert.common.arrays import IntArray

@@ -33,10 +33,10 @@ from gaudi_bert.artefacts.plan import (
     totals_of,
 )
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, names_in
 from gaudi_bert.common.files import read_file, shown_location
-from gaudi_bert.common.progress import Reporter, Task
-from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.common.progress import Task
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import form_groups, group_histogram, too_large_files
@@ -49,76 +49,58 @@ def plan(
     histograms: Sequence[Path],
     out: Path,
     settings: PackingSettings,
+    run: StageRun,
     *,
-    finish: bool = False,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
-    store: StoreSettings | None = None,
-) -> StageOutput[PlanTotals]:
+    last_finishes: bool = False,
+) -> StageOutput[PlanTotals] | GroupsResult:
     """Plan the packing of the records that one or several histograms count; the quality of the plan, in total.
 
-    With `finish`, no part is planned: it is checked that all are there (see `plan_part`), and plan.json is written.
+    A run that does a part returns the totals of its groups; or those of the plan where that is finished already, or with
+    `last_finishes` if all parts are there then, so that nobody has to finish it.
     """
     started = time.monotonic()
-    with _opened(histograms, out, settings, reporter, store) as (output, records):
-        if output.begin(overwrite):
-            return StageOutput(Plan.read(output.final).totals, seconds=0.0, skipped=True)
-        planning = _planning(records, settings, output, workers)
-        if not finish:
+    with _opened(histograms, out, settings, run) as (output, records):
+        if output.begin(run.overwrite):
+            seconds = 0.0 if run.part is None else None
+            return StageOutput(Plan.read(output.final).totals, seconds, skipped=True)
+        planning = _planning(records, settings, output, run.workers)
+        if run.part is not None:
+            return _plan_part(output, planning, run.share_of(range(planning.parts)), last_finishes)
+        if not run.finish:
             _make_parts(output, planning, range(planning.parts))
         content = _finish(output, planning)
     if records.files is None:
-        reporter.say(
+        run.reporter.say(
             f"{shown_location(out)}: the histogram has no counts per file, so this plan cannot be written, only looked at"
         )
     return StageOutput(content.totals, seconds=round(time.monotonic() - started, 3))
 
 
-def plan_part(
-    histograms: Sequence[Path],
-    out: Path,
-    settings: PackingSettings,
-    part: tuple[int, int],
-    *,
-    last_finishes: bool = False,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
-    store: StoreSettings | None = None,
+def _plan_part(
+    output: _PlanOutput, planning: _Planning, numbers: Sequence[int], last_finishes: bool
 ) -> StageOutput[PlanTotals] | GroupsResult:
-    """Make the parts K, K + N, ... of a plan, for `part` (K, N); `plan` with `finish` afterwards, once.
-
-    The result has the totals of the groups of these parts, or of the complete plan: where it is finished, or with
-    `last_finishes` if all parts are there then, so that nobody has to `finish`.
-    """
-    with _opened(histograms, out, settings, reporter, store) as (output, records):
-        if output.begin(overwrite):
-            return StageOutput(Plan.read(output.final).totals, skipped=True)
-        planning = _planning(records, settings, output, workers)
-        numbers = range(planning.parts)[part[0] :: part[1]]
-        written = _make_parts(output, planning, numbers)
-        if last_finishes and {part_path(output.final, part).name for part in range(planning.parts)}.issubset(
-            names_in(output.folder)
-        ):
-            return StageOutput(_finish(output, planning).totals)
-        sums: Counter[str] = Counter()
-        for _, stored in output.iter_completed(numbers):
-            for group in stored.groups:
-                sums.update(groups=1, sequences=group.sequences, packs=group.packs, tokens=group.tokens)
+    """Make these parts of a plan, and with `last_finishes` the plan where all are there."""
+    written = _make_parts(output, planning, numbers)
+    names = {part_path(output.final, part).name for part in range(planning.parts)}
+    if last_finishes and names.issubset(names_in(output.folder)):
+        return StageOutput(_finish(output, planning).totals)
+    sums: Counter[str] = Counter()
+    for _, stored in output.iter_completed(numbers):
+        for group in stored.groups:
+            sums.update(groups=1, sequences=group.sequences, packs=group.packs, tokens=group.tokens)
     return GroupsResult(sums["groups"], written, sums["sequences"], sums["packs"], sums["tokens"])
 
 
 @contextmanager
 def _opened(
-    histograms: Sequence[Path], out: Path, settings: PackingSettings, reporter: Reporter, store: StoreSettings | None
+    histograms: Sequence[Path], out: Path, settings: PackingSettings, run: StageRun
 ) -> Iterator[tuple[_PlanOutput, CountedRecords]]:
     """Where the plan is written, and the content of the histograms."""
     with ExitStack() as stack:
-        records = read_histograms([stack.enter_context(local_copy(path, store)) for path in histograms])
+        records = read_histograms([stack.enter_context(local_copy(path, run.store)) for path in histograms])
         signature = Signature("plan", settings.model_dump(mode="json"), {"histogram_sha256": records.sha256})
-        path = stack.enter_context(mirrored(out.parent, store)) / out.name
-        yield _PlanOutput(path.parent, path, signature, PlanPart, lambda part: part_path(path, part), reporter), records
+        path = stack.enter_context(mirrored(out.parent, run.store)) / out.name
+        yield _PlanOutput(path.parent, path, signature, PlanPart, lambda part: part_path(path, part), run.reporter), records
 
 
 @dataclass(frozen=True)

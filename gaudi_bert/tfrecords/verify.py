@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,13 +26,13 @@ from gaudi_bert.artefacts.completion import first_difference, read_signature, se
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError, shown
 from gaudi_bert.common.files import read_file
-from gaudi_bert.common.progress import Reporter, Task, count_of
-from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.common.progress import Task, count_of
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.proof.folder import (
     Proof,
@@ -47,9 +46,8 @@ from gaudi_bert.proof.folder import (
     check_shards,
     counts_of_groups,
     read_manifest,
-    verify_folder,
 )
-from gaudi_bert.proof.parts import PartlyVerified
+from gaudi_bert.proof.parts import verify_packs
 from gaudi_bert.tfrecords.files import RecordInputs, input_file, open_inputs
 from gaudi_bert.tfrecords.histogram import why_bad
 from gaudi_bert.tfrecords.packed_folder import read_metadata
@@ -211,55 +209,19 @@ _NAMED = 3
 _GROUPS_AT_ONCE = 256
 
 
-def verify(
-    records: str | Path,
-    packed: Path,
-    *,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
-    store: StoreSettings | None = None,
-) -> StageOutput[Verification]:
+def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Verification] | GroupsResult:
     """Verify a packed folder against its records."""
-    with _opened(records, packed, reporter, workers, store) as folder:
-        if not folder.has_manifests:  # the predecessor's: we write nothing into it
-            return StageOutput(folder.compare())
-        return verify_folder(folder, overwrite)
-
-
-def verify_part(
-    records: str | Path,
-    packed: Path,
-    part: tuple[int, int],
-    *,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
-    store: StoreSettings | None = None,
-) -> StageOutput[Verification] | GroupsResult:
-    """Verify the groups K, K + N, ... of a packed folder, for `part` (K, N); `finish_verification` afterwards, once."""
-    with _opened(records, packed, reporter, workers, store) as folder:
-        return folder.in_parts().prove_part(part, overwrite)
-
-
-def finish_verification(
-    records: str | Path, packed: Path, *, reporter: Reporter, store: StoreSettings | None = None
-) -> StageOutput[Verification]:
-    """Write verification.json of a packed folder whose groups are all verified by `verify_part`."""
-    with _opened(records, packed, reporter, None, store) as folder:
-        return folder.in_parts().finish()
-
-
-@contextmanager
-def _opened(
-    records: str | Path, packed: Path, reporter: Reporter, workers: int | None, store: StoreSettings | None
-) -> Iterator[_Folder]:
-    with mirrored(packed, store) as here, open_inputs(records, store) as inputs:
+    with mirrored(packed, run.store) as here, open_inputs(records, run.store) as inputs:
         fetch(here / METADATA_NAME)
         metadata = read_metadata(here)
         check_shards(here, metadata)
         check_numbers(here, metadata)
-        yield _Folder(inputs, here, metadata, reporter, workers)
+        folder = _Folder(inputs, here, metadata, run)
+        if folder.has_manifests:
+            return verify_packs(folder, run)
+        if not run.does_all:
+            raise InputError(f"{here}: the predecessor's folder has no groups; verify it at once, without --shard")
+        return StageOutput(folder.compare())  # the predecessor's: we write nothing into it
 
 
 @dataclass(frozen=True)
@@ -269,8 +231,7 @@ class _Folder:
     inputs: RecordInputs
     packed: Path
     metadata: Metadata
-    reporter: Reporter
-    workers: int | None
+    run: StageRun
 
     @cached_property
     def has_manifests(self) -> bool:
@@ -280,13 +241,7 @@ class _Folder:
     @cached_property
     def verified(self) -> VerifiedFolder[Verification]:
         """Where the result is stored."""
-        return VerifiedFolder(self.packed, self.metadata, self.inputs.sizes, Verification, self.reporter)
-
-    def in_parts(self) -> PartlyVerified[Verification]:
-        """The same, of the results of groups."""
-        if not self.has_manifests:
-            raise InputError(f"{self.packed}: the predecessor's folder has no groups; verify it at once, without --shard")
-        return PartlyVerified(self)
+        return VerifiedFolder(self.packed, self.metadata, self.inputs.sizes, Verification, self.run.reporter)
 
     def compare(self) -> Verification:
         """Compare the sequences of a folder without manifests."""
@@ -355,11 +310,11 @@ class _Folder:
         total = sum(self.inputs.sizes[self._paths[name]] for name in known)
         total += sum(int(sizes[firsts[number] : firsts[number] + counts[number]].sum()) for number in numbers)
         schema = PackedSchema.of(self.metadata)
-        with self.reporter.task("verify", total, "bytes") as task:
+        with self.run.reporter.task("verify", total, "bytes") as task:
             for first in range(0, len(numbers), _GROUPS_AT_ONCE):
                 at_once = numbers[first : first + _GROUPS_AT_ONCE]
                 files = [file for number in at_once for file in self._files_to_read(number, names[number])]
-                yield from _read_groups(files, schema, task, self.workers)
+                yield from _read_groups(files, schema, task, self.run.workers)
 
     def _files_to_read(self, group: int, inputs: Sequence[str]) -> Iterator[_FileToRead]:
         for name in inputs:
@@ -371,7 +326,7 @@ class _Folder:
     def _difference(self, number: int, group: _ReadGroup) -> str:
         """In which sequences the shards of a group differ from its input files."""
         inputs, shards = [self._paths[name] for name in self._inputs_of(number)], list(self._shards_of(number).values())
-        return describe_difference(inputs, shards, self.metadata, group.unpacked, group.repacked, self.workers)
+        return describe_difference(inputs, shards, self.metadata, group.unpacked, group.repacked, self.run.workers)
 
     # --- what the files of the folder must state
 
@@ -456,4 +411,4 @@ class _Folder:
         if self.metadata.bad_files:
             named = ", ".join(file.name for file in self.metadata.bad_files[:_NAMED])
             count = count_of(len(self.metadata.bad_files), "bad file")
-            self.reporter.say(f"{shown_path(self.packed)}: {count} of the records skipped: {named}")
+            self.run.reporter.say(f"{shown_path(self.packed)}: {count} of the records skipped: {named}")

@@ -26,13 +26,13 @@ from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan, files_sha256
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path, shard_bounds, shard_name, write_index
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, read_ahead, release
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import followed, in_store, read_text, shown_location, url_of
-from gaudi_bert.common.progress import Reporter, Task, count_of, human_bytes
-from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.common.progress import Task, count_of, human_bytes
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
 from gaudi_bert.tfrecords.files import open_inputs, records_folder
 from gaudi_bert.tfrecords.packed_shards import PackEncoder, count_group_shards, output_buffer, write_packs
@@ -55,62 +55,32 @@ def write(
     records: str | Path,
     plan: Path,
     out: Path,
+    run: StageRun,
     *,
-    finish: bool = False,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
     shards: Mapping[str, int] | None = None,
-    store: StoreSettings | None = None,
-) -> StageOutput[Metadata]:
+) -> StageOutput[Metadata] | GroupsResult:
     """Write the packed records of a plan.
 
-    With `finish`, no group is written: it is checked that all are there (see `write_part`), and metadata.json is written.
+    A run that does a part returns the totals of its groups; or those of the folder where that is finished already.
     `shards` has another `shard_multiple` or `shard_bytes` than the plan.
     """
     started = time.monotonic()
-    with _opened(records, plan, out, reporter, shards, store) as (output, content):
-        if output.begin(overwrite):
+    with _opened(records, plan, out, run, shards) as (output, content):
+        if output.begin(run.overwrite):
             return StageOutput(Metadata.read(output.folder), skipped=True)
+        groups = run.share_of(range(content.group_count))
+        if run.part is not None:
+            return output.groups_result(groups, _write_groups(records, output, content, groups, run))
         content.check_totals()
-        if not finish:
-            _write_groups(records, output, content, range(content.group_count), workers, store)
+        if not run.finish:
+            _write_groups(records, output, content, groups, run)
         metadata = _finish(output, content)
     return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
 
 
-def write_part(
-    records: str | Path,
-    plan: Path,
-    out: Path,
-    part: tuple[int, int],
-    *,
-    reporter: Reporter,
-    overwrite: bool = False,
-    workers: int | None = None,
-    shards: Mapping[str, int] | None = None,
-    store: StoreSettings | None = None,
-) -> StageOutput[Metadata] | GroupsResult:
-    """Write the groups K, K + N, ... of a plan, for `part` (K, N); `write` with `finish` afterwards, once.
-
-    The result has the totals of these groups, or of the complete folder where it was finished already.
-    """
-    with _opened(records, plan, out, reporter, shards, store) as (output, content):
-        if output.begin(overwrite):
-            return StageOutput(Metadata.read(output.folder), skipped=True)
-        numbers = range(content.group_count)[part[0] :: part[1]]
-        written = _write_groups(records, output, content, numbers, workers, store)
-        return output.groups_result(numbers, written)
-
-
 @contextmanager
 def _opened(
-    records: str | Path,
-    plan: Path,
-    out: Path,
-    reporter: Reporter,
-    shards: Mapping[str, int] | None,
-    store: StoreSettings | None,
+    records: str | Path, plan: Path, out: Path, run: StageRun, shards: Mapping[str, int] | None
 ) -> Iterator[tuple[PackedOutput[GroupManifest], WritablePlan]]:
     """Where the packs are written, which is not the folder of the records; and the plan."""
     if in_store(records) or in_store(out):
@@ -119,7 +89,7 @@ def _opened(
         same = followed(records_folder(records)) == followed(out)
     if same:
         raise InputError(f"{shown_location(records)}: the output folder is the folder of the records; choose another one")
-    with local_copy(plan, store) as path, mirrored(out, store) as folder:
+    with local_copy(plan, run.store) as path, mirrored(out, run.store) as folder:
         content = WritablePlan.read(path).with_shards(shards or {})
         settings = {key: getattr(content, key) for key in Metadata.planned}
         output = PackedOutput(
@@ -128,7 +98,7 @@ def _opened(
             Signature("write", settings, {"plan_sha256": content.sha256}),
             GroupManifest,
             lambda number: manifest_path(folder, number),
-            reporter,
+            run.reporter,
             source_sha256=content.sha256,
             command="gaudi-bert write",
         )
@@ -140,10 +110,9 @@ def _write_groups(
     output: PackedOutput[GroupManifest],
     plan: WritablePlan,
     numbers: Sequence[int],
-    workers: int | None,
-    store: StoreSettings | None,
+    run: StageRun,
 ) -> int:
-    with open_inputs(records, store) as inputs:
+    with open_inputs(records, run.store) as inputs:
         present = match_files(inputs.shown, inputs.sizes, plan)
         if inputs.vocabulary is not None and VocabularyInfo.of(inputs.vocabulary) != plan.vocabulary:
             raise InputError(
@@ -168,7 +137,7 @@ def _write_groups(
                     size = buffer_bytes(paths[batch])
                     if buffer.size < size:
                         buffer = _group_buffer(size)
-                    manifest = _write_group(output.folder, plan, number, paths[batch], buffer, task, workers)
+                    manifest = _write_group(output.folder, plan, number, paths[batch], buffer, task, run.workers)
                     manifest.write(output.summary_path(number))
     return len(pending)
 

@@ -13,7 +13,6 @@ longer run.
 from __future__ import annotations
 
 import fnmatch
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ import yaml
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, publish, remove, shown_path
+from gaudi_bert.common.cores import usable_cores
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, read_json, write_json, write_text
 from gaudi_bert.common.progress import Reporter
@@ -251,7 +251,7 @@ def _threads_of(requested: int | None, processes_on_host: int) -> int | None:
     """CPU threads of this process: processes that share a host share its cores."""
     if requested is not None or processes_on_host == 1:
         return requested
-    return max(1, (os.cpu_count() or 1) // processes_on_host)
+    return max(1, usable_cores() // processes_on_host)
 
 
 def _as_begun(context: RunContext[R]) -> RunContext[R]:

@@ -12,7 +12,8 @@ import pytest
 from gaudi_bert.artefacts.base import Artefact, manifest_path
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification, pack_kind
+from gaudi_bert.artefacts.pack_kinds import pack_kind
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification
 from gaudi_bert.artefacts.plan import Plan, PlanPart, WritablePlan
 from gaudi_bert.artefacts.shards import index_path, read_starts, write_index
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
@@ -21,7 +22,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.verify import verify
 from tests.builders.command_line import foreign_prose
 from tests.builders.packing_case import PackingCase, make_case
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import a_run
 
 EVALUATION = {
     "loss": 5.25, "masked_lm_loss": 4.5, "masked_lm_accuracy": 0.25, "next_sentence_loss": 0.75,
@@ -32,7 +33,7 @@ EVALUATION = {
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
     case = make_case(tmp_path_factory.mktemp("case"), files=3)
-    verify(case.records, case.packed, reporter=QUIET)
+    verify(case.records, case.packed, a_run())
     return case
 
 

@@ -12,7 +12,7 @@ from gaudi_bert.config.sections import TableSettings
 from tests.builders import tables
 from tests.builders.model_mutations import good_folder
 from tests.builders.packing_case import make_case
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import a_run
 from tests.builders.watched_worker import WatchedWorker
 
 
@@ -36,7 +36,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tables.write_stream(folder / "rows.arrow", rows)
     tables.write_lines(folder / "rows.jsonl", rows)
     settings = TableSettings(max_sequence_length=32, algorithm="lpfhp")
-    pack_table(folder / "rows.parquet", folder / "packed-table", settings, reporter=QUIET)
+    pack_table(folder / "rows.parquet", folder / "packed-table", settings, a_run())
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(99))]) + "\n")
     good_folder(folder / "model")
     (folder / "texts.jsonl").write_text('{"text": "the cat sat"}\n{"text": "dogs runs"}\n')

@@ -22,7 +22,7 @@ from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.pack import pack_table
 from tests.builders import tables
 from tests.builders.effort import tries
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import a_run
 from tests.builders.watched_worker import WatchedWorker, command_in_process
 
 pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
@@ -233,7 +233,7 @@ def damage(path: Path, offsets: tuple[int, ...], other: tuple[int, ...]) -> None
 
 
 def packed(source: Path, out: Path) -> None:
-    pack_table(source, out, TableSettings(max_sequence_length=8, shard_multiple=1), reporter=QUIET, verified=True)
+    pack_table(source, out, TableSettings(max_sequence_length=8, shard_multiple=1), a_run(), verified=True)
 
 
 @pytest.mark.parametrize("write", [tables.write_file, tables.write_stream])

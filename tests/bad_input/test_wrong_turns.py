@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.builders.bert_folder import write_bert, write_rows
-from tests.builders.command_line import refusal
+from tests.builders.command_line import refusal, succeed
 from tests.builders.packing_case import make_case
 from tests.builders.pages import ROOT, blocks
 
@@ -33,6 +34,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "ids.jsonl").write_text('{"input_ids": [1, 2, 3]}\n')
     (folder / "texts.jsonl").write_text('{"text": "a"}\n')
     (folder / "empty").mkdir()
+    shutil.copytree(folder / "case" / "packed", folder / "half-records")
+    succeed("pack", "ids.jsonl", "--out", "half-table", "--max-sequence-length", 8, folder=folder)
+    lengths = (5, 12, 3, 16)
+    (folder / "longer.jsonl").write_text("".join(f'{{"input_ids": {[7] * length}}}\n' for length in lengths))
+    succeed("pack", "longer.jsonl", "--out", "half-rows", "--row-lengths", "8,16", folder=folder)
+    notes = "__gaudi_bert__"
+    for last in ("half-records/metadata.json", f"half-table/{notes}/metadata.json", f"half-rows/{notes}/row_lengths.json"):
+        (folder / last).unlink()
     return folder
 
 
@@ -53,6 +62,9 @@ WRONG_TURNS = {
     "train --data ids.jsonl --out run --model roberta": "ids.jsonl: is a table that is not packed; run `gaudi-bert pack",
     "train --data texts --out run --model my-model": FOLDER_MODEL,
     "train --data my-tfrecords --out run --model my-model": FOLDER_MODEL,
+    "train --data half-records --out run": "half-records: packing has not finished; run the `gaudi-bert write` or `pack`",
+    "train --data half-table --out run --model my-model": "half-table: packing has not finished; run the `gaudi-bert pack`",
+    "train --data half-rows --out run --model my-model": "half-rows: packing has not finished; run the `gaudi-bert pack`",
     "tokenize texts/ --tokenizer my-model --out t": "Missing option '--max-sequence-length'; see: ",
     f"{TUNE} texts.jsonl --model MODEL --out t": "texts.jsonl: line 1 (row 1): has no 'label', only 'text'; name the column",
     f"{TUNE} rows.jsonl --model MODEL --out t": ROWS,

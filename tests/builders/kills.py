@@ -36,14 +36,14 @@ from gaudi_bert.runners.local import run_stages
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tfrecords.convert import HDF5_PACKS, PREDECESSOR_PACKS, convert
-from gaudi_bert.tfrecords.histogram import histogram, part_to_count
+from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.plan import plan, plan_part
-from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_part
-from gaudi_bert.tfrecords.write import write, write_part
+from gaudi_bert.tfrecords.plan import plan
+from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.write import write
 from tests.builders.folders import comparable, contents
 from tests.builders.packing_case import sequences_for_hdf5, write_tfrecord
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import QUIET, a_run
 from tests.builders.s3_server import ENVIRONMENT, faulty_proxy, quick, s3_server, upload
 from tests.builders.s3_server import contents as objects_below
 from tests.builders.tables import random_rows, write_parquet
@@ -94,17 +94,17 @@ def write_text(folder: Path) -> Path:
 
 
 def whole_packing(records: Path, out: Path, workers: int, _: int) -> list[list[Action]]:
-    packing = partial(pack, records, out / "packed", PACKING, reporter=QUIET, workers=workers)
-    return [[packing], [partial(verify, records, out / "packed", reporter=QUIET, workers=workers)]]
+    packing = partial(pack, records, out / "packed", PACKING, a_run(workers=workers))
+    return [[packing], [partial(verify, records, out / "packed", a_run(workers=workers))]]
 
 
 def table(path: Path, out: Path, _: int, __: int) -> list[list[Action]]:
-    return [[partial(pack_table, path, out / "packed", TABLE, reporter=QUIET, workers=1)]]
+    return [[partial(pack_table, path, out / "packed", TABLE, a_run(workers=1))]]
 
 
 def preparation(text: Path, out: Path, _: int, __: int) -> list[list[Action]]:
     settings = PrepareSettings(text=str(text), **PREPARE)
-    return [[partial(prepare, settings, out / "examples", pipeline_folder=text.parent, reporter=QUIET, workers=1)]]
+    return [[partial(prepare, settings, out / "examples", a_run(workers=1), pipeline_folder=text.parent)]]
 
 
 def parts(records: Path, out: Path, _: int, round_number: int) -> list[list[Action]]:
@@ -112,24 +112,15 @@ def parts(records: Path, out: Path, _: int, round_number: int) -> list[list[Acti
     count = PARTS[round_number % len(PARTS)]
     scratch = out.with_name(f"{out.name}-histograms")
 
-    def count_part(number: int) -> None:
-        shard = part_to_count(records, (number, count))
-        if shard is not None:
-            scratch.mkdir(exist_ok=True)
-            histogram(records, scratch / f"{number}.json", part=shard, reporter=QUIET, workers=1)
-
-    one = {"reporter": QUIET, "workers": 1}
-
-    def write_one(number: int) -> None:
-        write_part(records, out / "plan.json", out / "packed", (number, count), **one)
-
+    scratch.mkdir(exist_ok=True)
+    each = [a_run(workers=1, part=(number, count)) for number in range(count)]
     return [
-        [partial(count_part, number) for number in range(count)],
-        [lambda: plan(list(scratch.glob("*[0-9].json")), out / "plan.json", PACKING, reporter=QUIET)],
-        [partial(write_one, number) for number in range(count)],
-        [lambda: write(records, out / "plan.json", out / "packed", finish=True, reporter=QUIET)],
-        [partial(verify_part, records, out / "packed", (part, count), **one) for part in range(count)],
-        [lambda: finish_verification(records, out / "packed", reporter=QUIET)],
+        [partial(histogram, records, scratch / f"{run.part[0]}.json", run) for run in each],
+        [lambda: plan(list(scratch.glob("*[0-9].json")), out / "plan.json", PACKING, a_run())],
+        [partial(write, records, out / "plan.json", out / "packed", run) for run in each],
+        [lambda: write(records, out / "plan.json", out / "packed", a_run(finish=True))],
+        [partial(verify, records, out / "packed", run) for run in each],
+        [lambda: verify(records, out / "packed", a_run(finish=True))],
     ]
 
 
@@ -148,16 +139,16 @@ def write_histogram(folder: Path) -> Path:
 def planning(path: Path, out: Path, workers: int, round_number: int) -> list[list[Action]]:
     """`plan` part by part, as on several machines."""
     settings, count = PackingSettings(algorithm="lpfhp", group_sequences=100), PARTS[round_number % len(PARTS)]
-    common = {"reporter": QUIET, "workers": workers}
-    shards = [partial(plan_part, [path], out / "plan.json", settings, (part, count), **common) for part in range(count)]
-    return [list(shards), [partial(plan, [path], out / "plan.json", settings, finish=True, **common)]]
+    make = partial(plan, [path], out / "plan.json", settings)
+    each = [a_run(workers=workers, part=(number, count)) for number in range(count)]
+    return [[partial(make, run) for run in each], [partial(make, a_run(workers=workers, finish=True))]]
 
 
 def write_packs(folder: Path) -> Path:
     for number in range(3):
         write_tfrecord(folder / "records" / f"part-{number}", sequences_for_hdf5(300, 61, 9, seed=number))
     settings = PACKING.model_copy(update={"masked_slots": 12})  # as many as the predecessor's trainer reads
-    pack(folder / "records", folder / "packed", settings, reporter=QUIET)
+    pack(folder / "records", folder / "packed", settings, a_run())
     return folder / "packed"
 
 
@@ -300,7 +291,7 @@ def kill_in_bucket(folder: Path, kills: int, seed: int, stages: list[str]) -> st
     rng = random.Random(seed)
     os.environ.update(ENVIRONMENT)
     write_text_files(folder / "text")
-    local = RunRequest(pipeline(str(folder / "text"), {}), folder / "disk", folder, QUIET, workers=1)
+    local = RunRequest(pipeline(str(folder / "text"), {}), folder / "disk", folder, a_run(workers=1))
     data = [stage for stage in stages if stage not in ("train", "evaluate", "report")]
     run_stages(local, data)  # loads the kernels, and starts no thread
     finish(lambda: run_stages(local, stages))
@@ -316,7 +307,7 @@ def kill_in_bucket(folder: Path, kills: int, seed: int, stages: list[str]) -> st
         settings = pipeline("s3://bucket/text", store)
 
         def attempt(work: str, stage: str) -> Callable[[], None]:
-            run = RunRequest(settings, Path(f"s3://bucket/{work}"), folder, QUIET, workers=2)
+            run = RunRequest(settings, Path(f"s3://bucket/{work}"), folder, a_run(workers=2))
             return lambda: run_stages(run, [stage]) and None
 
         durations = {stage: finish(attempt("timed", stage)) for stage in stages}

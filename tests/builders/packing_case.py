@@ -13,7 +13,7 @@ from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.write import write
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import a_run
 from tests.oracles.wire import UNPACKED_KEYS, example, frame, packed_list, random_sequence
 
 
@@ -51,9 +51,9 @@ def make_case(
             payloads.append(example(sequences[-1], order, encode))
         (records / f"part-{number}").write_bytes(compress(b"".join(frame(payload) for payload in payloads)))
     chosen = PackingSettings(**{"group_sequences": 2 * sequences_per_file, "shard_multiple": 4, **settings})
-    histogram(records, folder / "histogram.json", reporter=QUIET)
-    plan([folder / "histogram.json"], folder / "plan.json", chosen, reporter=QUIET)
-    write(records, folder / "plan.json", folder / "packed", reporter=QUIET)
+    histogram(records, folder / "histogram.json", a_run())
+    plan([folder / "histogram.json"], folder / "plan.json", chosen, a_run())
+    write(records, folder / "plan.json", folder / "packed", a_run())
     return PackingCase(records, folder / "plan.json", folder / "packed", sequences)
 
 

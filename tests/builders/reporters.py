@@ -1,14 +1,24 @@
-"""Reporters for tests: one says nothing, one keeps what is said, one stops the process when it hears of an update."""
+"""Reporters for tests: one says nothing, one keeps what is said, one stops the process when it hears of an update.
+
+And how a stage runs in a test.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import signal
+from typing import Any
 
+from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.progress import Reporter
 
 QUIET = Reporter(quiet=True)
+
+
+def a_run(**changes: Any) -> StageRun:
+    """A quiet run of a stage, with other fields where they are given."""
+    return StageRun(**{"reporter": QUIET, **changes})
 
 
 class Listener(Reporter):

@@ -41,7 +41,7 @@ from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from tests.builders.folders import contents
 from tests.builders.properties import examples
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import a_run
 
 SMALL: dict[str, Any] = {"text": "text/*.txt", "vocab": "vocab.txt", "evaluation_fraction": 0.2, "shards": 6}
 SMALL |= {"max_sequence_length": 24, "max_predictions": 4, "duplicates": 2}
@@ -65,9 +65,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, out: str = "out", how: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """What `prepare` prints; `how` it works are arguments besides its settings."""
-    settings, given = PrepareSettings(**{**SMALL, **changes}), {"workers": 1, **(how or {})}
-    printed: dict[str, Any] = to_json(prepare(settings, folder / out, pipeline_folder=folder, reporter=QUIET, **given))
+    """What `prepare` prints; `how` it runs besides its settings."""
+    settings, given = PrepareSettings(**{**SMALL, **changes}), a_run(**{"workers": 1, **(how or {})})
+    printed: dict[str, Any] = to_json(prepare(settings, folder / out, given, pipeline_folder=folder))
     return printed
 
 
@@ -212,7 +212,7 @@ def digest(folder: Path) -> str:
 
 def prepared(out: Path, texts: list[Path], **changes: Any) -> str:
     settings = PrepareSettings(text=tuple(map(str, texts)), **changes)
-    prepare(settings, out, pipeline_folder=out, reporter=QUIET, workers=1)
+    prepare(settings, out, a_run(workers=1), pipeline_folder=out)
     return digest(out)
 
 

@@ -21,12 +21,12 @@ import pytest
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_part
+from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import write
 from tests.builders import tables
 from tests.builders.effort import LONG, tries
 from tests.builders.packing_case import make_case
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import a_run
 
 _NO_CHANGE = object()
 _GONE = object()
@@ -183,7 +183,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("records")
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\nword\n")
     make_case(folder, files=4, sequences_per_file=9, max_sequence_length=13, max_predictions=3, shard_multiple=4)
-    verify(folder / "records", folder / "packed", reporter=QUIET)
+    verify(folder / "records", folder / "packed", a_run())
     return folder
 
 
@@ -200,19 +200,19 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = TableSettings(
         max_sequence_length=8, shard_multiple=4, depth=3, algorithm="nnls", too_long="split", group_sequences=14
     )
-    pack_table(folder / "rows", folder / "packed", settings, reporter=QUIET, verified=True)
+    pack_table(folder / "rows", folder / "packed", settings, a_run(), verified=True)
     return folder
 
 
 @pytest.fixture(scope="module")
 def rows(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same in rows of two lengths."""
-    from gaudi_bert.tables.pack import pack_row_lengths
+    from gaudi_bert.tables.pack import pack_table
 
     folder = tmp_path_factory.mktemp("rows")
     shutil.copytree(table / "rows", folder / "rows")
     settings = TableSettings(max_sequence_length=9, row_lengths=(8, 9), shard_multiple=4, algorithm="nnls")
-    pack_row_lengths(folder / "rows", folder / "packed", settings, reporter=QUIET, verified=True)
+    pack_table(folder / "rows", folder / "packed", settings, a_run(), verified=True)
     return folder
 
 
@@ -251,19 +251,17 @@ def reading(workdir: Path, file: str, out: Path) -> Callable[[], object]:
     records, packed = workdir / "records", workdir / "packed"
     if "plan" in file:
         numbers = itertools.count()
-        return lambda: write(records, workdir / "plan.json", out / str(next(numbers)), reporter=QUIET)
+        return lambda: write(records, workdir / "plan.json", out / str(next(numbers)), a_run())
     if file.endswith("verification-00000.json"):
         (packed / "verification.json").unlink(missing_ok=True)
-        verify_part(records, packed, (0, 1), reporter=QUIET)
-        return lambda: finish_verification(records, packed, reporter=QUIET)
+        verify(records, packed, a_run(part=(0, 1)))
+        return lambda: verify(records, packed, a_run(finish=True))
     again = "verification" not in file
     if file.startswith("records"):
-        return lambda: verify(records, packed, reporter=QUIET, overwrite=again)
-    from gaudi_bert.tables.verify import verify_row_lengths, verify_table
+        return lambda: verify(records, packed, a_run(overwrite=again))
+    from gaudi_bert.tables.verify import verify_table
 
-    if file.startswith("rows"):
-        return lambda: verify_row_lengths(workdir / "rows", packed, reporter=QUIET, overwrite=again)
-    return lambda: verify_table(workdir / "rows", packed, reporter=QUIET, overwrite=again)
+    return lambda: verify_table(workdir / "rows", packed, a_run(overwrite=again))
 
 
 @pytest.mark.repeated

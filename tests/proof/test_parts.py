@@ -24,14 +24,14 @@ from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.proof.folder import counts_of_groups
-from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_part
+from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.write import write
 from tests.builders import tables
 from tests.builders.folders import contents
 from tests.builders.machines import make_read_only, small_disk
 from tests.builders.packing_case import make_case
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import a_run
 from tests.builders.shards import mend_sums, notes_of
 
 GROUPS = 5
@@ -60,7 +60,7 @@ def make_table_case(folder: Path, *, index_only: bool) -> Case:
     tables.write_parquet(source, tables.random_rows(200, 30, seed=1), row_group_size=10)
     sizes = {"max_sequence_length": 24, "group_sequences": 40, "shard_multiple": 2, "index_only": index_only}
     settings = TableSettings(too_long="split", **sizes)
-    pack_table(source, folder / "packed", settings, reporter=QUIET, verified=True)
+    pack_table(source, folder / "packed", settings, a_run(), verified=True)
     return Case(source, folder / "packed")
 
 
@@ -100,35 +100,27 @@ def packed(whole: Case, tmp_path: Path) -> Path:
     return unverified(whole, tmp_path)
 
 
-def verify_all(case: Case, packed: Path) -> StageOutput:
+def verify_all(case: Case, packed: Path, **how: Any) -> StageOutput | GroupsResult:
     if not case.is_table:
-        return verify(case.source, packed, reporter=QUIET)
+        return verify(case.source, packed, a_run(**how))
     from gaudi_bert.tables.verify import verify_table
 
-    return verify_table(case.source, packed, reporter=QUIET)
+    return verify_table(case.source, packed, a_run(**how))
 
 
-def part_or_nothing(case: Case, packed: Path, number: int, parts: int, **options: Any) -> StageOutput | GroupsResult:
-    if not case.is_table:
-        return verify_part(case.source, packed, (number, parts), reporter=QUIET, **options)
-    from gaudi_bert.tables.verify import verify_table_part
-
-    return verify_table_part(case.source, packed, (number, parts), reporter=QUIET, **options)
+def part_or_nothing(case: Case, packed: Path, number: int, parts: int, **how: Any) -> StageOutput | GroupsResult:
+    return verify_all(case, packed, part=(number, parts), **how)
 
 
-def part(case: Case, packed: Path, number: int, parts: int, **options: Any) -> GroupsResult:
+def part(case: Case, packed: Path, number: int, parts: int, **how: Any) -> GroupsResult:
     """Verify a part; it is not the complete folder that is there already."""
-    result = part_or_nothing(case, packed, number, parts, **options)
+    result = part_or_nothing(case, packed, number, parts, **how)
     assert isinstance(result, GroupsResult)
     return result
 
 
 def finish(case: Case, packed: Path) -> StageOutput:
-    if not case.is_table:
-        return finish_verification(case.source, packed, reporter=QUIET)
-    from gaudi_bert.tables.verify import finish_table
-
-    return finish_table(case.source, packed, reporter=QUIET)
+    return verify_all(case, packed, finish=True)
 
 
 def proof(packed: Path, group: int) -> Path:
@@ -308,7 +300,7 @@ def test_a_pack_that_is_lost_doubled_or_in_another_group_is_found_by_its_part(wh
     with pytest.raises(FailedError, match="3 of 5 groups are not verified: group 0 has no proof, group 1 has no proof, "):
         finish(whole, packed)
     with pytest.raises(FailedError, match=f"group 0: {lost}.*2 more of the groups"):
-        verify(whole.source, packed, reporter=QUIET)
+        verify(whole.source, packed, a_run())
 
 
 def test_no_file_outside_is_changed_through_a_link_in_the_folder(whole: Case, packed: Path, tmp_path: Path) -> None:
@@ -338,15 +330,15 @@ def test_input_files_that_are_missing_new_or_doubled(whole: Case, packed: Path, 
     (owner,) = (n for n in range(GROUPS) if "part-4" in str(GroupManifest.read(manifest_path(packed, n)).inputs))
     (records / "part-4").rename(tmp_path / "part-4")
     with pytest.raises(FailedError, match=r"1 of \d input files are missing from the records: part-4"):
-        verify_part(records, packed, (owner, GROUPS), reporter=QUIET)
+        verify(records, packed, a_run(part=(owner, GROUPS)))
     (tmp_path / "part-4").rename(records / "part-4")
     shutil.copy(records / "part-4", records / "part-9")
-    verify_part(records, packed, (0, 1), reporter=QUIET)
+    verify(records, packed, a_run(part=(0, 1)))
     with pytest.raises(FailedError, match="input file part-9 is not among those that were packed"):
-        finish_verification(records, packed, reporter=QUIET)
+        verify(records, packed, a_run(finish=True))
     (records / "part-9").unlink()
     with pytest.raises(FailedError, match=r"5 of 5 groups .*is of another packed folder, or of other records"):
-        finish_verification(records, packed, reporter=QUIET)
+        verify(records, packed, a_run(finish=True))
 
 
 def test_a_bound_that_only_a_solver_proves(tmp_path: Path) -> None:
@@ -375,17 +367,15 @@ def test_overwrite_verifies_again_the_groups_of_the_part_alone(whole: Case, pack
     assert not (packed / "verification.json").exists()
     with pytest.raises(FailedError, match="group 1 has no proof, group 3 has no proof"):
         finish(whole, packed)
-    verify(whole.source, packed, reporter=QUIET)
+    verify(whole.source, packed, a_run())
     assert contents(packed) == contents(whole.packed), "one process removes the proofs of parts"
 
 
 def test_parts_of_a_folder_that_was_written_again_begin_again(whole: Case, tmp_path: Path) -> None:
-    write(whole.source, whole.packed.with_name("plan.json"), tmp_path / "packed", reporter=QUIET)
+    write(whole.source, whole.packed.with_name("plan.json"), tmp_path / "packed", a_run())
     part(whole, tmp_path / "packed", 0, 2)
     shutil.rmtree(tmp_path / "packed")
-    write(
-        whole.source, whole.packed.with_name("plan.json"), tmp_path / "packed", reporter=QUIET, shards={"shard_multiple": 3}
-    )
+    write(whole.source, whole.packed.with_name("plan.json"), tmp_path / "packed", a_run(), shards={"shard_multiple": 3})
     part(whole, tmp_path / "packed", 1, 2)
     with pytest.raises(FailedError, match="3 of 5 groups are not verified: group 0 has no proof"):
         finish(whole, tmp_path / "packed")
@@ -393,10 +383,10 @@ def test_parts_of_a_folder_that_was_written_again_begin_again(whole: Case, tmp_p
 
 def test_parts_need_a_folder_that_can_be_written(whole: Case, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "8m") as disk:
-        write(whole.source, whole.packed.with_name("plan.json"), disk / "packed", reporter=QUIET)
+        write(whole.source, whole.packed.with_name("plan.json"), disk / "packed", a_run())
         make_read_only(disk)
         with pytest.raises(InputError, match="is read-only, and parts store their proofs there; verify it at once"):
-            verify_part(whole.source, disk / "packed", (0, 2), reporter=QUIET)
+            verify(whole.source, disk / "packed", a_run(part=(0, 2)))
 
 
 def test_a_group_may_have_fewer_packs_than_shards(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from gaudi_bert.tfrecords.wire.framing import read_records
 from tests.builders.agree import identical
 from tests.builders.effort import sampled, tries
 from tests.builders.packing_case import PackingCase, make_case
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import QUIET, a_run
 from tests.builders.shards import read_in_a_process, shards_of, write_many_shards
 from tests.oracles.global_order import dealt_epoch
 
@@ -319,9 +319,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     table = write_table(folder / "table")
     settings = {"max_sequence_length": L, "too_long": "split", "input_column": "tokens", "shard_multiple": 3}
     for name, index_only in (("packed", False), ("index", True)):
-        pack_table(
-            table, folder / name, TableSettings(**settings, index_only=index_only, group_sequences=80), reporter=QUIET
-        )
+        pack_table(table, folder / name, TableSettings(**settings, index_only=index_only, group_sequences=80), a_run())
     return table, folder / "packed", folder / "index"
 
 

@@ -29,9 +29,6 @@ def test_every_algorithm_at_every_depth(tmp_path: Path) -> None:
     rows = {(row.algorithm, row.depth): row for row in result.rows}
     each = [(name, depth) for name in ("spfhp", "lpfhp") for depth in (2, 3, "max")]
     assert list(rows) == [("none", 1), *each, ("sort", 1)]
-    assert rows["spfhp", 3].packs == 40_711
-    assert rows["spfhp", 3].gap == 40_711 - 40_195
-    assert rows["lpfhp", 2].gap == 0
     agree(result.unpadding.rows[0].packing, 88_641 / 40_631)
     assert [row.max_sequence_length for row in result.length_scan] == [384, 432, 480, 512, 576, 768]
     names = ["estimate", "estimate-histogram", "estimate-mixture", "estimate-scaling"]

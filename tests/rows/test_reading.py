@@ -225,7 +225,7 @@ RETRIEVAL: list[tuple[str, str, str]] = [
     ("reranking", '{"query": "a", "positive": 5}', "positive is 5; it must be a text, or a list of texts"),
     ("reranking", '{"query": "a", "positive": "b", "negatives": ["c", " "]}', "negatives is empty; give it a text"),
 ]
-BAD += [("x.jsonl", row, task, {}, f"line 1 (row 1): {message}") for task, row, message in RETRIEVAL]
+BAD += [("x.jsonl", row, task, f"line 1 (row 1): {message}") for task, row, message in RETRIEVAL]
 
 
 @pytest.mark.parametrize(("name", "content", "task", "message"), BAD)

@@ -193,7 +193,8 @@ def test_a_second_text_that_is_named_must_be_there(tmp_path: Path) -> None:
     ]
 
 
-SCORED = {"text": "a", "label": "c"}
+SCORED, NAMED = {"text": "a", "label": "c"}, {"columns": ("text", "label")}
+CAUSAL = "causal-language-modelling"
 QUESTION = '{"question": "why?", "context": "c", "answers": []}'
 
 
@@ -201,23 +202,11 @@ QUESTION = '{"question": "why?", "context": "c", "answers": []}'
     ("name", "content", "task", "settings", "line"),
     [
         ("x.csv", "a,b,c\nso so,2,3\n", "regression", SCORED, "CSV, a (text), c (label); line 2 (row 1) begins 'so so'"),
-        (
-            "x.tsv",
-            "so\tjoy\n",
-            "classification",
-            {"columns": ("text", "label")},
-            "TSV, text, label; line 1 (row 1) begins 'so'",
-        ),
+        ("x.tsv", "so\tjoy\n", "classification", NAMED, "TSV, text, label; line 1 (row 1) begins 'so'"),
         ("x.jsonl", '\n{"text": "a", "text_pair": "b"}', None, {}, "JSON lines, text, text_pair; line 2 (row 1) begins 'a'"),
         ("x.txt", "a  b" * 50, None, {}, "plain text; line 1 (row 1) begins '" + ("a b" * 50)[:60] + "...'"),
         ("x.conll", "Bonn O\nis O\n", "token-classification", {}, "CoNLL, tokens, tags; line 1 (row 1) begins 'Bonn is'"),
-        (
-            "x.jsonl",
-            '{"input_ids": [5]}',
-            "causal-language-modelling",
-            {},
-            "JSON lines, input_ids; line 1 (row 1) begins '[5]'",
-        ),
+        ("x.jsonl", '{"input_ids": [5]}', CAUSAL, {}, "JSON lines, input_ids; line 1 (row 1) begins '[5]'"),
         ("x.jsonl", QUESTION, "question-answering", {}, "JSON lines, question, context; line 1 (row 1) begins 'why?'"),
     ],
 )

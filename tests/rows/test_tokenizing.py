@@ -233,41 +233,33 @@ def test_language_modelling_takes_texts_and_tokens(tokenizer: RowTokenizer) -> N
     assert found.row.tolist() == [0, 0, 1, 1]
 
 
+AT = RowPosition(4)
+
+
 @pytest.mark.parametrize(
-    ("rows", "task", "settings", "message"),
+    ("row", "task", "settings", "message"),
     [
         (
-            [TextRow(RowPosition(4), "the cat sat on the mat")],
+            TextRow(AT, "the cat sat on the mat"),
             None,
             {"too_long": "error"},
-            "row 4: has 8 tokens, a sequence has at most 7; .* raise --max",
+            "has 8 tokens, a sequence has at most 7.*raise",
         ),
-        ([TextRow(RowPosition(4), "cat")], None, {"too_long": "window"}, "cannot be taken in windows"),
-        (
-            [TaggedRow(RowPosition(4), ("cat",) * 6)],
-            "token-classification",
-            {"too_long": "error"},
-            "row 4: has 8 tokens, .* truncate, or window",
-        ),
-        (
-            [QuestionRow(RowPosition(4), "a", "the cat sat on", "mat")],
-            "question-answering",
-            {},
-            "row 4: the question has 4 tokens",
-        ),
-        (
-            [IdsRow(RowPosition(4), (5, 999))],
-            "masked-language-modelling",
-            {},
-            "row 4: the token 999 is not of this vocabulary",
-        ),
+        (TaggedRow(AT, ("cat",) * 6), "token-classification", {"too_long": "error"}, "has 8 tokens, .* truncate, or window"),
+        (QuestionRow(AT, "a", "the cat sat on", "mat"), "question-answering", {}, "the question has 4 tokens"),
+        (IdsRow(AT, (5, 999)), "masked-language-modelling", {}, "the token 999 is not of this vocabulary"),
     ],
 )
 def test_what_does_not_fit_is_named(
-    rows: list[Row], task: Any, settings: dict[str, Any], message: str, tokenizer: RowTokenizer
+    row: Row, task: Any, settings: dict[str, Any], message: str, tokenizer: RowTokenizer
 ) -> None:
-    with pytest.raises(InputError, match=message):
-        tokenized(rows, tokenizer, task, 7, **settings)
+    with pytest.raises(InputError, match=f"row 4: {message}"):
+        tokenized([row], tokenizer, task, 7, **settings)
+
+
+def test_a_text_with_one_answer_is_not_taken_in_windows(tokenizer: RowTokenizer) -> None:
+    with pytest.raises(InputError, match="cannot be taken in windows"):
+        tokenized([TextRow(AT, "cat")], tokenizer, None, 7, too_long="window")
 
 
 def test_a_label_that_the_model_does_not_know(tokenizer: RowTokenizer) -> None:

@@ -24,7 +24,7 @@ from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.folders import comparable
 from tests.builders.kills import pipeline as small_pipeline
 from tests.builders.packing_case import make_case
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import QUIET, a_run
 from tests.builders.s3_server import S3Server, contents, faulty_proxy, quick, upload
 
 LEARN = {"max_sequence_length": 61, "depth": 5, "epochs": 2, "batch_sequences": 12, "learning_rate": 1e-3}
@@ -55,9 +55,8 @@ def pipeline(folder: Path, **changes: Any) -> PipelineSettings:
     return pipeline_from_mapping(mapping, "test")
 
 
-def run(folder: Path, settings: PipelineSettings, *stages: str, work: str = "work", **options: Any) -> dict[str, Any]:
-    reporter = options.pop("reporter", QUIET)
-    return run_stages(RunRequest(settings, folder / work, folder / "pipelines", reporter, **options), stages)
+def run(folder: Path, settings: PipelineSettings, *stages: str, work: str = "work", **how: Any) -> dict[str, Any]:
+    return run_stages(RunRequest(settings, folder / work, folder / "pipelines", a_run(**how)), stages)
 
 
 def test_rows_are_learnt_and_answered_and_nothing_is_done_twice(folder: Path, done: dict[str, Any]) -> None:
@@ -117,7 +116,7 @@ def test_without_its_own_weights_a_pipeline_says_what_to_run_first(folder: Path)
 
 
 def test_a_work_folder_in_a_store_is_refused_in_one_line(folder: Path) -> None:
-    request = RunRequest(pipeline(folder), Path("s3://bucket/work"), folder / "pipelines", QUIET)
+    request = RunRequest(pipeline(folder), Path("s3://bucket/work"), folder / "pipelines", a_run())
     with pytest.raises(InputError, match="--work s3://bucket/work/tiny: the stages finetune and predict need a work"):
         run_stages(request, ["finetune"])
 
@@ -177,9 +176,9 @@ def test_verify_in_any_number_of_parts_and_any_order_is_the_proof_of_one_process
 ) -> None:
     settings, whole = packed
     for number in reversed(range(parts)):
-        (result,) = run(not_verified.parent, settings, "verify", shard=(number, parts)).values()
+        (result,) = run(not_verified.parent, settings, "verify", part=(number, parts)).values()
         assert result["train"].groups == len(range(number, 5, parts))
-    assert _missing_inputs(RunRequest(settings, not_verified, not_verified, QUIET).folder, "verify-finish") == []
+    assert _missing_inputs(RunRequest(settings, not_verified, not_verified, a_run()).folder, "verify-finish") == []
     run(not_verified.parent, settings, "verify", finish=True)
     seen = r".verification.seen"  # names files by their inodes, which are those of the copy
     made, wanted = (
@@ -187,19 +186,19 @@ def test_verify_in_any_number_of_parts_and_any_order_is_the_proof_of_one_process
         for work in (not_verified, whole)
     )
     assert made == wanted
-    again = run(not_verified.parent, settings, "verify", shard=(0, parts))["verify"]
+    again = run(not_verified.parent, settings, "verify", part=(0, parts))["verify"]
     assert again["train"].skipped
     assert again["evaluation"].skipped
 
 
 def test_verify_is_not_finished_before_all_its_parts(packed: tuple[PipelineSettings, Path], not_verified: Path) -> None:
     settings, _ = packed
-    run(not_verified.parent, settings, "verify", shard=(0, 2))
+    run(not_verified.parent, settings, "verify", part=(0, 2))
     with pytest.raises(FailedError, match=r"2 of 5 groups are not verified: group 1 has no proof, group 3 has no proof"):
         run(not_verified.parent, settings, "verify", finish=True)
-    again = run(not_verified.parent, settings, "verify", shard=(0, 2))["verify"]
+    again = run(not_verified.parent, settings, "verify", part=(0, 2))["verify"]
     assert (again["train"].groups, again["train"].groups_written) == (3, 0)
-    run(not_verified.parent, settings, "verify", shard=(1, 2))
+    run(not_verified.parent, settings, "verify", part=(1, 2))
     assert not run(not_verified.parent, settings, "verify", finish=True)["verify"]["train"].skipped
 
 
@@ -247,7 +246,7 @@ def on_disk(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
     """What the pipeline makes on a disk."""
     work = tmp_path_factory.mktemp("disk")
     settings = stored_pipeline(str(text), {})
-    run_stages(RunRequest(settings, work, work, QUIET, workers=1), stages_of(settings))
+    run_stages(RunRequest(settings, work, work, a_run(workers=1)), stages_of(settings))
     return comparable(folders.contents(work / "small"), "examples.json")
 
 
@@ -259,7 +258,7 @@ def test_a_bucket_behind_a_bad_server(s3: S3Server, text: Path, on_disk: dict[st
         proxy.share = 0.1
         store = {**quick(proxy.endpoint).model_dump(), "scratch": str(tmp_path)}
         settings = stored_pipeline("s3://bucket/text", store)
-        run = RunRequest(settings, Path("s3://bucket/work"), tmp_path, QUIET, workers=1)
+        run = RunRequest(settings, Path("s3://bucket/work"), tmp_path, a_run(workers=1))
         summaries = run_stages(run, stages_of(run.settings))
         assert sum(proxy.happened.values()) > 10
         again = run_stages(run, stages_of(run.settings))
@@ -281,7 +280,7 @@ def test_training_goes_on_from_the_bucket(s3: S3Server, on_disk: dict[str, bytes
         if not name.startswith("train/") or name.endswith(("00000004.safetensors", "settings.json", "metrics.jsonl")):
             objects.write(f"s3://bucket/resumed/small/{name}", content)
     settings = stored_pipeline("s3://bucket/text", quick(s3.endpoint).model_dump())
-    run_stages(RunRequest(settings, Path("s3://bucket/resumed"), tmp_path, QUIET), ["train", "evaluate"])
+    run_stages(RunRequest(settings, Path("s3://bucket/resumed"), tmp_path, a_run()), ["train", "evaluate"])
     made = contents("s3://bucket/resumed/small", objects)
     assert comparable(made, "examples.json") == on_disk
     lines = [json.loads(line) for line in made["train/metrics.jsonl"].decode().splitlines()]

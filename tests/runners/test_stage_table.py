@@ -32,6 +32,7 @@ from gaudi_bert.runners.stage_table import (
 )
 from tests.builders.agree import agree
 from tests.builders.plans import write_plan
+from tests.builders.reporters import a_run
 
 TASK = ["task.name=classification", "finetune.data=python-docstrings", "predict.data=python-docstrings"]
 
@@ -94,7 +95,7 @@ def test_stages_are_put_in_order_and_unknown_ones_refused() -> None:
     ],
 )
 def test_a_stage_run_too_early_names_the_one_before_it(stage: str, missing: str, first: str, tmp_path: Path) -> None:
-    run = RunRequest(load_pipeline(None, TASK), tmp_path, tmp_path, Reporter(quiet=True))
+    run = RunRequest(load_pipeline(None, TASK), tmp_path, tmp_path, a_run())
     with pytest.raises(InputError, match=f"/demo/{missing}: does not exist; run the stage `{first}` first"):
         run_stages(run, [stage])
 
@@ -128,7 +129,7 @@ def test_the_stages_of_a_pipeline_are_those_that_its_file_asks_for() -> None:
     ],
 )
 def test_a_stage_that_a_pipeline_has_not_is_refused(overrides: list[str], stage: str, said: str, tmp_path: Path) -> None:
-    run = RunRequest(load_pipeline(None, overrides), tmp_path, tmp_path, Reporter(quiet=True))
+    run = RunRequest(load_pipeline(None, overrides), tmp_path, tmp_path, a_run())
     with pytest.raises(InputError, match=said):
         run_stages(run, [stage])
 

@@ -19,21 +19,21 @@ from pyarrow import dataset, parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gaudi_bert.artefacts.base import NOTES_NAME
-from gaudi_bert.artefacts.packed import RowTables
+from gaudi_bert.artefacts.pack_kinds import RowTables
 from gaudi_bert.artefacts.results import ByRowLength, PackResult, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings, TokenizeSettings
-from gaudi_bert.tables.pack import pack_row_lengths, pack_table, pack_table_part
+from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tables.sources import tokenized_length
 from gaudi_bert.tables.tokenize import tokenize_texts
-from gaudi_bert.tables.verify import verify_row_lengths
+from gaudi_bert.tables.verify import verify_table
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from tests.builders import tables
 from tests.builders.command_line import succeed
 from tests.builders.folders import contents
 from tests.builders.properties import examples
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import a_run
 from tests.oracles.packed_table import check_packed_table, check_row_tables, packs_of
 
 SMALL = {"max_sequence_length": 61, "shard_multiple": 2, "algorithm": "lpfhp"}
@@ -58,7 +58,7 @@ def settings(**changes: Any) -> TableSettings:
 def test_every_row_is_there_once(tmp_path: Path, name: str, write: Callable[..., None]) -> None:
     rows = tables.random_rows(97, 61, seed=3)
     write(tmp_path / name, rows)
-    result = pack_table(tmp_path / name, tmp_path / "packed", settings(group_sequences=31), reporter=QUIET, verified=True)
+    result = pack_table(tmp_path / name, tmp_path / "packed", settings(group_sequences=31), a_run(), verified=True)
     check_packed_table(tmp_path / "packed", rows, 61)
     assert result.written.content.rows == result.written.content.sequences == 97
     assert result.verified is not None
@@ -76,7 +76,7 @@ def test_types_stay_as_they_were(tmp_path: Path) -> None:
         "meta": pyarrow.array([{"a": 1}, {"a": None}]),
     }
     parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
-    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET, verified=True)
+    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), a_run(), verified=True)
     schema = parquet.read_schema(tmp_path / "out" / "packed-00000-00000.parquet")
     for name in ("input_ids", "labels", "loss_mask", "half"):
         assert schema.field(name).type.value_type == columns[name].type.value_type
@@ -99,7 +99,7 @@ def test_numbers_of_tokens_are_stored_byte_by_byte(tmp_path: Path) -> None:
     }
     columns = {name: pyarrow.array([[1, 0], [1]]).cast(pyarrow.list_(kind)) for name, kind in kinds.items()}
     tables.write_file(tmp_path / "rows.arrow", pyarrow.table({**columns, "name": ["a", "b"]}))
-    pack_table(tmp_path / "rows.arrow", tmp_path / "out", settings(), reporter=QUIET, verified=True)
+    pack_table(tmp_path / "rows.arrow", tmp_path / "out", settings(), a_run(), verified=True)
     group = parquet.ParquetFile(tmp_path / "out" / "packed-00000-00000.parquet").metadata.row_group(0)
     stored = {group.column(number).path_in_schema.split(".")[0]: group.column(number) for number in range(group.num_columns)}
     split = {name for name, chunk in stored.items() if "BYTE_STREAM_SPLIT" in chunk.encodings}
@@ -113,7 +113,7 @@ def test_numbers_of_tokens_are_stored_byte_by_byte(tmp_path: Path) -> None:
 def test_one_scenario_slot_by_slot(tmp_path: Path) -> None:
     first, second = {"input_ids": [7, 8, 9], "labels": [7, -100, 9]}, {"input_ids": [5, 6], "labels": [5, 6]}
     tables.write_lines(tmp_path / "rows.jsonl", [{**first, "name": "a"}, {**second, "name": "b"}])
-    pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(max_sequence_length=7), reporter=QUIET)
+    pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(max_sequence_length=7), a_run())
     assert packs_of(tmp_path / "out") == [
         {
             "input_ids": [5, 6, 7, 8, 9, 0, 0],
@@ -132,7 +132,7 @@ def test_rows_that_are_too_long(tmp_path: Path, policy: str) -> None:
     rows = tables.random_rows(83, 150, seed=5)
     tables.write_stream(tmp_path / "rows.arrow", rows)
     chosen = settings(too_long=policy, group_sequences=30)
-    result = pack_table(tmp_path / "rows.arrow", tmp_path / "out", chosen, reporter=QUIET, verified=True)
+    result = pack_table(tmp_path / "rows.arrow", tmp_path / "out", chosen, a_run(), verified=True)
     check_packed_table(tmp_path / "out", rows, 61, policy)
     long = [len(row["input_ids"]) for row in rows if len(row["input_ids"]) > 61]
     effect = result.written.content.too_long
@@ -147,8 +147,8 @@ def test_an_index_says_what_the_packs_hold(tmp_path: Path) -> None:
     tables.write_parquet(tmp_path / "rows.parquet", rows)
     for policy in ("truncate", "split"):
         index, full = (settings(too_long=policy, index_only=only) for only in (True, False))
-        pack_table(tmp_path / "rows.parquet", tmp_path / f"index-{policy}", index, reporter=QUIET, verified=True)
-        pack_table(tmp_path / "rows.parquet", tmp_path / f"full-{policy}", full, reporter=QUIET)
+        pack_table(tmp_path / "rows.parquet", tmp_path / f"index-{policy}", index, a_run(), verified=True)
+        pack_table(tmp_path / "rows.parquet", tmp_path / f"full-{policy}", full, a_run())
         actual = packs_of(tmp_path / f"index-{policy}")
         kept = ["seq_lens", "indices", *(["starts"] if policy == "split" else [])]
         assert [set(pack) for pack in actual] == [{"row", *kept}] * len(actual)
@@ -161,7 +161,7 @@ def test_the_groups_of_an_index_hold_as_many_rows_as_their_lengths_take_memory(t
     """32 bytes a row, whatever its tokens take: 6 of 20 row groups are nearly 1 MiB."""
     tables.write_parquet(tmp_path / "rows.parquet", [{"input_ids": [7]}] * 100_000, row_group_size=5000)
     chosen = settings(index_only=True, group_bytes=2**20)
-    packed = pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, reporter=QUIET).written.content
+    packed = pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, a_run()).written.content
     assert len(packed.groups) == 4
 
 
@@ -171,12 +171,12 @@ def test_parts_are_the_whole_in_any_sequence(tmp_path: Path) -> None:
     tables.write_parquet(tmp_path / "rows" / "a.parquet", rows[:70])
     tables.write_parquet(tmp_path / "rows" / "b.parquet", rows[70:])
     chosen = settings(group_sequences=40)
-    whole = pack_table(str(tmp_path / "rows" / "*.parquet"), tmp_path / "whole", chosen, reporter=QUIET, workers=2)
+    whole = pack_table(str(tmp_path / "rows" / "*.parquet"), tmp_path / "whole", chosen, a_run(workers=2))
     for part in (2, 0, 1):
         with pytest.raises(FailedError, match="groups are not written"):
-            pack_table(tmp_path / "rows", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
-        pack_table_part(tmp_path / "rows", tmp_path / "parts", chosen, (part, 3), reporter=QUIET, workers=1)
-    pack_table(tmp_path / "rows", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
+            pack_table(tmp_path / "rows", tmp_path / "parts", chosen, a_run(finish=True))
+        pack_table(tmp_path / "rows", tmp_path / "parts", chosen, a_run(workers=1, part=(part, 3)))
+    pack_table(tmp_path / "rows", tmp_path / "parts", chosen, a_run(finish=True))
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     assert len(whole.written.content.groups) == 5
     check_packed_table(tmp_path / "whole", rows, 61)
@@ -189,24 +189,24 @@ def test_rows_of_several_lengths(tmp_path: Path, policy: str) -> None:
     rows = tables.random_rows(83, 150, seed=5)
     tables.write_stream(tmp_path / "rows.arrow", rows)
     chosen = settings(too_long=policy, group_sequences=7, row_lengths=(9, 40, 61))
-    result = pack_row_lengths(tmp_path / "rows.arrow", tmp_path / "out", chosen, reporter=QUIET, verified=True)
+    result = pack_table(tmp_path / "rows.arrow", tmp_path / "out", chosen, a_run(), verified=True)
     check_row_tables(tmp_path / "out", rows, (9, 40, 61), policy)
     assert isinstance(result, ByRowLength)
     assert [table.written.content.max_sequence_length for table in result.tables.values()] == [9, 40, 61]
-    proven = verify_row_lengths(tmp_path / "rows.arrow", tmp_path / "out", reporter=QUIET)
+    proven = verify_table(tmp_path / "rows.arrow", tmp_path / "out", a_run())
     assert all(table.skipped for table in proven.tables.values())
     for part in (1, 0):
         with pytest.raises(FailedError, match="groups are not written"):
-            pack_row_lengths(tmp_path / "rows.arrow", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
-        pack_row_lengths(tmp_path / "rows.arrow", tmp_path / "parts", chosen, part=(part, 2), reporter=QUIET)
+            pack_table(tmp_path / "rows.arrow", tmp_path / "parts", chosen, a_run(finish=True))
+        pack_table(tmp_path / "rows.arrow", tmp_path / "parts", chosen, a_run(part=(part, 2)))
     assert not RowTables.path_in(tmp_path / "parts").exists()
-    pack_row_lengths(tmp_path / "rows.arrow", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
-    verify_row_lengths(tmp_path / "rows.arrow", tmp_path / "parts", reporter=QUIET)
+    pack_table(tmp_path / "rows.arrow", tmp_path / "parts", chosen, a_run(finish=True))
+    verify_table(tmp_path / "rows.arrow", tmp_path / "parts", a_run())
     assert contents(tmp_path / "parts") == contents(tmp_path / "out")
     with pytest.raises(InputError, match=r"row_lengths = \[9, 40, 61\], not row_lengths = \[40, 61\]: .*--overwrite"):
         other = settings(too_long=policy, group_sequences=7, row_lengths=(40, 61))
-        pack_row_lengths(tmp_path / "rows.arrow", tmp_path / "out", other, reporter=QUIET)
-    pack_table(tmp_path / "rows.arrow", tmp_path / "out", settings(too_long=policy), reporter=QUIET, overwrite=True)
+        pack_table(tmp_path / "rows.arrow", tmp_path / "out", other, a_run())
+    pack_table(tmp_path / "rows.arrow", tmp_path / "out", settings(too_long=policy), a_run(overwrite=True))
     assert not list((tmp_path / "out").glob("rows-*"))
 
 
@@ -214,13 +214,13 @@ def test_lengths_of_rows_that_cost_least_and_one_where_several_gain_little(tmp_p
     sizes = [700] * 9 + [40] * 500
     tables.write_parquet(tmp_path / "rows.parquet", [{"input_ids": [7] * size} for size in sizes], row_group_size=100)
     auto = settings(row_lengths="auto", max_sequence_length=1000)
-    several = pack_row_lengths(tmp_path / "rows.parquet", tmp_path / "several", auto, reporter=QUIET)
+    several = pack_table(tmp_path / "rows.parquet", tmp_path / "several", auto, a_run())
     assert isinstance(several, ByRowLength)
     assert max(several.tables) == 704
     tables.write_parquet(tmp_path / "even.parquet", [{"input_ids": [7] * 64}] * 20)
-    one = pack_row_lengths(tmp_path / "even.parquet", tmp_path / "one", auto, reporter=QUIET)
+    one = pack_table(tmp_path / "even.parquet", tmp_path / "one", auto, a_run())
     assert isinstance(one, PackResult)
-    again = pack_table(tmp_path / "even.parquet", tmp_path / "one", settings(max_sequence_length=64), reporter=QUIET)
+    again = pack_table(tmp_path / "even.parquet", tmp_path / "one", settings(max_sequence_length=64), a_run())
     assert again.written == StageOutput(one.written.content, skipped=True)
 
 
@@ -228,19 +228,19 @@ def test_a_large_row_group_is_read_in_runs(tmp_path: Path) -> None:
     rows = tables.random_rows(101, 61, seed=9)
     tables.write_parquet(tmp_path / "rows.parquet", rows, row_group_size=1000)
     chosen = settings(group_sequences=30)
-    result = pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, reporter=QUIET, verified=True)
+    result = pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, a_run(), verified=True)
     assert len(result.written.content.groups) == 4
     check_packed_table(tmp_path / "out", rows, 61)
 
 
 def test_a_second_run_does_nothing_and_other_settings_are_refused(tmp_path: Path) -> None:
     tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(20, 61, seed=10))
-    first = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
+    first = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), a_run())
     before = contents(tmp_path / "out")
-    again = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
+    again = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), a_run())
     assert again == PackResult(StageOutput(first.written.content, skipped=True))
     with pytest.raises(InputError, match=r"written with --depth max, not --depth 2: .*--overwrite"):
-        pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET)
+        pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), a_run())
     assert contents(tmp_path / "out") == before
     with pytest.raises(InputError, match="holds a packed table, not packed TFRecords"):
         read_metadata(tmp_path / "out")
@@ -250,8 +250,8 @@ def test_only_chosen_columns_are_packed(tmp_path: Path) -> None:
     rows = [{"input_ids": [1, 2], "tags": ["a", "b"], "labels": [1, 2], "name": "x"}]
     tables.write_lines(tmp_path / "rows.jsonl", rows)
     with pytest.raises(InputError, match=r"column tags holds list<.*>; only lists of numbers are packed"):
-        pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(), reporter=QUIET)
-    pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(columns=("labels",)), reporter=QUIET, verified=True)
+        pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(), a_run())
+    pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(columns=("labels",)), a_run(), verified=True)
     (pack,) = packs_of(tmp_path / "out")
     assert set(pack) == {"input_ids", "labels", "position_ids", "sequence_ids", "seq_lens", "indices"}
 
@@ -274,9 +274,9 @@ def test_any_rows_under_any_settings(tmp_path_factory, sizes, slots, policy, dep
     )
     if policy == "drop" and min(sizes) > slots:
         with pytest.raises(InputError, match="no row remains"):
-            pack_table(folder / "rows.arrow", folder / "out", chosen, reporter=QUIET)
+            pack_table(folder / "rows.arrow", folder / "out", chosen, a_run())
         return
-    result = pack_table(folder / "rows.arrow", folder / "out", chosen, reporter=QUIET, verified=True)
+    result = pack_table(folder / "rows.arrow", folder / "out", chosen, a_run(), verified=True)
     packs = check_packed_table(folder / "out", rows, slots, policy)
     assert result.written.content.packs == len(packs)
     assert max(map(len, packs)) <= (slots if depth == "max" else depth)
@@ -285,7 +285,7 @@ def test_any_rows_under_any_settings(tmp_path_factory, sizes, slots, policy, dep
 
 def test_what_can_only_be_read_at_once_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tables.write_lines(tmp_path / "rows.jsonl.gz", tables.random_rows(90, 61, seed=12))
-    pack_table(tmp_path / "rows.jsonl.gz", tmp_path / "out", settings(group_sequences=40), reporter=Reporter())
+    pack_table(tmp_path / "rows.jsonl.gz", tmp_path / "out", settings(group_sequences=40), a_run(reporter=Reporter()))
     assert "90 rows, about" in capsys.readouterr().err
 
 
@@ -295,7 +295,7 @@ def test_numbers_that_would_wrap_are_named(tmp_path: Path, write: Callable[..., 
     ending = {"write_parquet": "parquet", "write_stream": "arrow", "write_lines": "jsonl"}[write.__name__]
     write(tmp_path / f"rows.{ending}", [{"input_ids": [2, 3]}, {"input_ids": [2, token, 3]}])
     with pytest.raises(InputError, match=rf"rows.{ending}: row 1: input_ids holds {token}; token ids are 0 to 2147483647"):
-        pack_table(tmp_path / f"rows.{ending}", tmp_path / "out", settings(), reporter=QUIET)
+        pack_table(tmp_path / f"rows.{ending}", tmp_path / "out", settings(), a_run())
     assert not (tmp_path / "out").exists()
 
 
@@ -311,7 +311,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "text.txt").write_text("one two\ntwo one two\n" * 40)
     tokens, chosen = folder / "tokens", TokenizeSettings(max_sequence_length=8, part_bytes=1000)
-    tokenize_texts([str(folder / "text.txt")], folder / "tokenizer.json", tokens, chosen, reporter=QUIET)
+    tokenize_texts([str(folder / "text.txt")], folder / "tokenizer.json", tokens, chosen, a_run())
     created = {str(tokens): 80}
     for name, changes in (
         ("one shard", {}),
@@ -319,7 +319,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         ("index", {"index_only": True}),
     ):
         chosen_table = TableSettings(max_sequence_length=13, algorithm="lpfhp", **changes)
-        result = pack_table(tokens, folder / name, chosen_table, reporter=QUIET, verified=name != "groups")
+        result = pack_table(tokens, folder / name, chosen_table, a_run(), verified=name != "groups")
         created[str(folder / name)] = result.written.content.packs
     return created
 
@@ -350,13 +350,13 @@ def test_overwritten_with_other_settings(folders: dict[str, int], tmp_path: Path
     """Nothing of the earlier content remains, and a folder without our notes is not touched."""
     tokens, out = next(iter(folders)), tmp_path / "out"
     small, large = (TableSettings(max_sequence_length=length, algorithm="lpfhp", group_sequences=9) for length in (5, 13))
-    pack_table(tokens, out, small, reporter=QUIET, verified=True)
+    pack_table(tokens, out, small, a_run(), verified=True)
     with pytest.raises(InputError, match=r"out was written with --max-sequence-length 5, not"):
-        pack_table(tokens, out, large, reporter=QUIET)
+        pack_table(tokens, out, large, a_run())
     (out / "packed-00099-00000.parquet").write_bytes(b"stale")
-    pack_table(tokens, out, large, reporter=QUIET, overwrite=True)
-    pack_table(tokens, tmp_path / "fresh", large, reporter=QUIET)
+    pack_table(tokens, out, large, a_run(overwrite=True))
+    pack_table(tokens, tmp_path / "fresh", large, a_run())
     assert contents(out) == contents(tmp_path / "fresh")
     shutil.rmtree(out / NOTES_NAME)
     with pytest.raises(InputError, match=r"out: exists, but settings\.json does not describe it"):
-        pack_table(tokens, out, large, reporter=QUIET)
+        pack_table(tokens, out, large, a_run())

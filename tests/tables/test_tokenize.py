@@ -20,7 +20,7 @@ from gaudi_bert.tables import tokenize as stage  # noqa: E402
 from gaudi_bert.tables.tokenize import tokenize_texts  # noqa: E402
 from tests.builders.command_line import run_command  # noqa: E402
 from tests.builders.folders import contents  # noqa: E402
-from tests.builders.reporters import QUIET  # noqa: E402
+from tests.builders.reporters import a_run  # noqa: E402
 
 L = 12
 RNG = random.Random(5)
@@ -78,7 +78,7 @@ def test_the_rows_of_each_text(tmp_path: Path, kind: str, policy: str, special: 
     tokenizer = write_tokenizer(tmp_path / "any.json", kind)
     settings = TokenizeSettings(max_sequence_length=L, too_long=policy, special_tokens=special, part_bytes=3000)
     files = [write_lines(tmp_path / "texts.jsonl")]
-    created = tokenize_texts(files, tmp_path / "any.json", tmp_path / "out", settings, reporter=QUIET)
+    created = tokenize_texts(files, tmp_path / "any.json", tmp_path / "out", settings, a_run())
     assert isinstance(created, StageOutput)
     rows = expected(tokenizer, policy, special)
     assert rows_of(tmp_path / "out") == rows
@@ -95,7 +95,7 @@ def test_the_rows_of_each_text(tmp_path: Path, kind: str, policy: str, special: 
 def test_segments_where_the_tokenizer_gives_them(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer.json", "segments")
     settings = TokenizeSettings(max_sequence_length=L)
-    tokenize_texts([write_lines(tmp_path / "t.jsonl")], tmp_path, tmp_path / "out", settings, reporter=QUIET)
+    tokenize_texts([write_lines(tmp_path / "t.jsonl")], tmp_path, tmp_path / "out", settings, a_run())
     (path,) = (tmp_path / "out").glob("*.parquet")
     table = parquet.read_table(path).to_pydict()
     for ids, types in zip(table["input_ids"], table["token_type_ids"], strict=True):
@@ -110,7 +110,7 @@ def test_pairs_are_what_the_tokenizer_makes_of_two_texts(tmp_path: Path, kind: s
     pairs = [*zip(TEXTS[:120], TEXTS[120:240], strict=True), ("alpha", None), ("beta", None)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"a": one, "b": other}) + "\n" for one, other in pairs))
     settings = TokenizeSettings(max_sequence_length=67, too_long=policy, text_column="a", text_pair_column="b")
-    created = tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path / "any.json", tmp_path / "out", settings, reporter=QUIET)
+    created = tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path / "any.json", tmp_path / "out", settings, a_run())
     assert isinstance(created, StageOutput)
     complete = [tokenizer.encode(*filter(None, pair)) for pair in pairs]
     tokenizer.enable_truncation(67)
@@ -129,7 +129,7 @@ def test_pairs_are_what_the_tokenizer_makes_of_two_texts(tmp_path: Path, kind: s
     for other in ("split", "error"):
         wrong = settings.model_copy(update={"too_long": other})
         with pytest.raises(InputError, match=r"\(row \d+\): gives \d+ tokens, .* truncate or drop \(a pair is not split\)"):
-            tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path / "any.json", tmp_path / other, wrong, reporter=QUIET)
+            tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path / "any.json", tmp_path / other, wrong, a_run())
 
 
 def test_a_file_that_the_options_do_not_fit_is_refused_before_the_first_is_read(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_file_that_the_options_do_not_fit_is_refused_before_the_first_is_read(
     (tmp_path / "texts" / "b.csv").write_text("id,text\n1,alpha\n")
     settings = TokenizeSettings(max_sequence_length=9, text_column="comment")
     with pytest.raises(InputError, match=r"b\.csv: line 2 \(row 1\): has no 'comment', only 'id', 'text'"):
-        tokenize_texts([str(tmp_path / "texts")], tmp_path, tmp_path / "out", settings, reporter=QUIET)
+        tokenize_texts([str(tmp_path / "texts")], tmp_path, tmp_path / "out", settings, a_run())
     assert not (tmp_path / "out").exists()
 
 
@@ -148,7 +148,7 @@ def test_shards_and_what_was_killed_give_the_same_bytes(tmp_path: Path, monkeypa
     files, settings = [write_lines(tmp_path / "t.jsonl")], TokenizeSettings(max_sequence_length=L, part_bytes=3000)
 
     def run(name: str, shard: tuple[int, int] | None = None) -> object:
-        return tokenize_texts(files, tmp_path, tmp_path / name, settings, shard=shard, reporter=QUIET)
+        return tokenize_texts(files, tmp_path, tmp_path / name, settings, a_run(part=shard))
 
     created = run("whole")
     assert isinstance(created, StageOutput)
@@ -180,7 +180,7 @@ def test_row_groups_and_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(stage, "_BATCH_TEXTS", 7)
     monkeypatch.setattr(stage, "_ROW_GROUP_TOKENS", 100)
     settings = TokenizeSettings(max_sequence_length=512)
-    created = tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path, tmp_path / "out", settings, reporter=QUIET)
+    created = tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path, tmp_path / "out", settings, a_run())
     assert isinstance(created, StageOutput)
     assert (created.content.texts, created.content.empty_texts, created.content.rows) == (303, 2, 301)
     assert rows_of(tmp_path / "out") == [tokenizer.encode(text).ids for text in ["alpha", *TEXTS]]
@@ -204,7 +204,7 @@ def test_what_cannot_be_leaves_nothing_behind(tmp_path: Path, options: dict, mes
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": f"beta {text}"}) + "\n" for text in TEXTS))
     files = [str(tmp_path / "t.jsonl")]
     with pytest.raises(InputError, match=message):
-        tokenize_texts(files, tmp_path, tmp_path / "out", TokenizeSettings(**options), reporter=QUIET)
+        tokenize_texts(files, tmp_path, tmp_path / "out", TokenizeSettings(**options), a_run())
     assert not (tmp_path / "out").exists()
 
 

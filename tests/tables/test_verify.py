@@ -21,12 +21,12 @@ from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.tables.pack import pack_row_lengths, pack_table
+from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tables.sources import is_table
-from gaudi_bert.tables.verify import row_lengths_of, verify_row_lengths, verify_table, verify_table_part
+from gaudi_bert.tables.verify import verify_table
 from tests.builders import tables
 from tests.builders.folders import contents as local_contents
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import a_run
 from tests.builders.s3_server import S3Server, contents, faulty_proxy, quick, upload
 from tests.builders.shards import mend_sums
 
@@ -41,7 +41,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     tables.write_parquet(folder / "rows.parquet", tables.random_rows(60, 30, seed=1))
     chosen = TableSettings(max_sequence_length=120, shard_multiple=2, algorithm="lpfhp", depth=5, too_long="split")
-    pack_table(folder / "rows.parquet", folder / "packed", chosen, reporter=QUIET, verified=True)
+    pack_table(folder / "rows.parquet", folder / "packed", chosen, a_run(), verified=True)
     return folder
 
 
@@ -98,7 +98,7 @@ def swap_sequences(packs: list[Pack]) -> None:
 def test_damage_is_named(folder: Path, change: Callable[[list[Pack]], None], reason: str) -> None:
     rewrite(folder / "packed", change)
     with pytest.raises(FailedError, match=reason):
-        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+        verify_table(folder / "rows.parquet", folder / "packed", a_run())
     assert not (folder / NOTES / "verification.json").exists()
 
 
@@ -129,12 +129,12 @@ def test_values_are_compared_in_the_type_that_parquet_stores(tmp_path: Path, col
     table = pyarrow.table({"input_ids": [[1], [2, 3], [4], [5, 6], [7]], "x": COLUMNS[column]})
     tables.write_file(tmp_path / "rows.arrow", table)
     chosen = TableSettings(max_sequence_length=8, shard_multiple=1, algorithm="lpfhp")
-    pack_table(tmp_path / "rows.arrow", tmp_path / "packed", chosen, reporter=QUIET, verified=True)
+    pack_table(tmp_path / "rows.arrow", tmp_path / "packed", chosen, a_run(), verified=True)
     for one, other in ((0, 1), (1, 2), (2, 3), (4, 0)):
         shutil.copytree(tmp_path / "packed", tmp_path / "changed")
         rewrite(tmp_path / "changed", partial(swap_values, one, other))
         with pytest.raises(FailedError, match="x is not that of the rows"):
-            verify_table(tmp_path / "rows.arrow", tmp_path / "changed", reporter=QUIET)
+            verify_table(tmp_path / "rows.arrow", tmp_path / "changed", a_run())
         shutil.rmtree(tmp_path / "changed")
 
 
@@ -150,10 +150,10 @@ def test_damaged_and_missing_shards(folder: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
     with pytest.raises(FailedError, match=rf"{SHARD}: its CRC-32C differs"):
-        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+        verify_table(folder / "rows.parquet", folder / "packed", a_run())
     path.unlink()
     with pytest.raises(FailedError, match=rf"{SHARD}: the shard is missing"):
-        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+        verify_table(folder / "rows.parquet", folder / "packed", a_run())
 
 
 def exchange(packed: Path) -> None:
@@ -178,15 +178,15 @@ def exchange(packed: Path) -> None:
 def test_damage_of_rows_of_several_lengths_is_named(tmp_path: Path, change: Callable[[Path], object], reason: str) -> None:
     tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(60, 30, seed=1))
     chosen = TableSettings(max_sequence_length=30, row_lengths=(9, 30), shard_multiple=2, algorithm="lpfhp", depth=5)
-    pack_row_lengths(tmp_path / "rows.parquet", tmp_path / "packed", chosen, reporter=QUIET, verified=True)
+    pack_table(tmp_path / "rows.parquet", tmp_path / "packed", chosen, a_run(), verified=True)
     change(tmp_path / "packed")
     with pytest.raises((FailedError, InputError), match=reason):
-        verify_row_lengths(tmp_path / "rows.parquet", tmp_path / "packed", reporter=QUIET)
+        verify_table(tmp_path / "rows.parquet", tmp_path / "packed", a_run())
 
 
 def test_what_was_verified_is_not_verified_again_but_a_copy_is(folder: Path) -> None:
-    first = verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
-    again = verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+    first = verify_table(folder / "rows.parquet", folder / "packed", a_run())
+    again = verify_table(folder / "rows.parquet", folder / "packed", a_run())
     assert (first.skipped, again.skipped) == (False, True)
     assert first.content == again.content
     shutil.copytree(folder / "packed", folder / "copy")
@@ -194,33 +194,34 @@ def test_what_was_verified_is_not_verified_again_but_a_copy_is(folder: Path) -> 
     (folder / "copy" / SHARD).write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
     (folder / "copy" / NOTES_NAME / "verification.json").touch()
     with pytest.raises(FailedError, match="CRC-32C differs"):
-        verify_table(folder / "rows.parquet", folder / "copy", reporter=QUIET)
+        verify_table(folder / "rows.parquet", folder / "copy", a_run())
 
 
 def test_another_table_and_a_folder_that_is_not_finished_are_refused(folder: Path) -> None:
     tables.write_parquet(folder / "rows.parquet", tables.random_rows(60, 30, seed=2))
     with pytest.raises(FailedError, match=r"input file rows\.parquet has changed since it was packed"):
-        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+        verify_table(folder / "rows.parquet", folder / "packed", a_run())
     (folder / NOTES / "metadata.json").unlink()
     with pytest.raises(InputError, match="packing did not finish"):
-        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+        verify_table(folder / "rows.parquet", folder / "packed", a_run())
 
 
 def test_a_bound_that_cannot_be_proven_is_refused_though_all_files_agree_on_it(tmp_path: Path) -> None:
     tables.write_lines(tmp_path / "rows.jsonl", [{"input_ids": [7] * 4}] * 12)
     packed = tmp_path / "packed"
     chosen = TableSettings(max_sequence_length=9, shard_multiple=1, algorithm="none", depth=2)
-    pack_table(tmp_path / "rows.jsonl", packed, chosen, reporter=QUIET, verified=True)
+    pack_table(tmp_path / "rows.jsonl", packed, chosen, a_run(), verified=True)
     for name, changes in (("metadata.json", {"gap": 5}), ("group-00000.json", {})):
         stored = json.loads((packed / NOTES_NAME / name).read_text())
         (packed / NOTES_NAME / name).write_text(json.dumps({**stored, "lower_bound": 7, **changes}))
     with pytest.raises(FailedError, match=r"group-00000[.]json: lower_bound is 7, only 6 packs can be proven"):
-        verify_table(tmp_path / "rows.jsonl", packed, reporter=QUIET)
+        verify_table(tmp_path / "rows.jsonl", packed, a_run())
 
 
-def test_a_table_in_a_store_is_verified_at_once(whole: Path) -> None:
+def test_a_table_in_a_store_is_verified_at_once(whole: Path, s3: S3Server) -> None:
+    part = a_run(part=(0, 2), store=quick(s3.endpoint))
     with pytest.raises(InputError, match=r"s3://bucket/packed: parts of a table are not verified in a store, .* at once"):
-        verify_table_part(whole / "rows.parquet", Path("s3://bucket/packed"), (0, 2), reporter=QUIET)
+        verify_table(whole / "rows.parquet", Path("s3://bucket/packed"), part)
 
 
 # --- from and to a bucket: the bytes of a folder, however the work is shared out or cut short
@@ -239,7 +240,7 @@ def local(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Path:
     tables.write_file(folder / "rows" / "part-1.arrow", tables.random_rows(41, 61, seed=1))
     tables.write_lines(folder / "rows" / "part-2.jsonl", tables.random_rows(41, 61, seed=2))
     upload(folder / "rows", SOURCE, Objects(quick(s3.endpoint)))
-    pack_table(folder / "rows", folder / "packed", SETTINGS, reporter=QUIET, verified=True)
+    pack_table(folder / "rows", folder / "packed", SETTINGS, a_run(), verified=True)
     return folder
 
 
@@ -248,25 +249,24 @@ def test_a_bucket_behind_a_bad_server(local: Path, s3: S3Server, tmp_path: Path)
     with faulty_proxy(s3.port, seed=3) as proxy:
         proxy.share = 0.1
         store = quick(proxy.endpoint, scratch=str(tmp_path))
-        result = pack_table(SOURCE, out, SETTINGS, reporter=QUIET, verified=True, store=store)
+        result = pack_table(SOURCE, out, SETTINGS, a_run(store=store), verified=True)
         assert sum(proxy.happened.values()) > 3
         assert result.verified is not None
         assert result.verified.content.sequences == 123
         assert contents(f"{SOURCE[:-5]}/packed.v2", Objects(quick(s3.endpoint))) == local_contents(local / "packed")
-        assert pack_table(SOURCE, out, SETTINGS, reporter=QUIET, store=store).written.skipped
+        assert pack_table(SOURCE, out, SETTINGS, a_run(store=store)).written.skipped
     assert list(tmp_path.iterdir()) == [], "scratch is left"
 
 
 def test_rows_of_several_lengths_from_and_to_a_bucket(local: Path, s3: S3Server, tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"row_lengths": (16, 61)})
-    pack_row_lengths(local / "rows", tmp_path / "packed", settings, reporter=QUIET)
+    pack_table(local / "rows", tmp_path / "packed", settings, a_run())
     out, store = Path("s3://bucket/tables/lengths"), quick(s3.endpoint)
-    pack_row_lengths(SOURCE, out, settings, reporter=QUIET, store=store)
+    pack_table(SOURCE, out, settings, a_run(store=store))
     assert contents(str(out), Objects(store)) == local_contents(tmp_path / "packed")
-    assert row_lengths_of(out, store) == (16, 61)
-    proven = verify_row_lengths(SOURCE, out, reporter=QUIET, store=store)
-    assert sum(table.content.sequences for table in proven.tables.values()) == 123
-    again = pack_row_lengths(SOURCE, out, settings, reporter=QUIET, store=store)
+    proven = verify_table(SOURCE, out, a_run(store=store))
+    assert {length: table.content.sequences for length, table in proven.tables.items()} == {16: 31, 61: 92}
+    again = pack_table(SOURCE, out, settings, a_run(store=store))
     assert all(table.written.skipped for table in again.tables.values())
 
 
@@ -278,7 +278,7 @@ def test_what_a_killed_run_left_is_gone_on_from(local: Path, s3: S3Server) -> No
             objects.write(f"s3://bucket/tables/killed/{name}", content)
     with faulty_proxy(s3.port) as counting:
         store = quick(counting.endpoint)
-        pack_table(SOURCE, Path("s3://bucket/tables/killed"), SETTINGS, reporter=QUIET, store=store)
+        pack_table(SOURCE, Path("s3://bucket/tables/killed"), SETTINGS, a_run(store=store))
         shards = len([name for name in local_contents(local / "packed") if name.startswith("packed-00002-")])
         assert counting.requests["PUT"] == shards + 3, "settings aside, only the group without manifest is written"
     expected = {name: content for name, content in local_contents(local / "packed").items() if "verification" not in name}
@@ -291,10 +291,10 @@ def test_a_row_at_fault_leaves_nothing_and_names_the_object(s3: S3Server, tmp_pa
     objects.write("s3://bucket/tables/bad.jsonl", b'{"input_ids": [1, 2]}\n{"input_ids": "no"}\n')
     out = Path("s3://bucket/tables/never")
     with pytest.raises(InputError, match=r"^s3://bucket/tables/bad.jsonl: "):
-        pack_table("s3://bucket/tables/bad.jsonl", out, SETTINGS, reporter=QUIET, store=objects.settings)
+        pack_table("s3://bucket/tables/bad.jsonl", out, SETTINGS, a_run(store=objects.settings))
     assert contents("s3://bucket/tables/never", objects) == {}
     with pytest.raises(InputError, match=r"s3://bucket/tables/none.parquet: no objects there, or no such bucket"):
-        pack_table("s3://bucket/tables/none.parquet", out, SETTINGS, reporter=QUIET, store=objects.settings)
+        pack_table("s3://bucket/tables/none.parquet", out, SETTINGS, a_run(store=objects.settings))
 
 
 def test_damage_is_found(local: Path, s3: S3Server) -> None:
@@ -304,10 +304,10 @@ def test_damage_is_found(local: Path, s3: S3Server) -> None:
     whole = objects.read(f"{url}/{name}")
     objects.write(f"{url}/{name}", whole[:-5] + b"X" + whole[-4:])
     with pytest.raises(FailedError, match=f"{url}/{name}: its CRC-32C differs from the manifest"):
-        verify_table(SOURCE, Path(url), reporter=QUIET, store=objects.settings)
+        verify_table(SOURCE, Path(url), a_run(store=objects.settings))
     objects.remove(f"{url}/{name}")
     with pytest.raises(FailedError, match=f"{url}/{name}: the shard is missing"):
-        verify_table(SOURCE, Path(url), reporter=QUIET, store=objects.settings)
+        verify_table(SOURCE, Path(url), a_run(store=objects.settings))
 
 
 def test_a_folder_of_tables_is_known_by_what_is_in_it(local: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from gaudi_bert.tfrecords.packed_folder import read_metadata
 from tests.builders.command_line import run_command
 from tests.builders.folders import contents
 from tests.builders.packing_case import make_case, sequences_for_hdf5, unpacked_key, write_hdf5, write_tfrecord
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import QUIET, a_run
 from tests.oracles.packed_record import read_packs, sequences_of
 
 
@@ -31,7 +31,7 @@ def packs_of(folder: Path, sequences: list[dict], algorithm: str = "lpfhp", **se
         if part:
             write_hdf5(folder / "records" / f"{number}.hdf5", part)
     chosen = {"algorithm": algorithm, "group_sequences": third, "shard_multiple": 3, **settings}
-    pack(folder / "records", folder / "packed", PackingSettings(**chosen), reporter=QUIET)
+    pack(folder / "records", folder / "packed", PackingSettings(**chosen), a_run())
     return folder / "packed"
 
 

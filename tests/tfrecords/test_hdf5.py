@@ -32,7 +32,7 @@ from tests.builders.packing_case import (  # noqa: E402
     write_hdf5,
     write_tfrecord,
 )
-from tests.builders.reporters import QUIET  # noqa: E402
+from tests.builders.reporters import a_run  # noqa: E402
 from tests.oracles.wire import crc32c, example, frame  # noqa: E402
 
 # How a file may be stored; only the first three are decompressed by us.
@@ -74,8 +74,8 @@ def test_packs_are_byte_equal_to_those_of_the_same_examples_as_tfrecords(tmp_pat
     packed = [tmp_path / f"packed-{folder.name}" for folder in folders]
     proofs = []
     for records, out in zip(folders, packed, strict=True):
-        pack(records, out, settings, reporter=QUIET)
-        proofs.append(verify(records, out, reporter=QUIET).content)
+        pack(records, out, settings, a_run())
+        proofs.append(verify(records, out, a_run()).content)
     assert proofs[0] == proofs[1]
     shards = [sorted(path.name for path in out.glob("*.[ti]*") if path.suffix != ".json") for out in packed]
     assert shards[0] == shards[1]
@@ -211,7 +211,7 @@ def test_no_values_of_other_files_are_read(tmp_path: Path, how: str, name: str) 
     with h5py.File(path, "a") as file:
         elsewhere(name, how, tmp_path)(file)
     with pytest.raises(InputError, match=f"a.hdf5: .*{name} .*(other|it has)"):
-        histogram(path.parent, tmp_path / "histogram.json", reporter=QUIET)
+        histogram(path.parent, tmp_path / "histogram.json", a_run())
 
 
 @pytest.mark.parametrize("block", [512, 4096])
@@ -244,7 +244,7 @@ def test_a_chunk_that_inflates_is_refused_before_it_takes_memory(tmp_path: Path,
         dataset.id.write_direct_chunk((0, 0), bomb + b"sums" if how == "fletcher32" else bomb)
     tracemalloc.start()
     with pytest.raises(InputError, match=r"a.hdf5: cannot be read as HDF5 \(a chunk "):
-        histogram(path.parent, tmp_path / "histogram.json", reporter=QUIET)
+        histogram(path.parent, tmp_path / "histogram.json", a_run())
     assert tracemalloc.get_traced_memory()[1] < 32 << 20
     tracemalloc.stop()
 
@@ -258,7 +258,7 @@ def test_rows_that_are_only_claimed_are_refused(tmp_path: Path, rows: int, chunk
         for name, values in columns_of(sequences_for_hdf5(2, 11, 3, seed=5)).items():
             file.create_dataset(name, (rows, *values.shape[1:]), "i4", fillvalue=1, chunks=chunks)
     with pytest.raises(InputError, match=rf"a.hdf5: claims {rows:,} rows, .* bytes can hold; make the file again"):
-        histogram(path.parent, tmp_path / "histogram.json", reporter=QUIET)
+        histogram(path.parent, tmp_path / "histogram.json", a_run())
 
 
 def test_training_and_inspect_read_the_rows(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_training_and_inspect_read_the_rows(tmp_path: Path) -> None:
 
 def test_a_changed_pack_is_named_by_its_row(tmp_path: Path) -> None:
     records, _ = both(tmp_path, files=1)
-    pack(records, tmp_path / "packed", PackingSettings(algorithm="lpfhp"), reporter=QUIET)
+    pack(records, tmp_path / "packed", PackingSettings(algorithm="lpfhp"), a_run())
     with h5py.File(records / "part_0_training.hdf5", "a") as file:
         file["input_ids"][11, 0] += 1
     done = run_command("verify", records, tmp_path / "packed")
@@ -354,7 +354,7 @@ def test_wrong_files_are_refused(tmp_path: Path, message: str) -> None:
     WRONG[message](columns)
     path = write_columns(tmp_path / "records" / "rows.hdf5", columns, types={})
     with pytest.raises(InputError, match=message) as error:
-        histogram(path.parent, tmp_path / "histogram.json", reporter=QUIET)
+        histogram(path.parent, tmp_path / "histogram.json", a_run())
     assert str(error.value).startswith(str(path))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "histogram.json").exists()
@@ -364,7 +364,7 @@ def test_files_of_other_sizes_are_refused(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "records" / "a.hdf5", sequences_for_hdf5(20, 11, 3, seed=5))
     write_hdf5(tmp_path / "records" / "b.hdf5", sequences_for_hdf5(20, 12, 3, seed=5))
     with pytest.raises(InputError, match=r"12 input_ids and 3 .* in 1 file \(b.hdf5\), 11 .* \(a.hdf5\)"):
-        histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=QUIET)
+        histogram(tmp_path / "records", tmp_path / "histogram.json", a_run())
 
 
 @pytest.mark.parametrize("part", [0.05, 0.5, 0.9, 0.999])
@@ -402,10 +402,10 @@ def test_names_and_contents_must_agree(tmp_path: Path) -> None:
         "empty.h5": "the file is empty; remove it, or make it again",
     }.items():
         with pytest.raises(InputError, match=message):
-            histogram(tmp_path / name, tmp_path / "histogram.json", reporter=QUIET)
+            histogram(tmp_path / name, tmp_path / "histogram.json", a_run())
     path = write_columns(tmp_path / "none.h5", {name: values[:0] for name, values in columns_of(sequences).items()})
     with pytest.raises(InputError, match=r"none.h5: holds no record; remove it, or make it again"):
-        histogram(path, tmp_path / "histogram.json", reporter=QUIET)
+        histogram(path, tmp_path / "histogram.json", a_run())
 
 
 def test_a_folder_of_both_formats_is_refused(tmp_path: Path) -> None:
@@ -413,8 +413,8 @@ def test_a_folder_of_both_formats_is_refused(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "records" / "a.hdf5", sequences)
     write_tfrecord(tmp_path / "records" / "b.tfrecord", sequences)
     with pytest.raises(InputError, match=r"holds both HDF5 files \(a.hdf5\) and others \(b.tfrecord\).*by a pattern"):
-        histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=QUIET)
-    assert histogram(tmp_path / "records" / "*.hdf5", tmp_path / "h.json", reporter=QUIET).content.sequences == 5
+        histogram(tmp_path / "records", tmp_path / "histogram.json", a_run())
+    assert histogram(tmp_path / "records" / "*.hdf5", tmp_path / "h.json", a_run()).content.sequences == 5
 
 
 def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from gaudi_bert.artefacts.base import VocabularyInfo
+from gaudi_bert.artefacts.results import NothingToCount
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
@@ -28,7 +29,7 @@ from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import write
 from tests.builders.command_line import run_command
 from tests.builders.packing_case import make_case
-from tests.builders.reporters import QUIET, Listener
+from tests.builders.reporters import Listener, a_run
 from tests.oracles.wire import UNPACKED_KEYS, crc32c, example, frame, random_sequence, split_list
 
 
@@ -59,7 +60,7 @@ def test_every_sequence_is_counted(
 ) -> None:
     """The largest file has 3 MB: records lie across the ends of pieces, and the CRC of the file is joined from theirs."""
     content = write_files(tmp_path / "records", counts, max_sequence_length, max_predictions)
-    summary = histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=QUIET).content
+    summary = histogram(tmp_path / "records", tmp_path / "histogram.json", a_run()).content
     written = json.loads((tmp_path / "histogram.json").read_text())
     assert written["max_sequence_length"] == max_sequence_length
     assert written["max_predictions"] == max_predictions
@@ -86,7 +87,7 @@ def test_compressed_and_unusual_files_count_the_same(tmp_path: Path) -> None:
     unusual = b"".join(frame(example(sequence, encode=split_list)) for sequence in content["part-002"])
     (folder / "part-002").write_bytes(unusual)
     for name in ("plain", "other"):
-        histogram(tmp_path / name, tmp_path / f"{name}.json", reporter=QUIET)
+        histogram(tmp_path / name, tmp_path / f"{name}.json", a_run())
     one, other = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("plain", "other"))
     assert one["counts"] == other["counts"]
     for left, right in zip(one["files"], other["files"], strict=True):
@@ -97,36 +98,36 @@ def test_compressed_and_unusual_files_count_the_same(tmp_path: Path) -> None:
 
 def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> None:
     write_files(tmp_path / "records", [11, 12, 13, 14, 15, 16, 17], 32, 5)
-    histogram(tmp_path / "records", tmp_path / "whole.json", reporter=QUIET, workers=1)
-    histogram(tmp_path / "records", tmp_path / "threads.json", reporter=QUIET, workers=3)
+    histogram(tmp_path / "records", tmp_path / "whole.json", a_run(workers=1))
+    histogram(tmp_path / "records", tmp_path / "threads.json", a_run(workers=3))
     assert (tmp_path / "whole.json").read_bytes() == (tmp_path / "threads.json").read_bytes()
     parts = [tmp_path / f"part-{number}.json" for number in range(3)]
     for number, part in enumerate(parts):
-        histogram(tmp_path / "records", part, part=(number, 3), reporter=QUIET)
+        histogram(tmp_path / "records", part, a_run(part=(number, 3)))
     assert read_histograms(parts).sha256 == read_histograms([tmp_path / "whole.json"]).sha256
-    with pytest.raises(InputError, match="shard 7/8 has no files"):
-        histogram(tmp_path / "records", tmp_path / "none.json", part=(7, 8), reporter=QUIET)
+    assert histogram(tmp_path / "records", tmp_path / "none.json", a_run(part=(7, 8))) == NothingToCount(0)
+    assert not (tmp_path / "none.json").exists()
 
 
 def test_a_finished_histogram_is_left_alone_and_another_is_refused(tmp_path: Path) -> None:
     write_files(tmp_path / "records", [9, 8], 16, 3)
     out = tmp_path / "histogram.json"
-    first = histogram(tmp_path / "records", out, reporter=QUIET)
+    first = histogram(tmp_path / "records", out, a_run())
     before = out.stat().st_mtime_ns
-    again = histogram(tmp_path / "records", out, reporter=QUIET)
+    again = histogram(tmp_path / "records", out, a_run())
     assert again.skipped
     assert again.content.as_json() == first.content.as_json()
     assert out.stat().st_mtime_ns == before
     write_files(tmp_path / "records", [9, 8, 7], 16, 3)
     with pytest.raises(InputError, match=r"part-002.*--overwrite"):
-        histogram(tmp_path / "records", out, reporter=QUIET)
-    assert histogram(tmp_path / "records", out, reporter=QUIET, overwrite=True).content.sequences == 24
+        histogram(tmp_path / "records", out, a_run())
+    assert histogram(tmp_path / "records", out, a_run(overwrite=True)).content.sequences == 24
 
 
 def test_the_vocabulary_beside_the_records_is_noted(tmp_path: Path) -> None:
     write_files(tmp_path / "train", [5], 16, 3)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nwo\u2028rd\x85\n", encoding="utf-8", newline="\n")
-    histogram(tmp_path / "train", tmp_path / "histogram.json", reporter=QUIET)
+    histogram(tmp_path / "train", tmp_path / "histogram.json", a_run())
     vocabulary = json.loads((tmp_path / "histogram.json").read_text())["vocabulary"]
     assert vocabulary["size"] == 3
     assert len(vocabulary["sha256"]) == 64
@@ -135,7 +136,7 @@ def test_the_vocabulary_beside_the_records_is_noted(tmp_path: Path) -> None:
 def test_other_features_are_said_to_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sequence = {**random_sequence(random.Random(1), 16, 3), "document_number": [7]}
     (tmp_path / "part").write_bytes(frame(example(sequence)))
-    histogram(tmp_path / "part", tmp_path / "histogram.json", reporter=Reporter())
+    histogram(tmp_path / "part", tmp_path / "histogram.json", a_run(reporter=Reporter()))
     assert "document_number" in capsys.readouterr().err
 
 
@@ -305,7 +306,7 @@ def flip(data: bytes, place: int) -> bytes:
 def refused_by_histogram(records: Path | str, out: Path, *parts: str) -> None:
     """In one line that names what it must, and nothing is written."""
     with pytest.raises(InputError) as caught:
-        histogram(records, out, reporter=QUIET)
+        histogram(records, out, a_run())
     assert "\n" not in str(caught.value)
     for part in parts:
         assert part in str(caught.value)
@@ -359,11 +360,11 @@ def test_every_stage_refuses_a_file_that_changed_since_it_was_counted(tmp_path: 
     ):
         target.write_bytes(data)
         with pytest.raises(InputError, match=f"^{target}: .*{reason}"):
-            write(case.records, case.plan, out, reporter=QUIET, workers=1)
+            write(case.records, case.plan, out, a_run(workers=1))
         assert not (out / "metadata.json").exists()
         assert not [path for path in out.glob("group-*.json") if "part-1" in path.read_text()]
     target.write_bytes(original)
-    write(case.records, case.plan, out, reporter=QUIET)
+    write(case.records, case.plan, out, a_run())
     assert (out / "metadata.json").read_bytes() == (case.packed / "metadata.json").read_bytes()
 
 
@@ -417,8 +418,8 @@ def test_a_foreign_file_is_refused_with_the_pattern_of_the_others(tmp_path: Path
     (folder / "notes.txt").write_text("These are notes of some length.\n")
     offered = f"'{folder / pattern}'"
     with pytest.raises(InputError, match=rf"notes\.txt: not a TFRecord .* by a pattern: {re.escape(offered)}, or leave"):
-        histogram(folder, tmp_path / "again.json", reporter=QUIET)
-    made = histogram(offered.strip("'"), tmp_path / "again.json", reporter=QUIET)
+        histogram(folder, tmp_path / "again.json", a_run())
+    made = histogram(offered.strip("'"), tmp_path / "again.json", a_run())
     assert len(made.content.files) == 2
 
 
@@ -435,11 +436,11 @@ def test_one_pass_names_all_bad_files(tmp_path: Path) -> None:
     write_files(tmp_path / "records", [3] * 40, 16, 3)
     damage(tmp_path / "records", [0, 5, 7])
     with pytest.raises(InputError, match=r"of 40 files, 3 files \(part-000, part-005, part-007\) .*--on-bad-file skip$"):
-        histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=QUIET)
+        histogram(tmp_path / "records", tmp_path / "histogram.json", a_run())
     damage(tmp_path / "records", list(range(10, 40)))
     told = Listener()
     with pytest.raises(InputError, match=r"of 40 files, 33 files \(part-000, .*, part-026 and 13 more\) cannot be read"):
-        histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=told)
+        histogram(tmp_path / "records", tmp_path / "histogram.json", a_run(reporter=told))
     reasons = [line for line in told.lines if "/part-" in line]
     assert len(reasons) == 20
     assert "part-000: the file is empty; remove it" in reasons[0]
@@ -480,12 +481,12 @@ def test_bad_files_are_left_out_on_request_and_kept_in_mind(tmp_path: Path) -> N
     (records / "part-000").write_bytes(b"")
     refused_by_verify(records, packed, "part-001: was skipped as bad, but can be read")
     with pytest.raises(InputError, match="nothing remains to pack"):
-        histogram(records / "part-00[05]", out, on_bad_file="skip", reporter=QUIET)
+        histogram(records / "part-00[05]", out, a_run(), on_bad_file="skip")
 
 
 def refused_by_verify(records: Path, packed: Path, reason: str) -> None:
     with pytest.raises(FailedError, match=reason):
-        verify(records, packed, overwrite=True, reporter=QUIET)
+        verify(records, packed, a_run(overwrite=True))
 
 
 def test_files_of_two_sizes_are_both_named(tmp_path: Path) -> None:
@@ -497,7 +498,7 @@ def test_files_of_two_sizes_are_both_named(tmp_path: Path) -> None:
     told = r"12 input_ids and 3 masked_lm_positions in 1 file \(odd\), 16 .* in 5 files \(part-000, .*and 2 more\); pack "
     for choice in ("stop", "skip"):
         with pytest.raises(InputError, match=told):
-            histogram(records, tmp_path / "histogram.json", on_bad_file=choice, reporter=QUIET)
+            histogram(records, tmp_path / "histogram.json", a_run(), on_bad_file=choice)
 
 
 @pytest.mark.parametrize("name", ["aaa", "zzz"])

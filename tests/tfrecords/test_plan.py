@@ -12,12 +12,12 @@ from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.tfrecords.plan import plan, plan_part
+from gaudi_bert.tfrecords.plan import plan
 from tests.builders.agree import agree
 from tests.builders.folders import contents
 from tests.builders.histograms import HISTOGRAMS
 from tests.builders.plans import whole_plan
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import a_run
 
 
 def histogram(files: int, sequences: int, length: int = 16) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def settings(**changes: Any) -> PackingSettings:
 
 def test_a_plan_holds_what_the_contract_says(tmp_path: Path) -> None:
     source = histogram(files=5, sequences=300)
-    result = plan([write(tmp_path / "histogram.json", source)], tmp_path / "plan.json", settings(), reporter=QUIET)
+    result = plan([write(tmp_path / "histogram.json", source)], tmp_path / "plan.json", settings(), a_run())
     made = whole_plan(tmp_path / "plan.json")
     assert (made["format_version"], made["algorithm"], made["depth"], made["seed"]) == (2, "lpfhp", 3, 12345)
     assert (made["max_sequence_length"], made["max_predictions"], made["masked_slots"]) == (16, 3, 6)
@@ -70,21 +70,21 @@ def test_a_plan_holds_what_the_contract_says(tmp_path: Path) -> None:
 
 def test_finished_is_skipped_and_other_settings_are_refused(tmp_path: Path) -> None:
     source, out = write(tmp_path / "histogram.json", histogram(2, 100)), tmp_path / "plan.json"
-    first = plan([source], out, settings(), reporter=QUIET)
-    again = plan([source], out, settings(), reporter=QUIET)
+    first = plan([source], out, settings(), a_run())
+    again = plan([source], out, settings(), a_run())
     assert again.skipped
     assert again.content == first.content
     with pytest.raises(InputError, match=r"with --depth 3, not --depth 4"):
-        plan([source], out, settings(depth=4), reporter=QUIET)
-    assert plan([source], out, settings(depth=4), reporter=QUIET, overwrite=True).content.packs <= first.content.packs
+        plan([source], out, settings(depth=4), a_run())
+    assert plan([source], out, settings(depth=4), a_run(overwrite=True)).content.packs <= first.content.packs
     write(source, histogram(3, 100))
     with pytest.raises(InputError, match="histogram_sha256"):
-        plan([source], out, settings(depth=4), reporter=QUIET)
+        plan([source], out, settings(depth=4), a_run())
 
 
 def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) -> None:
     heard = io.StringIO()
-    result = plan([HISTOGRAMS / "squad-384.json"], tmp_path / "plan.json", settings(), reporter=Reporter(heard))
+    result = plan([HISTOGRAMS / "squad-384.json"], tmp_path / "plan.json", settings(), a_run(reporter=Reporter(heard)))
     made = whole_plan(tmp_path / "plan.json")
     assert result.content.packs == 40_631
     assert made["writable"] is False
@@ -95,14 +95,14 @@ def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) ->
 def test_a_file_larger_than_a_group_is_said(tmp_path: Path) -> None:
     heard = io.StringIO()
     source = write(tmp_path / "histogram.json", histogram(2, 300))
-    plan([source], tmp_path / "plan.json", settings(group_sequences=50), reporter=Reporter(heard))
+    plan([source], tmp_path / "plan.json", settings(group_sequences=50), a_run(reporter=Reporter(heard)))
     assert "part-00000.tfrecord" in heard.getvalue()
     assert "a separate group" in heard.getvalue()
 
 
 def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:
     source = write(tmp_path / "histogram.json", histogram(2, 300))
-    result = plan([source], tmp_path / "plan.json", settings(depth="max"), reporter=QUIET)
+    result = plan([source], tmp_path / "plan.json", settings(depth="max"), a_run())
     made = whole_plan(tmp_path / "plan.json")
     assert made["depth"] == result.content.depth_used < 16
     assert made["depth"] == max(len(strategy) for group in made["groups"] for strategy, _ in group["strategies"])
@@ -111,13 +111,13 @@ def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:
 
 def test_masked_slots_are_honoured_or_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "histogram.json", histogram(2, 300))
-    usual = plan([source], tmp_path / "usual.json", settings(), reporter=QUIET)
+    usual = plan([source], tmp_path / "usual.json", settings(), a_run())
     assert usual.content.masked_slots_needed <= usual.content.masked_slots == 6
-    small = plan([source], tmp_path / "small.json", settings(masked_slots=3), reporter=QUIET)
+    small = plan([source], tmp_path / "small.json", settings(masked_slots=3), a_run())
     assert small.content.masked_slots == 3
     assert small.content.packs >= usual.content.packs
     with pytest.raises(InputError, match="give at least 3"):
-        plan([source], tmp_path / "none.json", settings(masked_slots=2), reporter=QUIET)
+        plan([source], tmp_path / "none.json", settings(masked_slots=2), a_run())
 
 
 # --- a plan in parts
@@ -141,20 +141,20 @@ def many(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_parts_in_any_order_give_the_same_plan(many: list[Path], tmp_path: Path, parts: int) -> None:
-    whole = plan(many, tmp_path / "whole" / "plan.json", MANY, reporter=QUIET).content
+    whole = plan(many, tmp_path / "whole" / "plan.json", MANY, a_run()).content
     assert sorted(contents(tmp_path / "whole")) == [*(f"plan-0000{part}.json" for part in range(3)), *PLAN_FILES]
     out = tmp_path / "parts" / "plan.json"
-    results = [plan_part(many[::-1], out, MANY, (part, parts), reporter=QUIET) for part in reversed(range(parts))]
+    results = [plan(many[::-1], out, MANY, a_run(part=(part, parts))) for part in reversed(range(parts))]
     assert sum(result.groups for result in results) == whole.groups == 150
     assert sum(result.packs for result in results) == whole.packs
     assert sum(result.tokens for result in results) == whole.tokens
     heard = io.StringIO()
-    again = plan_part(many, out, MANY, (0, 1), reporter=Reporter(heard))
+    again = plan(many, out, MANY, a_run(reporter=Reporter(heard), part=(0, 1)))
     assert (again.groups, again.groups_written) == (150, 0)
     assert "3 of 3 parts are there already" in heard.getvalue()
-    plan(many, out, MANY, finish=True, reporter=QUIET)
+    plan(many, out, MANY, a_run(finish=True))
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
-    assert plan_part(many, out, MANY, (0, 5), reporter=QUIET).skipped
+    assert plan(many, out, MANY, a_run(part=(0, 5))).skipped
 
 
 PLAN_FILES = ("plan.json", "plan.settings.json")
@@ -162,21 +162,21 @@ PLAN_FILES = ("plan.json", "plan.settings.json")
 
 def test_parts_that_are_missing_are_named_and_others_refused(many: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    plan_part(many, out, MANY, (2, 3), reporter=QUIET)
-    plan_part(many, out, MANY, (0, 3), reporter=QUIET)
+    plan(many, out, MANY, a_run(part=(2, 3)))
+    plan(many, out, MANY, a_run(part=(0, 3)))
     with pytest.raises(FailedError, match=r"1 of 3 parts are not written, the first is part 1; run `gaudi-bert plan`"):
-        plan(many, out, MANY, finish=True, reporter=QUIET)
+        plan(many, out, MANY, a_run(finish=True))
     with pytest.raises(InputError, match=r"plan\.json was written with --depth 3, not --depth 4"):
-        plan_part(many, out, settings(group_sequences=22, depth=4), (1, 3), reporter=QUIET)
+        plan(many, out, settings(group_sequences=22, depth=4), a_run(part=(1, 3)))
     with pytest.raises(InputError, match=r"written from other input .histogram_sha256"):
-        plan_part(many[:2], out, MANY, (1, 3), reporter=QUIET)
+        plan(many[:2], out, MANY, a_run(part=(1, 3)))
     # Told to overwrite, the parts of other settings go.
     few = settings(group_sequences=60)
-    plan_part(many, out, few, (0, 3), overwrite=True, reporter=QUIET)
+    plan(many, out, few, a_run(overwrite=True, part=(0, 3)))
     assert [path.name for path in tmp_path.glob("plan-*.json")] == ["plan-00000.json"]
     with pytest.raises(FailedError, match="1 of 2 parts are not written, the first is part 1"):
-        plan(many, out, few, finish=True, reporter=QUIET)
-    plan(many, out, few, reporter=QUIET)
+        plan(many, out, few, a_run(finish=True))
+    plan(many, out, few, a_run())
     assert Plan.read(out).group_count == 75
 
 
@@ -186,7 +186,7 @@ def test_the_totals_are_those_of_all_parts_together(many: list[Path], tmp_path: 
         for file in value["files"]:
             file["counts"] = [[size, 1 + size % 2, count] for size, _, count in file["counts"]]
         write(path, value)
-    totals = plan(many, tmp_path / "plan.json", MANY, reporter=QUIET).content
+    totals = plan(many, tmp_path / "plan.json", MANY, a_run()).content
     content = Plan.read(tmp_path / "plan.json")
     content.check_totals()
     groups = whole_plan(tmp_path / "plan.json")["groups"]
@@ -211,10 +211,10 @@ def test_a_changed_histogram_is_refused(many: list[Path], tmp_path: Path) -> Non
 
 
 def test_the_shard_that_ends_last_finishes_where_it_is_told(many: list[Path], tmp_path: Path) -> None:
-    whole = plan(many, tmp_path / "whole" / "plan.json", MANY, reporter=QUIET).content
+    whole = plan(many, tmp_path / "whole" / "plan.json", MANY, a_run()).content
     out = tmp_path / "shards" / "plan.json"
-    first = plan_part(many, out, MANY, (1, 2), last_finishes=True, reporter=QUIET)
+    first = plan(many, out, MANY, a_run(part=(1, 2)), last_finishes=True)
     assert not out.exists()
-    last = plan_part(many, out, MANY, (0, 2), last_finishes=True, reporter=QUIET)
+    last = plan(many, out, MANY, a_run(part=(0, 2)), last_finishes=True)
     assert (first.groups, last.content) == (64, whole)
     assert contents(tmp_path / "shards") == contents(tmp_path / "whole")

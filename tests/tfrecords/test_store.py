@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,12 @@ from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.plan import plan
-from gaudi_bert.tfrecords.verify import finish_verification, verify, verify_part
-from gaudi_bert.tfrecords.write import write, write_part
+from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.write import write
 from tests.builders.command_line import run_command
 from tests.builders.folders import contents as local_contents
 from tests.builders.packing_case import PackingCase, make_case
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import a_run
 from tests.builders.s3_server import FaultyProxy, S3Server, contents, faulty_proxy, quick, upload
 
 PACKING = PackingSettings(group_sequences=80, shard_multiple=4)
@@ -47,8 +48,8 @@ def proxy(s3: S3Server) -> Iterator[FaultyProxy]:
 
 
 def _packed_and_verified(records: str | Path, packed: Path, store: StoreSettings | None = None) -> StageOutput[Verification]:
-    pack(records, packed, PACKING, reporter=QUIET, store=store)
-    return verify(records, packed, reporter=QUIET, store=store)
+    pack(records, packed, PACKING, a_run(store=store))
+    return verify(records, packed, a_run(store=store))
 
 
 def test_packing_through_a_bad_server(case: PackingCase, s3: S3Server, proxy: FaultyProxy, tmp_path: Path) -> None:
@@ -75,70 +76,68 @@ def test_what_is_done_is_not_done_again(case: PackingCase, s3: S3Server) -> None
     verified = objects.info("s3://bucket/twice/verification.json").modified
     while objects.info(changed).modified <= verified:  # the server counts whole seconds
         objects.write(changed, (case.records / "part-0").read_bytes())  # the same, but later
-    assert not verify("s3://bucket/records", Path("s3://bucket/twice"), reporter=QUIET, store=store).skipped
+    assert not verify("s3://bucket/records", Path("s3://bucket/twice"), a_run(store=store)).skipped
 
 
 def test_other_settings_and_what_is_not_ours_are_refused(case: PackingCase, s3: S3Server) -> None:
     objects, out = Objects(quick(s3.endpoint)), Path("s3://bucket/other/plan.json")
-    common = {"reporter": QUIET, "store": objects.settings}
-    histogram("s3://bucket/records", Path("s3://bucket/other/histogram.json"), **common)
+    run = a_run(store=objects.settings)
+    histogram("s3://bucket/records", Path("s3://bucket/other/histogram.json"), run)
     counted = [Path("s3://bucket/other/histogram.json")]
-    plan(counted, out, PackingSettings(depth=2), **common)
+    plan(counted, out, PackingSettings(depth=2), run)
     with pytest.raises(InputError, match=r"other/plan.json was written with --depth 2, not --depth 3"):
-        plan(counted, out, PackingSettings(depth=3), **common)
-    assert plan(counted, out, PackingSettings(depth=3), overwrite=True, **common).skipped is False
+        plan(counted, out, PackingSettings(depth=3), run)
+    assert plan(counted, out, PackingSettings(depth=3), replace(run, overwrite=True)).skipped is False
     objects.write("s3://bucket/foreign/thesis.txt", b"mine")
     with pytest.raises(InputError, match=r"s3://bucket/foreign: exists, but settings.json does not describe it"):
-        write("s3://bucket/records", case.plan, Path("s3://bucket/foreign"), **common)
+        write("s3://bucket/records", case.plan, Path("s3://bucket/foreign"), run)
     assert contents("s3://bucket/foreign", objects) == {"thesis.txt": b"mine"}
 
 
 def test_parts_by_many_machines_and_one_that_finishes(case: PackingCase, s3: S3Server) -> None:
     store, out = quick(s3.endpoint), Path("s3://bucket/parts")
-    common = {"reporter": QUIET, "store": store}
     with pytest.raises(FailedError, match="s3://bucket/parts: 4 of 4 groups are not written"):
-        write("s3://bucket/records", Path("s3://bucket/plan.json"), out, finish=True, **common)
+        write("s3://bucket/records", Path("s3://bucket/plan.json"), out, a_run(store=store, finish=True))
     for part in (2, 0, 1, 2):
-        write_part("s3://bucket/records", Path("s3://bucket/plan.json"), out, (part, 3), **common)
-    write("s3://bucket/records", Path("s3://bucket/plan.json"), out, finish=True, **common)
+        write("s3://bucket/records", Path("s3://bucket/plan.json"), out, a_run(store=store, part=(part, 3)))
+    write("s3://bucket/records", Path("s3://bucket/plan.json"), out, a_run(store=store, finish=True))
     assert contents("s3://bucket/parts", Objects(store)) == local_contents(case.packed)
 
 
 def test_a_proof_by_many_machines_is_that_of_one(case: PackingCase, s3: S3Server, tmp_path: Path) -> None:
     store, out = quick(s3.endpoint), Path("s3://bucket/proven")
-    common = {"reporter": QUIET, "store": store}
-    write("s3://bucket/records", case.plan, out, **common)
-    write(case.records, case.plan, tmp_path / "here", reporter=QUIET)
-    verify(case.records, tmp_path / "here", reporter=QUIET)
-    verify_part("s3://bucket/records", out, (1, 3), **common)
+    write("s3://bucket/records", case.plan, out, a_run(store=store))
+    write(case.records, case.plan, tmp_path / "here", a_run())
+    verify(case.records, tmp_path / "here", a_run())
+    verify("s3://bucket/records", out, a_run(store=store, part=(1, 3)))
     with pytest.raises(FailedError, match="s3://bucket/proven: 3 of 4 groups are not verified: group 0 has no proof"):
-        finish_verification("s3://bucket/records", out, **common)
+        verify("s3://bucket/records", out, a_run(store=store, finish=True))
     for part in (2, 0, 1):
-        verify_part("s3://bucket/records", out, (part, 3), **common)
-    finish_verification("s3://bucket/records", out, **common)
+        verify("s3://bucket/records", out, a_run(store=store, part=(part, 3)))
+    verify("s3://bucket/records", out, a_run(store=store, finish=True))
     assert contents("s3://bucket/proven", Objects(store)) == local_contents(tmp_path / "here")
-    assert verify("s3://bucket/records", out, **common).skipped
+    assert verify("s3://bucket/records", out, a_run(store=store)).skipped
     # Of a bucket's packs with records on the disk, each side is fetched by itself.
     for part in range(2):
-        verify_part(case.records, out, (part, 2), overwrite=True, **common)
-    assert finish_verification(case.records, out, **common).content.sequences == len(case.sequences)
+        verify(case.records, out, a_run(store=store, part=(part, 2), overwrite=True))
+    assert verify(case.records, out, a_run(store=store, finish=True)).content.sequences == len(case.sequences)
 
 
 def test_compressed_files_and_one_side_on_the_disk(s3: S3Server, tmp_path: Path) -> None:
     case = make_case(tmp_path, files=3, sequences_per_file=17, compress=gzip.compress)
     objects = Objects(quick(s3.endpoint))
     upload(case.records, "s3://bucket/gzip", objects)
-    write("s3://bucket/gzip/part-*", case.plan, tmp_path / "here", reporter=QUIET, store=objects.settings)
+    write("s3://bucket/gzip/part-*", case.plan, tmp_path / "here", a_run(store=objects.settings))
     assert local_contents(tmp_path / "here") == local_contents(case.packed)
-    write(case.records, case.plan, Path("s3://bucket/there.v2"), reporter=QUIET, store=objects.settings)
+    write(case.records, case.plan, Path("s3://bucket/there.v2"), a_run(store=objects.settings))
     assert contents("s3://bucket/there.v2", objects) == local_contents(case.packed)
-    proof = verify(case.records, Path("s3://bucket/there.v2"), reporter=QUIET, store=objects.settings)
+    proof = verify(case.records, Path("s3://bucket/there.v2"), a_run(store=objects.settings))
     assert proof.content.sequences == 51
 
 
 def test_a_shard_that_is_missing_doubled_or_damaged_is_found(case: PackingCase, s3: S3Server) -> None:
     objects, url = Objects(quick(s3.endpoint)), "s3://bucket/damaged"
-    write("s3://bucket/records", case.plan, Path(url), reporter=QUIET, store=objects.settings)
+    write("s3://bucket/records", case.plan, Path(url), a_run(store=objects.settings))
     name = "packed-00001-00002.tfrecord"
     whole = objects.read(f"{url}/{name}")
     for content, message in (
@@ -147,11 +146,11 @@ def test_a_shard_that_is_missing_doubled_or_damaged_is_found(case: PackingCase, 
     ):
         objects.write(f"{url}/{name}", content)
         with pytest.raises(FailedError) as caught:
-            verify("s3://bucket/records", Path(url), reporter=QUIET, store=objects.settings)
+            verify("s3://bucket/records", Path(url), a_run(store=objects.settings))
         assert str(caught.value).startswith(message)
     objects.remove(f"{url}/{name}")
     with pytest.raises(FailedError, match=f"{url}/{name}: the shard is missing"):
-        verify("s3://bucket/records", Path(url), reporter=QUIET, store=objects.settings)
+        verify("s3://bucket/records", Path(url), a_run(store=objects.settings))
 
 
 def test_records_that_changed_since_the_plan_are_refused(case: PackingCase, s3: S3Server) -> None:
@@ -159,7 +158,7 @@ def test_records_that_changed_since_the_plan_are_refused(case: PackingCase, s3: 
     upload(case.records, "s3://bucket/changed", objects)
     objects.write("s3://bucket/changed/part-3", (case.records / "part-3").read_bytes()[:-1])
     with pytest.raises(InputError, match=r"part-3: .* bytes, .* in the plan"):
-        write("s3://bucket/changed", case.plan, Path("s3://bucket/never"), reporter=QUIET, store=objects.settings)
+        write("s3://bucket/changed", case.plan, Path("s3://bucket/never"), a_run(store=objects.settings))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_records_that_changed_since_the_plan_are_refused(case: PackingCase, s3: 
 )
 def test_records_that_are_not_there(case: PackingCase, s3: S3Server, tmp_path: Path, records: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        histogram(records, tmp_path / "histogram.json", reporter=QUIET, store=quick(s3.endpoint))
+        histogram(records, tmp_path / "histogram.json", a_run(store=quick(s3.endpoint)))
     assert str(caught.value).startswith(message)
 
 

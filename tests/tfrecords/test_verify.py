@@ -20,13 +20,13 @@ from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.plan import plan
-from gaudi_bert.tfrecords.verify import verify, verify_part
+from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.write import write
 from tests.builders.machines import make_read_only, small_disk
 from tests.builders.packing_case import PackingCase, make_case
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import QUIET, a_run
 from tests.builders.shards import mend_sums, shards_of
 from tests.oracles.wire import split_list
 
@@ -55,18 +55,18 @@ def mutate(case: PackingCase, out: Path, change: Callable[[Packs], None]) -> Pat
 
 
 def test_what_write_made_is_verified(case: PackingCase) -> None:
-    found = verify(case.records, case.packed, reporter=QUIET, overwrite=True)
+    found = verify(case.records, case.packed, a_run(overwrite=True))
     metadata, result = read_metadata(case.packed), found.content
     assert result.sequences == len(case.sequences)
     assert (result.tokens, result.packs) == (metadata.tokens, metadata.packs)
-    assert verify(case.records, case.packed, reporter=QUIET, overwrite=True, workers=1) == found
+    assert verify(case.records, case.packed, a_run(overwrite=True, workers=1)) == found
 
 
 def test_the_fingerprint_knows_neither_layout_nor_encoding(case: PackingCase, tmp_path: Path) -> None:
     other = make_case(tmp_path, files=4, sequences_per_file=30, encode=split_list, depth=5, shard_multiple=3)
     assert (
-        verify(other.records, other.packed, reporter=QUIET).content.fingerprint
-        == verify(case.records, case.packed, reporter=QUIET).content.fingerprint
+        verify(other.records, other.packed, a_run()).content.fingerprint
+        == verify(case.records, case.packed, a_run()).content.fingerprint
     )
 
 
@@ -149,7 +149,7 @@ def test_every_mutation_is_found_and_named(case: PackingCase, tmp_path: Path, na
     change, reason = MUTATIONS[name]
     packed = mutate(case, tmp_path / "packed", change)
     with pytest.raises(FailedError, match=reason) as caught:
-        verify(case.records, packed, reporter=QUIET)
+        verify(case.records, packed, a_run())
     text = str(caught.value)
     assert "\n" not in text
     assert "part-" in text or "packed-" in text, "the file and the record are named"
@@ -161,7 +161,7 @@ def test_swapped_packs_are_still_the_same_sequences(case: PackingCase, tmp_path:
         packs[0], packs[-1] = packs[-1], packs[0]
 
     packed = mutate(case, tmp_path / "packed", swap)
-    assert verify(case.records, packed, reporter=QUIET).content.sequences == len(case.sequences)
+    assert verify(case.records, packed, a_run()).content.sequences == len(case.sequences)
 
 
 def break_padding(packs: Packs) -> None:
@@ -194,7 +194,7 @@ def test_a_pack_that_breaks_the_contract_is_refused(case: PackingCase, tmp_path:
     change, reason = BREAKS[name]
     packed = mutate(case, tmp_path / "packed", change)
     with pytest.raises(FailedError, match=f"packed-.* record .*({reason})"):
-        verify(case.records, packed, reporter=QUIET)
+        verify(case.records, packed, a_run())
 
 
 def test_damage_to_files_is_found(case: PackingCase, tmp_path: Path) -> None:
@@ -209,17 +209,17 @@ def test_damage_to_files_is_found(case: PackingCase, tmp_path: Path) -> None:
     ):
         shard.write_bytes(changed)
         with pytest.raises(FailedError, match=f"{shard.name}.*{reason}"):
-            verify(case.records, packed, reporter=QUIET)
+            verify(case.records, packed, a_run())
     shard.unlink()
     with pytest.raises(FailedError, match=f"{shard.name}: the shard is missing"):
-        verify(case.records, packed, reporter=QUIET)
+        verify(case.records, packed, a_run())
     shard.write_bytes(data)
     shutil.copy(shard, packed / "packed-00009-00000.tfrecord")
     with pytest.raises(FailedError, match="is not in metadata"):
-        verify(case.records, packed, reporter=QUIET)
+        verify(case.records, packed, a_run())
     (tmp_path / "nothing").mkdir()
     with pytest.raises(InputError, match="not packed, or packing did not finish"):
-        verify(case.records, tmp_path / "nothing", reporter=QUIET)
+        verify(case.records, tmp_path / "nothing", a_run())
 
 
 def test_inputs_that_changed_are_found(case: PackingCase, tmp_path: Path) -> None:
@@ -229,14 +229,14 @@ def test_inputs_that_changed_are_found(case: PackingCase, tmp_path: Path) -> Non
     size = int.from_bytes(data[:8], "little") + 16
     (records / "part-2").write_bytes(data[size:])
     with pytest.raises(FailedError, match="1 are doubled, changed or foreign"):
-        verify(records, case.packed, reporter=QUIET)
+        verify(records, case.packed, a_run())
     (records / "part-2").write_bytes(data[size:] + data[:size])
     with pytest.raises(FailedError, match="part-2 has changed since it was packed"):
-        verify(records, case.packed, reporter=QUIET)
+        verify(records, case.packed, a_run())
     (records / "part-2").write_bytes(data)
     (records / "part-8").write_bytes(data[:size])
     with pytest.raises(FailedError, match="input file part-8 is not among those that were packed"):
-        verify(records, case.packed, reporter=QUIET)
+        verify(records, case.packed, a_run())
 
 
 def test_packs_of_the_predecessor_are_compared_with_their_records_and_nothing_is_stored(tmp_path: Path) -> None:
@@ -244,24 +244,24 @@ def test_packs_of_the_predecessor_are_compared_with_their_records_and_nothing_is
     convert(case.packed, packs, PREDECESSOR_PACKS, reporter=QUIET)
     before = sorted(path.name for path in packs.iterdir())
     for _ in range(2):
-        found = verify(case.records, packs, reporter=QUIET)
+        found = verify(case.records, packs, a_run())
         assert (found.content.sequences, found.skipped) == (len(case.sequences), False)
-    assert found.content.fingerprint == verify(case.records, case.packed, reporter=QUIET).content.fingerprint
+    assert found.content.fingerprint == verify(case.records, case.packed, a_run()).content.fingerprint
     assert sorted(path.name for path in packs.iterdir()) == before
     with pytest.raises(InputError, match="has no groups; verify it at once, without --shard"):
-        verify_part(case.records, packs, (0, 2), reporter=QUIET)
+        verify(case.records, packs, a_run(part=(0, 2)))
     (case.records / "part-2").unlink()
     with pytest.raises(FailedError, match="packs: 23 are doubled, changed or foreign: strategy_mixed_part_0000"):
-        verify(case.records, packs, reporter=QUIET)
+        verify(case.records, packs, a_run())
 
 
 def test_real_data_is_well_packed_and_verified(tmp_path: Path, shared_data: Path) -> None:
     for length, efficiency in ((128, 0.99), (512, 0.995)):
         records = shared_data / "wiki-sample" / f"tfrecord-{length}"
-        packed = pack(records, tmp_path / str(length), PackingSettings(), reporter=QUIET)
+        packed = pack(records, tmp_path / str(length), PackingSettings(), a_run())
         assert packed.written.content.efficiency > efficiency
         assert len(packed.written.content.shard_table) == 32
-        verify(records, tmp_path / str(length), reporter=QUIET)
+        verify(records, tmp_path / str(length), a_run())
         assert np.ptp(packed.written.content.shard_table.packs) <= 1
 
 
@@ -274,17 +274,17 @@ def own_case(tmp_path: Path) -> PackingCase:
 
 
 def test_what_was_verified_is_not_verified_again_until_it_is_written_anew(own_case: PackingCase) -> None:
-    first = verify(own_case.records, own_case.packed, reporter=QUIET)
-    again = verify(own_case.records, own_case.packed, reporter=QUIET)
+    first = verify(own_case.records, own_case.packed, a_run())
+    again = verify(own_case.records, own_case.packed, a_run())
     assert (first.skipped, again.skipped) == (False, True)
     assert again.content == first.content
-    assert not verify(own_case.records, own_case.packed, reporter=QUIET, overwrite=True).skipped
+    assert not verify(own_case.records, own_case.packed, a_run(overwrite=True)).skipped
     shutil.rmtree(own_case.packed)
-    write(own_case.records, own_case.plan, own_case.packed, reporter=QUIET)
-    assert not verify(own_case.records, own_case.packed, reporter=QUIET).skipped
+    write(own_case.records, own_case.plan, own_case.packed, a_run())
+    assert not verify(own_case.records, own_case.packed, a_run()).skipped
     next(own_case.packed.glob("packed-*")).unlink()
     with pytest.raises(FailedError, match="the shard is missing"):
-        verify(own_case.records, own_case.packed, reporter=QUIET)
+        verify(own_case.records, own_case.packed, a_run())
 
 
 def flip_last_byte(path: Path) -> None:
@@ -294,7 +294,7 @@ def flip_last_byte(path: Path) -> None:
 
 @pytest.mark.parametrize("side", ["records", "packed"])
 def test_a_file_that_changed_since_is_noticed_though_its_size_is_the_same(own_case: PackingCase, side: str) -> None:
-    verify(own_case.records, own_case.packed, reporter=QUIET)
+    verify(own_case.records, own_case.packed, a_run())
     if side == "records":
         changed = own_case.records / "part-1"
     else:
@@ -304,14 +304,14 @@ def test_a_file_that_changed_since_is_noticed_though_its_size_is_the_same(own_ca
     time.sleep(0.02)
     os.utime(changed)
     with pytest.raises(Exception, match=r"damaged|CRC"):
-        verify(own_case.records, own_case.packed, reporter=QUIET)
+        verify(own_case.records, own_case.packed, a_run())
     assert not (own_case.packed / "verification.json").exists()
     changed.write_bytes(before)
-    assert not verify(own_case.records, own_case.packed, reporter=QUIET).skipped
+    assert not verify(own_case.records, own_case.packed, a_run()).skipped
 
 
 def test_a_stored_proof_does_not_hold_for_a_copy(own_case: PackingCase, tmp_path: Path) -> None:
-    verify(own_case.records, own_case.packed, reporter=QUIET)
+    verify(own_case.records, own_case.packed, a_run())
     for damaged in (False, True):
         copy = tmp_path / f"copy-{damaged}"
         shutil.copytree(own_case.packed, copy)
@@ -321,13 +321,13 @@ def test_a_stored_proof_does_not_hold_for_a_copy(own_case: PackingCase, tmp_path
         (copy / "verification.json").touch()  # as if it was the last file that was copied
         if damaged:
             with pytest.raises(FailedError, match="damaged"):
-                verify(own_case.records, copy, reporter=QUIET)
+                verify(own_case.records, copy, a_run())
         else:
-            assert [verify(own_case.records, copy, reporter=QUIET).skipped for _ in range(2)] == [False, True]
+            assert [verify(own_case.records, copy, a_run()).skipped for _ in range(2)] == [False, True]
     shutil.copytree(own_case.records, tmp_path / "others")
-    assert not verify(tmp_path / "others", own_case.packed, reporter=QUIET).skipped
+    assert not verify(tmp_path / "others", own_case.packed, a_run()).skipped
     own_case.packed.rename(tmp_path / "renamed")
-    assert verify(tmp_path / "others", tmp_path / "renamed", reporter=QUIET).skipped
+    assert verify(tmp_path / "others", tmp_path / "renamed", a_run()).skipped
 
 
 def test_a_finished_folder_on_a_read_only_file_system_is_nothing_to_do(own_case: PackingCase, tmp_path: Path) -> None:
@@ -336,16 +336,16 @@ def test_a_finished_folder_on_a_read_only_file_system_is_nothing_to_do(own_case:
         settings = PackingSettings(shard_multiple=4)
 
         def run() -> list[bool]:
-            counted = histogram(own_case.records, histogram_path, reporter=QUIET)
-            planned = plan([histogram_path], plan_path, settings, reporter=QUIET)
-            written = write(own_case.records, plan_path, disk / "packed", reporter=QUIET)
-            proven = verify(own_case.records, disk / "packed", reporter=QUIET)
+            counted = histogram(own_case.records, histogram_path, a_run())
+            planned = plan([histogram_path], plan_path, settings, a_run())
+            written = write(own_case.records, plan_path, disk / "packed", a_run())
+            proven = verify(own_case.records, disk / "packed", a_run())
             return [counted.skipped, planned.skipped, written.skipped, proven.skipped]
 
         assert run() == [False] * 4
         make_read_only(disk)
         assert run() == [True] * 4
-        assert not verify(own_case.records, disk / "packed", reporter=QUIET, overwrite=True).skipped
+        assert not verify(own_case.records, disk / "packed", a_run(overwrite=True)).skipped
 
 
 # --- nothing that metadata.json and the manifests state is believed; every key: tests/proof/test_lies.py
@@ -387,7 +387,7 @@ def test_the_reason_says_what_is_false(named: PackingCase, tmp_path: Path, file:
     packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
     edit(packed / file, **{key: change(json.loads((packed / file).read_text())[key])})
     with pytest.raises((FailedError, InputError), match=reason):
-        verify(named.records, packed, reporter=QUIET)
+        verify(named.records, packed, a_run())
 
 
 def test_missing_input_files_are_named(named: PackingCase, tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_missing_input_files_are_named(named: PackingCase, tmp_path: Path) -> No
     for missing in (["part-2"], ["part-0", "part-2"]):
         (records / missing[0]).unlink()
         with pytest.raises(FailedError, match=rf"{len(missing)} of 4 input files are missing .*: {', '.join(missing)};"):
-            verify(records, named.packed, reporter=QUIET)
+            verify(records, named.packed, a_run())
 
 
 def test_the_indexes_and_manifests_are_those_of_the_groups(named: PackingCase, tmp_path: Path) -> None:
@@ -405,22 +405,22 @@ def test_the_indexes_and_manifests_are_those_of_the_groups(named: PackingCase, t
     for changed in (data[:-4], data[:5] + bytes([data[5] ^ 1]) + data[6:], data[4:8] + data[:4] + data[8:]):
         index.write_bytes(changed)
         with pytest.raises(FailedError, match=r"group-00001\.index: does not say the sizes of the records"):
-            verify(named.records, packed, reporter=QUIET)
+            verify(named.records, packed, a_run())
     index.unlink()
     with pytest.raises(FailedError, match=r"group-00001\.index: the index is missing"):
-        verify(named.records, packed, reporter=QUIET)
+        verify(named.records, packed, a_run())
     index.write_bytes(data)
     shutil.copy(index, packed / "group-00002.index")
     with pytest.raises(FailedError, match=r"group-00002\.index: the index of a group that metadata\.json does not have"):
-        verify(named.records, packed, reporter=QUIET)
+        verify(named.records, packed, a_run())
     (packed / "group-00002.index").unlink()
     shutil.copy(packed / "group-00001.json", packed / "group-00002.json")
     with pytest.raises(FailedError, match=r"group-00002\.json: the manifest of a group that metadata\.json does not have"):
-        verify(named.records, packed, reporter=QUIET)
+        verify(named.records, packed, a_run())
     (packed / "group-00002.json").unlink()
     (packed / "group-00000.json").unlink()
     with pytest.raises(FailedError, match=r"group-00000\.json: cannot read"):
-        verify(named.records, packed, reporter=QUIET)
+        verify(named.records, packed, a_run())
 
 
 def test_a_bound_that_cannot_be_proven_is_refused(named: PackingCase, tmp_path: Path) -> None:
@@ -428,6 +428,6 @@ def test_a_bound_that_cannot_be_proven_is_refused(named: PackingCase, tmp_path: 
     content = json.loads((packed / METADATA).read_text())
     edit(packed / METADATA, lower_bound=content["packs"] + 1, gap=-1)
     with pytest.raises(FailedError, match=r"lower_bound is \d+, only \d+ packs can be proven"):
-        verify(named.records, packed, reporter=QUIET)
+        verify(named.records, packed, a_run())
     edit(packed / METADATA, lower_bound=content["lower_bound"] - 1, gap=content["gap"] + 1)
-    assert verify(named.records, packed, reporter=QUIET).content.packs == content["packs"]
+    assert verify(named.records, packed, a_run()).content.packs == content["packs"]

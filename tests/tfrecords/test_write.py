@@ -21,17 +21,18 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.histogram import histogram
+from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
-from gaudi_bert.tfrecords.write import available_bytes, buffer_bytes, group_memory_bytes, read_group, write, write_part
+from gaudi_bert.tfrecords.write import available_bytes, buffer_bytes, group_memory_bytes, read_group, write
 from tests.builders.folders import contents
 from tests.builders.machines import make_read_only, small_disk
 from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
 from tests.builders.plans import change_part, copy_plan, whole_plan
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import a_run
 from tests.builders.shards import shards_of
 from tests.oracles.wire import crc32c
 
@@ -73,13 +74,13 @@ def test_metadata_says_what_is_there(case: PackingCase) -> None:
 
 def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Path) -> None:
     expected = contents(case.packed)
-    write(case.records, case.plan, tmp_path / "one", reporter=QUIET, workers=1)
-    write(case.records, case.plan, tmp_path / "five", reporter=QUIET, workers=5)
+    write(case.records, case.plan, tmp_path / "one", a_run(workers=1))
+    write(case.records, case.plan, tmp_path / "five", a_run(workers=5))
     for number in (2, 0, 1):
-        summary = write_part(case.records, case.plan, tmp_path / "parts", (number, 3), reporter=QUIET)
+        summary = write(case.records, case.plan, tmp_path / "parts", a_run(part=(number, 3)))
         assert summary.groups_written == summary.groups
         assert not (tmp_path / "parts" / "metadata.json").exists()
-    write(case.records, case.plan, tmp_path / "parts", finish=True, reporter=QUIET)
+    write(case.records, case.plan, tmp_path / "parts", a_run(finish=True))
     for name in ("one", "five", "parts"):
         assert contents(tmp_path / name) == expected
 
@@ -88,8 +89,8 @@ def test_a_seed_makes_another_folder_of_the_same_sequences(case: PackingCase, tm
     other = make_case(tmp_path, files=7, sequences_per_file=40, shard_multiple=4)
     assert sequences_in(other.packed) == sequences_in(case.packed)
     settings = PackingSettings(group_sequences=80, shard_multiple=4, seed=99)
-    plan([tmp_path / "histogram.json"], tmp_path / "other.json", settings, reporter=QUIET)
-    write(other.records, tmp_path / "other.json", tmp_path / "reseeded", reporter=QUIET)
+    plan([tmp_path / "histogram.json"], tmp_path / "other.json", settings, a_run())
+    write(other.records, tmp_path / "other.json", tmp_path / "reseeded", a_run())
     assert sequences_in(tmp_path / "reseeded") == sequences_in(case.packed)
     assert contents(tmp_path / "reseeded") != contents(case.packed)
 
@@ -97,12 +98,12 @@ def test_a_seed_makes_another_folder_of_the_same_sequences(case: PackingCase, tm
 def test_a_second_run_does_nothing_and_a_lost_shard_is_written_again(case: PackingCase, tmp_path: Path) -> None:
     out = tmp_path / "packed"
     shutil.copytree(case.packed, out)
-    assert write(case.records, case.plan, out, reporter=QUIET).skipped
+    assert write(case.records, case.plan, out, a_run()).skipped
     (out / "metadata.json").unlink()
     shard = next(path for path in sorted(out.glob("packed-00001-*")) if path.stat().st_size)
     shard.unlink()
     kept = {path.name: path.stat().st_mtime_ns for path in out.glob("packed-00000-*")}
-    write(case.records, case.plan, out, reporter=QUIET)
+    write(case.records, case.plan, out, a_run())
     assert contents(out) == contents(case.packed)
     assert kept == {path.name: path.stat().st_mtime_ns for path in out.glob("packed-00000-*")}
 
@@ -118,17 +119,17 @@ def test_writers_read_the_parts_of_their_own_groups(many_groups: PackingCase, tm
     assert len(Plan.read(plan).parts) == 2
     first = part_path(plan, 0).read_bytes()
     part_path(plan, 0).unlink()
-    result = write_part(many_groups.records, plan, tmp_path / "out", (66, 67), reporter=QUIET)
+    result = write(many_groups.records, plan, tmp_path / "out", a_run(part=(66, 67)))
     assert (result.groups, result.groups_written, result.sequences) == (1, 1, 3)
     with pytest.raises(InputError, match=r"plan-00000\.json: a part of the plan, cannot read"):
-        write_part(many_groups.records, plan, tmp_path / "out", (65, 67), reporter=QUIET)
-        write_part(many_groups.records, plan, tmp_path / "out", (3, 67), reporter=QUIET)
+        write(many_groups.records, plan, tmp_path / "out", a_run(part=(65, 67)))
+        write(many_groups.records, plan, tmp_path / "out", a_run(part=(3, 67)))
     with pytest.raises(InputError, match=r"plan-00000\.json: a part of the plan, cannot read"):
-        write(many_groups.records, plan, tmp_path / "out", finish=True, reporter=QUIET)
+        write(many_groups.records, plan, tmp_path / "out", a_run(finish=True))
     part_path(plan, 0).write_bytes(first)
     for number in range(5):
-        write_part(many_groups.records, plan, tmp_path / "out", (number, 5), reporter=QUIET)
-    write(many_groups.records, plan, tmp_path / "out", finish=True, reporter=QUIET)
+        write(many_groups.records, plan, tmp_path / "out", a_run(part=(number, 5)))
+    write(many_groups.records, plan, tmp_path / "out", a_run(finish=True))
     assert contents(tmp_path / "out") == contents(many_groups.packed)
     assert sequences_in(tmp_path / "out") == Counter(unpacked_key(sequence) for sequence in many_groups.sequences)
 
@@ -136,7 +137,7 @@ def test_writers_read_the_parts_of_their_own_groups(many_groups: PackingCase, tm
 def test_parts_are_those_of_the_plan(many_groups: PackingCase, tmp_path: Path) -> None:
     def refused(reason: str) -> None:
         with pytest.raises(InputError, match=reason):
-            write(many_groups.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+            write(many_groups.records, tmp_path / "plan.json", tmp_path / "out", a_run())
         assert not list((tmp_path / "out").glob("packed-*"))
 
     plan = copy_plan(many_groups.plan, tmp_path)
@@ -172,37 +173,37 @@ def test_files_that_are_not_those_of_the_plan_are_named(many_groups: PackingCase
     ):
         change()
         with pytest.raises(InputError, match=reason):
-            write_part(records, many_groups.plan, tmp_path / "out", (0, 67), reporter=QUIET)
+            write(records, many_groups.plan, tmp_path / "out", a_run(part=(0, 67)))
 
 
 def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) -> None:
     out = tmp_path / "packed"
     shutil.copytree(case.packed, out)
     counts = case.plan.with_name("histogram.json")
-    plan([counts], tmp_path / "deeper.json", PackingSettings(depth=5, shard_multiple=4), reporter=QUIET)
+    plan([counts], tmp_path / "deeper.json", PackingSettings(depth=5, shard_multiple=4), a_run())
     with pytest.raises(InputError, match=r"was written with --masked-slots \d+, not --.*--overwrite"):
-        write(case.records, tmp_path / "deeper.json", out, reporter=QUIET)
+        write(case.records, tmp_path / "deeper.json", out, a_run())
     assert contents(out) == contents(case.packed)
-    write(case.records, tmp_path / "deeper.json", out, reporter=QUIET, overwrite=True)
+    write(case.records, tmp_path / "deeper.json", out, a_run(overwrite=True))
     assert read_metadata(out).depth == 5
     assert sequences_in(out) == sequences_in(case.packed)
     with pytest.raises(InputError, match="is the folder of the records"):
-        write(case.records, case.plan, case.records, reporter=QUIET)
+        write(case.records, case.plan, case.records, a_run())
 
 
 def test_finishing_too_early_names_the_missing_group(case: PackingCase, tmp_path: Path) -> None:
-    write_part(case.records, case.plan, tmp_path / "out", (1, 3), reporter=QUIET)
+    write(case.records, case.plan, tmp_path / "out", a_run(part=(1, 3)))
     with pytest.raises(FailedError, match="groups are not written, the first is group 0"):
-        write(case.records, case.plan, tmp_path / "out", finish=True, reporter=QUIET)
+        write(case.records, case.plan, tmp_path / "out", a_run(finish=True))
     assert not (tmp_path / "out" / "metadata.json").exists()
 
 
 def test_two_writers_of_one_group_are_kept_apart(case: PackingCase, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with exclusive_lock(out / "group-00001.json", "test"), pytest.raises(FailedError, match=r"process \d+ .* writing"):
-        write(case.records, case.plan, out, reporter=QUIET)
+        write(case.records, case.plan, out, a_run())
     assert not (out / "metadata.json").exists()
-    write(case.records, case.plan, out, reporter=QUIET)
+    write(case.records, case.plan, out, a_run())
     assert contents(out) == contents(case.packed)
 
 
@@ -210,8 +211,13 @@ def test_two_writers_of_one_group_are_kept_apart(case: PackingCase, tmp_path: Pa
 def test_a_damaged_plan_is_refused(case: PackingCase, tmp_path: Path, damage: str) -> None:
     (tmp_path / "plan.json").write_text(damage)
     with pytest.raises(InputError, match=r"plan\.json"):
-        write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+        write(case.records, tmp_path / "plan.json", tmp_path / "out", a_run())
     assert not (tmp_path / "out").exists()
+
+
+def test_pack_is_not_shared_between_machines(case: PackingCase, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="only a part of the work is done, and all of it is needed"):
+        pack(case.records, tmp_path / "out", PackingSettings(), a_run(part=(0, 2)))
 
 
 def test_a_plan_whose_packs_hold_more_than_their_masked_slots_is_refused(case: PackingCase, tmp_path: Path) -> None:
@@ -221,11 +227,11 @@ def test_a_plan_whose_packs_hold_more_than_their_masked_slots_is_refused(case: P
     content["totals"] |= one
     plan.write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"totals\.masked_slots_needed is 1, the groups add up to 15"):
-        write(case.records, plan, tmp_path / "out", reporter=QUIET)
+        write(case.records, plan, tmp_path / "out", a_run())
     for part in range(len(content["parts"])):
         change_part(plan, part, lambda part: part.update(one))
     with pytest.raises(InputError, match="more masked positions than masked_slots"):
-        write(case.records, plan, tmp_path / "out", reporter=QUIET)
+        write(case.records, plan, tmp_path / "out", a_run())
     assert not list((tmp_path / "out").glob("[!.]*-*"))
 
 
@@ -248,7 +254,7 @@ def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingC
         changed["totals"] |= {"lower_bound": lower_bound, "gap": changed["totals"]["packs"] - lower_bound}
         plan.write_text(json.dumps(changed))
         with pytest.raises(InputError, match=f"plan.json: .*group 1.*{reason}|plan-00000.json: group 1 has {reason}"):
-            write(case.records, plan, tmp_path / "out", reporter=QUIET)
+            write(case.records, plan, tmp_path / "out", a_run())
     assert not list((tmp_path / "out").glob("[!.]*-*"))
 
 
@@ -312,14 +318,14 @@ def test_a_full_disk_is_said_and_the_run_is_resumed(large_case: PackingCase, tmp
     with small_disk(tmp_path / "disk", str(int(packed_bytes * 0.6))) as disk:
         out = disk / "packed"
         with pytest.raises(FailedError, match="No space left on device; free some space") as caught:
-            write(large_case.records, large_case.plan, out, reporter=QUIET)
+            write(large_case.records, large_case.plan, out, a_run())
         assert "\n" not in str(caught.value)
         assert not (out / "metadata.json").exists()
         for name, data in contents(out).items():
             if name.startswith("packed-"):
                 assert data == (large_case.packed / name).read_bytes(), "a shard that is there is whole"
         subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
-        write(large_case.records, large_case.plan, out, reporter=QUIET)
+        write(large_case.records, large_case.plan, out, a_run())
         assert contents(out) == contents(large_case.packed)
 
 
@@ -327,9 +333,9 @@ def test_a_read_only_folder_is_said(large_case: PackingCase, tmp_path: Path) -> 
     with small_disk(tmp_path / "disk", "1m") as disk:
         make_read_only(disk)
         with pytest.raises(FailedError, match="Read-only file system"):
-            write(large_case.records, large_case.plan, disk / "packed", reporter=QUIET)
+            write(large_case.records, large_case.plan, disk / "packed", a_run())
         with pytest.raises(FailedError, match="Read-only file system"):
-            histogram(large_case.records, disk / "histogram.json", reporter=QUIET)
+            histogram(large_case.records, disk / "histogram.json", a_run())
 
 
 def test_a_limit_on_file_sizes_is_said(large_case: PackingCase, tmp_path: Path) -> None:
@@ -338,11 +344,11 @@ def test_a_limit_on_file_sizes_is_said(large_case: PackingCase, tmp_path: Path) 
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
     try:
         with pytest.raises(FailedError, match="cannot write: File too large"):
-            write(large_case.records, large_case.plan, tmp_path / "out", reporter=QUIET)
+            write(large_case.records, large_case.plan, tmp_path / "out", a_run())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list((tmp_path / "out").glob("[gm]*"))
-    write(large_case.records, large_case.plan, tmp_path / "out", reporter=QUIET)
+    write(large_case.records, large_case.plan, tmp_path / "out", a_run())
     assert contents(tmp_path / "out") == contents(large_case.packed)
 
 
@@ -366,7 +372,7 @@ def test_a_file_that_vanishes_is_said(large_case: PackingCase, tmp_path: Path, m
 
     monkeypatch.setattr(writing, "uncompressed_bytes", vanish)
     with pytest.raises(InputError, match=r"part-\d: cannot read: No such file or directory"):
-        write(records, large_case.plan, tmp_path / "out", reporter=QUIET)
+        write(records, large_case.plan, tmp_path / "out", a_run())
     assert not (tmp_path / "out" / "metadata.json").exists()
 
 
@@ -389,13 +395,13 @@ def huge_plan(folder: Path, files: int, **settings: int) -> None:
     np.add.at(counts, rows[:, 0] - 1, files * rows[:, 2])
     content = HistogramFile(max_sequence_length=512, max_predictions=76, counts=tuple(counts.tolist()), files=counted)
     content.write(folder / "histogram.json")
-    plan([folder / "histogram.json"], folder / "plan.json", PackingSettings(algorithm="lpfhp", **settings), reporter=QUIET)
+    plan([folder / "histogram.json"], folder / "plan.json", PackingSettings(algorithm="lpfhp", **settings), a_run())
 
 
 def test_a_single_file_is_to_be_split(tmp_path: Path) -> None:
     huge_plan(tmp_path, 10)
     with pytest.raises(InputError) as caught:
-        write(tmp_path / "records", tmp_path / "plan.json", tmp_path / "packed", reporter=QUIET)
+        write(tmp_path / "records", tmp_path / "plan.json", tmp_path / "packed", a_run())
     message = str(caught.value)
     assert message.startswith(f"{tmp_path}/records/part-")
     assert "group 0 has 3,000,000,000 sequences in 1 file and is packed in memory: at least 1.8" in message
@@ -406,7 +412,7 @@ def test_a_single_file_is_to_be_split(tmp_path: Path) -> None:
 def test_of_several_files_the_group_may_be_smaller(tmp_path: Path) -> None:
     huge_plan(tmp_path, 10, group_bytes=10**15, group_sequences=10**15)
     with pytest.raises(InputError, match=r"in 10 files .*; lower packing.group_bytes or packing.group_sequences, or split"):
-        write(tmp_path / "records", tmp_path / "plan.json", tmp_path / "packed", reporter=QUIET)
+        write(tmp_path / "records", tmp_path / "plan.json", tmp_path / "packed", a_run())
 
 
 def test_the_estimate_is_a_little_below_what_a_group_takes(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from gaudi_bert.common.cores import limited_cores
+
 _FOLDER = Path(__file__).parent
 VARIABLES = {
     "PT_HPU_LAZY_MODE": "0",
@@ -39,7 +41,10 @@ def has_gaudi() -> bool:
 
 def prepare_torch(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set what is not set; call it before torch is imported, it has no effect later."""
-    for name, value in (_QUIET if "OMP_WAIT_POLICY" in environment else {**_QUIET, **_SHORT_WAIT}).items():
+    # PyTorch counts the cores that it may run on, and knows nothing of a container's share of their time.
+    cores = limited_cores()
+    threads = {} if cores is None else {"OMP_NUM_THREADS": str(cores)}
+    for name, value in {**_QUIET, **threads, **({} if "OMP_WAIT_POLICY" in environment else _SHORT_WAIT)}.items():
         environment.setdefault(name, value)
 
 

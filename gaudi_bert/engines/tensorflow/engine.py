@@ -17,7 +17,9 @@ import tensorflow as tf
 from pydantic import Field
 
 from gaudi_bert.artefacts.base import Artefact
+from gaudi_bert.common.cores import usable_cores
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.tensorflow_environment import INTRA_OP_THREADS
 from gaudi_bert.config.sections import GaudiSettings, LoopSettings
 from gaudi_bert.config.values import EngineName, Precision
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec
@@ -65,8 +67,14 @@ def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, thre
                 raise InputError(f"{section}.device = hpu: {error}; or set {section}.device = cpu") from error
     if threads is not None:
         _set_threads(threads, section)
-    used = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1
+    used = tf.config.threading.get_intra_op_parallelism_threads() or _threads_by_default()
     return Device("cpu", "/device:CPU:0", settings.precision, f"CPU, {used} threads", compiles=settings.compile is not False)
+
+
+def _threads_by_default() -> int:
+    """Threads of an operation where no setting gives them: from the environment, or one per core."""
+    given = os.environ.get(INTRA_OP_THREADS, "")
+    return int(given) if given.isdigit() and int(given) else usable_cores()
 
 
 def _set_threads(threads: int, section: str) -> None:

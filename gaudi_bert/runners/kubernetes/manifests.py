@@ -380,7 +380,7 @@ def _apply_patches(folder: Path, objects: Sequence[Manifest]) -> None:
 
 
 def _apply_operation(item: Any, operation: Mapping[str, Any]) -> None:
-    """One `add`, `replace` or `remove` of a key; of a list, an item is replaced by its index, and `-` adds one at the end."""
+    """One `add`, `replace` or `remove` of a key; of a list, an item is replaced by its index; `-` adds one at the end."""
     *parents, last = operation["path"].lstrip("/").split("/")
     for part in parents:
         item = item[int(part)] if isinstance(item, list) else item[part]

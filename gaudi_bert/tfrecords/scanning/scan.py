@@ -10,7 +10,6 @@ been checked (or of the bytes that are free at the front).
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 from collections import deque
@@ -23,6 +22,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
+from gaudi_bert.common.cores import usable_cores
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.common.memory import address_of, as_word, copy_bytes, load_u8
@@ -402,7 +402,7 @@ def worker_count(workers: int | None, items: int) -> int:
     """How many threads to use for so many items; `workers` None means all cores that this process may use."""
     if workers is not None and workers < 1:
         raise InputError(f"workers = {workers}: at least 1 is needed; leave it out for all cores")
-    return max(1, min(items, workers if workers is not None else len(os.sched_getaffinity(0))))
+    return max(1, min(items, workers if workers is not None else usable_cores()))
 
 
 def each_in_threads(

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import METADATA_NAME
-from gaudi_bert.artefacts.packed import Metadata, pack_kind
+from gaudi_bert.artefacts.pack_kinds import pack_kind
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import open_file
 from gaudi_bert.model.config import BertConfig

@@ -23,7 +23,8 @@ from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema
 from tests.builders.effort import tries
 from tests.builders.fuzz_scan import FILE_DAMAGE, mutants
-from tests.builders.packing_case import QUIET, make_case
+from tests.builders.packing_case import make_case
+from tests.builders.reporters import a_run
 from tests.oracles.packed_record import pack_sequences
 from tests.oracles.wire import (
     FLOAT_KEYS,
@@ -278,7 +279,7 @@ def test_packs_do_not_depend_on_how_the_records_were_written(tmp_path: Path, max
     assert shards == sorted(path.name for path in other.packed.glob("*.tfrecord"))
     for name in shards:
         assert (other.packed / name).read_bytes() == (usual.packed / name).read_bytes()
-    assert verify(other.records, other.packed, reporter=QUIET).content.sequences == len(usual.sequences)
+    assert verify(other.records, other.packed, a_run()).content.sequences == len(usual.sequences)
 
 
 # --- thousands of damaged files: each is refused by file and offset, or read for exactly what it still holds

@@ -1,0 +1,78 @@
+"""What packs a folder holds: TFRecords, a table, tables of several lengths of rows; or packs that are not finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from gaudi_bert.artefacts.base import METADATA_NAME, NOTES_NAME, Artefact, Length
+from gaudi_bert.artefacts.completion import read_signature
+from gaudi_bert.common.errors import InputError, enumerated
+from gaudi_bert.common.files import followed
+
+PackKind = Literal["records", "table", "predecessor"]
+_COMMANDS = {"write": "gaudi-bert write` or `pack", "pack-table": "gaudi-bert pack", "pack-rows": "gaudi-bert pack"}
+"""What makes packs, by the name of the stage in its settings."""
+
+
+def pack_kind(folder: Path) -> PackKind | None:
+    """What packs a folder holds, by the metadata there (the predecessor's is next to it); None for none.
+
+    Raises:
+        InputError: their writing was begun and has not been finished.
+    """
+    kinds: dict[PackKind, Path] = {
+        "table": folder / NOTES_NAME / METADATA_NAME,
+        "records": folder / METADATA_NAME,
+        "predecessor": predecessor_metadata_path(folder),
+    }
+    kind = next((kind for kind, path in kinds.items() if path.exists()), None)
+    if kind is None and not RowTables.path_in(folder).exists():
+        _refuse_unfinished(folder)
+    return kind
+
+
+def settings_paths(folder: Path) -> tuple[Path, Path]:
+    """Where the settings of packs are stored, of TFRecords and of tables; they are written first, the metadata last."""
+    return folder / "settings.json", folder / NOTES_NAME / "settings.json"
+
+
+def _refuse_unfinished(folder: Path) -> None:
+    for path in settings_paths(folder):
+        command = _COMMANDS.get(read_signature(path).stage) if path.is_file() else None
+        if command is not None:
+            raise InputError(f"{folder}: packing has not finished; run the `{command}` that began it again, to its end")
+
+
+def predecessor_metadata_path(folder: Path) -> Path:
+    """`<folder>_metadata.json` next to `folder`."""
+    folder = followed(folder)
+    return folder.parent / f"{folder.name}_metadata.json"
+
+
+# --- tables of several lengths of rows
+
+
+class RowTables(Artefact):
+    """row_lengths.json of a folder of packed tables, `rows-512` and so on, one for each length of rows; written last."""
+
+    file_name = f"{NOTES_NAME}/row_lengths.json"
+    remedy = "pack the table again"
+
+    format_version: Literal[1]
+    format: Literal["row_lengths"]
+    row_lengths: tuple[Length, ...]
+
+
+def row_table_path(folder: Path, length: int) -> Path:
+    """The packed table of rows of one of the lengths of a folder."""
+    return folder / f"rows-{length}"
+
+
+def refuse_row_tables(folder: Path) -> None:
+    """Refuse a folder of rows of several lengths, for what takes one packed folder."""
+    tables = RowTables.read_if_present(folder)
+    if tables is not None:
+        lengths = enumerated(f"{length:,}" for length in tables.row_lengths)
+        table = row_table_path(folder, tables.row_lengths[0])
+        raise InputError(f"{folder}: holds rows of {lengths}; give the packed table of one length, such as {table}")
