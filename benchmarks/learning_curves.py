@@ -148,7 +148,7 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     from gaudi_bert.engines.tensorflow import engine
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.model.heads import PretrainingHead
-    from gaudi_bert.training.evaluate import Evaluator, RecordsEvaluation
+    from gaudi_bert.training.evaluate import RecordsEvaluation
     from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
     from gaudi_bert.training.input.source import open_source
     from gaudi_bert.training.loop import learning_rate_at
@@ -161,8 +161,7 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     model = engine.build(spec, seed=settings.seed, compute_dtype=variant.precision, compiled=True)
     updates, alone = engine.updates(model, settings, Communicator(), 1), Communicator()
     step = TrainingStep(updates, alone, settings, PretrainingObjective(settings.loss))
-    held_out = open_source(work / "short" / "evaluation")
-    evaluator = Evaluator(model, RecordsEvaluation(held_out, config, 64, HELD_OUT), alone)
+    held_out = RecordsEvaluation(open_source(work / "short" / "evaluation"), config, 64, HELD_OUT)
     order = TrainingOrder(seed=settings.seed, shuffle_packs=settings.shuffle_packs)
     batches = training_batches(source, value_limits(source, config), rows, order)
     sequences, sums = 0, np.zeros(8)
@@ -172,7 +171,7 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
         rate = learning_rate_at(update, settings)
         sums += step.run([variant.change(batch)], update, rate).numpy()[:8]
         if update % (settings.updates // EVALUATIONS) == 0:
-            measured = evaluator.run().model_dump(include=set(LossFigures.model_fields))
+            measured = held_out.evaluate(model, alone).model_dump(include=set(LossFigures.model_fields))
             yield {"sequences": sequences, "training_loss": float(sums[0] / sums[1]), **measured}
             sums[:] = 0
 

@@ -73,7 +73,7 @@ class Runner:
         from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
         from gaudi_bert.model.heads import PretrainingHead
-        from gaudi_bert.training.evaluate import Evaluator, RecordsEvaluation
+        from gaudi_bert.training.evaluate import RecordsEvaluation
         from gaudi_bert.training.input.source import open_source
         from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
 
@@ -89,13 +89,14 @@ class Runner:
         self._model = engine.build(ModelSpec(self._config, PretrainingHead()), seed=0, compiled=True)
         held_out = open_source(work / "short" / "evaluation")
         alone = Communicator()
-        self._evaluator = Evaluator(self._model, RecordsEvaluation(held_out, self._config, 64, HELD_OUT), alone)
+        self._held_out = RecordsEvaluation(held_out, self._config, 64, HELD_OUT)
         settings = TRAINING.model_copy(update={"loss": "token", "seed": 1})
         updates = engine.updates(self._model, TRAINING, alone, 1)
         self._step = TrainingStep(updates, alone, settings, PretrainingObjective())
 
     def run(self, seed: int) -> Run:
         """The training loss of some early updates, and the held-out loss after each quarter."""
+        from gaudi_bert.engines.protocol import Communicator
         from gaudi_bert.training.loop import learning_rate_at
 
         self._start_from(seed)
@@ -108,7 +109,7 @@ class Runner:
             if update in EARLY_UPDATES:
                 early.append(float(sums[0] / sums[1]))
             if update % (self._updates // QUARTERS) == 0:
-                quarters.append(self._evaluator.run().masked_lm_loss)
+                quarters.append(self._held_out.evaluate(self._model, Communicator()).masked_lm_loss)
         return {"early": early, "quarters": quarters}
 
     def _start_from(self, seed: int) -> None:

@@ -40,7 +40,7 @@ import itertools, json, sys, time
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
-from gaudi_bert.training.stored_inputs import open_data
+from gaudi_bert.training.input.source import open_data
 
 url, endpoint, *marks = sys.argv[1:]
 started, cpu, done = time.perf_counter(), time.process_time(), 0

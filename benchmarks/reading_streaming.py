@@ -83,7 +83,7 @@ OURS_STORE = f"""{MEASURE_STORE}
 
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.training.stored_inputs import open_data
+from gaudi_bert.training.input.source import open_data
 from gaudi_bert.training.input.batches import TrainingOrder, value_limits, training_batches
 def batches():
     with open_data(url, StoreSettings(endpoint_url=endpoint)) as source:

@@ -33,8 +33,8 @@ from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.shipped import pipeline_path
 from gaudi_bert.tasks.finetune import finetune
+from gaudi_bert.tasks.finetune_job import FineTuneInput
 from gaudi_bert.training.loop import learning_rate_at
-from gaudi_bert.training.results import FineTuneInput
 
 
 def pairs_of(file: Path) -> list[tuple[str, str]]:

@@ -12,8 +12,8 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.runners.stage_table import stages_of
 from gaudi_bert.tasks.finetune import finetune
+from gaudi_bert.tasks.finetune_job import FineTuneInput
 from gaudi_bert.training.loop import learning_rate_at
-from gaudi_bert.training.results import DryRun, FineTuneInput
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.train import train
 from tests.builders.agree import agree
@@ -118,7 +118,7 @@ def test_phase_two_goes_on_from_phase_one(repository: Path) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_dry_run_plans_for_all_the_cards_of_a_recipe(repository: Path, tmp_path: Path, name: str) -> None:
     settings, data = recipe(repository, name, 32), make_case(tmp_path / "case").packed
-    planned = train(settings, data, data, tmp_path / "out", reporter=QUIET, dry_run=True).plan
+    planned = train(settings, data, data, tmp_path / "out", reporter=QUIET, dry_run=True)
     assert planned.processes == 32
     agree(planned.sequences_per_update, plan(settings, planned.packing_factor).sequences_per_update)
 
@@ -166,10 +166,10 @@ def test_published_rows_are_read_and_planned(
     settings = task_recipe(repository, name, *([f"task.labels={tasks / labels}"] if labels is not None else []))
     files = FineTuneInput(tasks / data, tasks / evaluation, minilm)
     done = finetune(settings, files, tmp_path / "out", reporter=QUIET, dry_run=True)
-    assert isinstance(done, DryRun)
+    assert isinstance(done, RunPlan)
     factor, near = TASK_FACTORS[name]
-    agree(done.plan.packing_factor, factor, near)
-    agree(done.plan.sequences_per_update, settings.finetune.batch_sequences, 0.13)
+    agree(done.packing_factor, factor, near)
+    agree(done.sequences_per_update, settings.finetune.batch_sequences, 0.13)
 
 
 def test_the_demos_task_goes_on_from_the_demo(repository: Path) -> None:

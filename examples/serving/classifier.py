@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.pytorch import PackedEncoder
-from gaudi_bert.pytorch.model_folder import open_encoder
+from gaudi_bert.pytorch.encoder import open_encoder
 from gaudi_bert.rows.tokenizer import open_tokenizer
 
 MOST_TEXTS = 8192  # packed together
@@ -44,7 +44,7 @@ def open_classifier(folder: Path, device: str) -> PackedEncoder:
     Raises:
         InputError: the folder is damaged, or its model has no head or cannot be fed packs.
     """
-    encoder = open_encoder(folder, open_tokenizer(folder), with_head=True, precision="float32", device=device)
+    encoder = open_encoder(folder, open_tokenizer(folder), device)
     encoder.predict([""])
     return encoder
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from gaudi_bert.artefacts.base import METADATA_NAME, NOTES_NAME, Artefact, Length
 from gaudi_bert.artefacts.completion import read_signature
@@ -61,7 +63,7 @@ class RowTables(Artefact):
 
     format_version: Literal[1]
     format: Literal["row_lengths"]
-    row_lengths: tuple[Length, ...]
+    row_lengths: Annotated[tuple[Length, ...], Field(min_length=1)]
 
 
 def row_table_path(folder: Path, length: int) -> Path:

@@ -14,7 +14,8 @@ from gaudi_bert.common.progress import Reporter, count_of
 
 if TYPE_CHECKING:  # they need torch, and `--help` does without
     from gaudi_bert.pytorch.probe import VerifyHuggingFaceResult
-    from gaudi_bert.training.results import ExportResult, VerifyModelResult
+    from gaudi_bert.tasks.models.export import ExportResult
+    from gaudi_bert.training.verify_model import VerifyModelResult
 
 Packed = Annotated[
     Path, typer.Option(help="A packed folder (records, or a table), or unpacked TFRecords.", show_default=False)
@@ -56,7 +57,7 @@ def train(
     from gaudi_bert.training import train
 
     options = {"training.engine": ("--engine", engine)}
-    is_table = pretrain.is_table_of_tokens(data, arguments.pipeline_settings(pipeline, set_, options).store)
+    is_table = pretrain.is_packed_table(data, arguments.pipeline_settings(pipeline, set_, options).store)
     given = model if is_table and model is not None and not names_bert(model) else None
     sizes = model_overrides(model) if model is not None and given is None else []
     settings = arguments.pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
@@ -191,7 +192,7 @@ def finetune(
 ) -> None:
     """Train a pretrained encoder or causal model for a task, on packed rows."""
     from gaudi_bert.tasks import finetune
-    from gaudi_bert.training.results import FineTuneInput
+    from gaudi_bert.tasks.finetune_job import FineTuneInput
 
     options: dict[str, tuple[str, object]] = {
         "task.name": ("--task", task),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # `--help` needs none of them
     from gaudi_bert.artefacts.training import EvaluationFigures, EvaluationResult, FineTuning, TableTraining, TrainingResult
     from gaudi_bert.tasks.answers import StreamResult
     from gaudi_bert.tfrecords.inspect import RecordView, SequenceView
-    from gaudi_bert.training.results import DryRun
+    from gaudi_bert.training.run_plan import RunPlan
 
 _Result = TypeVar("_Result")
 
@@ -192,7 +192,7 @@ def describe_histogram(counted: StageOutput[HistogramFile] | NothingToCount) -> 
     ]
 
 
-def describe_finetuning(result: StageOutput[FineTuning] | DryRun) -> list[str]:
+def describe_finetuning(result: StageOutput[FineTuning] | RunPlan) -> list[str]:
     """The lines of a fine-tuned model: what it was trained on, and how good it is."""
     if not isinstance(result, StageOutput):
         return [_DRY_RUN]
@@ -232,7 +232,7 @@ def describe_answers(answered: StreamResult, out: str | None = None) -> list[str
 _DRY_RUN = "a dry run: nothing was trained or written"
 
 
-def describe_training(result: StageOutput[TrainingResult] | StageOutput[TableTraining] | DryRun) -> list[str]:
+def describe_training(result: StageOutput[TrainingResult] | StageOutput[TableTraining] | RunPlan) -> list[str]:
     """The lines of a trained model: on how much it was trained, how fast, and how good it is."""
     if not isinstance(result, StageOutput):
         return [_DRY_RUN]

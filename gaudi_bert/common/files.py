@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -82,6 +83,15 @@ def read_file(path: Path | str) -> bytes:
     """The content of a file."""
     with open_file(path) as handle:
         return handle.read()
+
+
+def file_identity(path: Path) -> str:
+    """Name and SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with explained_os_errors(path, "read"), open_file(path) as handle:
+        while block := handle.read(2**20):
+            digest.update(block)
+    return f"{path.name}:{digest.hexdigest()}"
 
 
 def read_text(path: Path | str) -> str:

@@ -31,6 +31,14 @@ TaskKind = Literal[
 ]
 
 
+TASK_OF_PROBLEM: dict[str, TaskKind] = {
+    "single_label_classification": "classification",
+    "multi_label_classification": "multi-label",
+    "regression": "regression",
+}
+"""What config.json calls a task of texts (`problem_type`)."""
+
+
 @dataclass(frozen=True)
 class PretrainingHead:
     """BERT's masked-LM and next-sentence heads.

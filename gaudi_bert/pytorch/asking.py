@@ -71,21 +71,6 @@ def feeding_of(model: Any, target: str = "transformers-5", kind: Any = None) -> 
     return replace(_ask(model, kind, target), labels_own_token=tags)
 
 
-def known_model(model: Any) -> Any:
-    """A model, its config or a `Feeding` as it is; of a `model_type` of `transformers` the config with its usual settings.
-
-    A `Feeding` is for a model that is not one of `transformers`.
-    """
-    if isinstance(model, Feeding | torch.nn.Module | transformers.PretrainedConfig):
-        return model
-    if not isinstance(model, str):
-        raise InputError(f"{type(model).__name__}: is not a transformers model; pass a model, its config or its model_type")
-    try:
-        return transformers.AutoConfig.for_model(model)
-    except MODEL_ERRORS as error:
-        raise InputError(f"model type {model!r}: transformers does not know it; give the model or its config") from error
-
-
 def _feeding_of_module(model: Any, target: str) -> Feeding:
     """Of the model's class, and compared with the model itself."""
     if not hasattr(model, "config") or not hasattr(model, "base_model"):
@@ -181,13 +166,6 @@ def _moved(model: Any, batch_of: Callable[[list[Row]], dict[str, Any]], rows: li
             outputs.append(sequences_of(outputs_of(model, batch_of(each)), each))
     before, after = outputs
     return moved_neighbours(before, after, rows) / scale_of(before)
-
-
-def masked_tokens_mix(model: Any) -> str:
-    """Why a row with masked tokens is refused, of a model in whose packs they change the other sequences."""
-    setting = "token_dropout: it scales a row by its share of masked tokens; set token_dropout: false in config.json"
-    remedy = setting if getattr(model.config, "token_dropout", False) else NO_PACKS
-    return f"{type(model).__name__}: a masked token changes the other sequences of its pack ({remedy})"
 
 
 def check_head(model: Any) -> None:

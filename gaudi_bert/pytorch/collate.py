@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
 from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch.asking import feeding_of, known_model, try_model
+from gaudi_bert.pytorch.asking import feeding_of, try_model
 from gaudi_bert.pytorch.feeding import Feeding, fed_positions, target_mask
 from gaudi_bert.pytorch.rows import Row, sequence_counts, sequence_matrix, token_matrix
-from gaudi_bert.pytorch.trial import small_copy
+from gaudi_bert.pytorch.trial import MODEL_ERRORS, small_copy
 from gaudi_bert.tfrecords.wire.schema import NOT_PREDICTED
 
 TARGETS = ("transformers-5", "transformers-4", "optimum-habana", "flash", "flex")
@@ -88,7 +89,7 @@ class PackCollator:
             raise InputError(f"target = {target!r}: one of {', '.join(TARGETS)} is allowed")
         if row_tokens is not None and (type(row_tokens) is not int or row_tokens < 2):
             raise InputError(f"row_tokens = {row_tokens!r}: must be an integer of at least 2")
-        model = known_model(model)
+        model = _known_model(model)
         _check_software(target, model)
         self.feeding = feeding_of(model, target)
         if self.feeding.embeds_first:
@@ -252,6 +253,21 @@ class PackCollator:
             "seq_lens": torch.tensor(lengths)[None],
             **{name: self._own_column(joined, name) for name in self._own_columns(rows)},
         }
+
+
+def _known_model(model: Any) -> Any:
+    """A model, its config or a `Feeding` as it is; of a `model_type` of `transformers` the config with its usual settings.
+
+    A `Feeding` is for a model that is not one of `transformers`.
+    """
+    if isinstance(model, Feeding | torch.nn.Module | transformers.PretrainedConfig):
+        return model
+    if not isinstance(model, str):
+        raise InputError(f"{type(model).__name__}: is not a transformers model; pass a model, its config or its model_type")
+    try:
+        return transformers.AutoConfig.for_model(model)
+    except MODEL_ERRORS as error:
+        raise InputError(f"model type {model!r}: transformers does not know it; give the model or its config") from error
 
 
 def _check_software(target: str, model: Any) -> None:

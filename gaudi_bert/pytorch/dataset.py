@@ -14,7 +14,6 @@ A source (packed TFRecords or packed tables) gives the packs of an epoch by thei
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,14 +48,13 @@ class MappedPacks(Dataset[Row]):
     """Packs by their numbers, for tools that need a map-style data set: a sampler decides the order, `shuffle=True` too.
 
     Pack i is the i-th of the folder, shard after shard. A few shards are open at a time. `shards` are `ShardFiles` with
-    their `sizes`; `rows_of` converts what they `read` to rows.
+    their `sizes`, which open those that they `read`; `rows_of` converts that to rows.
     """
 
     def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Row]]) -> None:
         self._shards, self._rows_of = shards, rows_of
         self._ends = np.cumsum(shards.sizes)
-        self._open: dict[int, None] = {}
-        self._process = os.getpid()
+        self._open: dict[int, None] = {}  # the one that was used longest ago comes first
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process, which opens the shards itself."""
@@ -78,22 +76,15 @@ class MappedPacks(Dataset[Row]):
             raise IndexError(f"pack {list(numbers)}: there are {len(self):,} packs")
         shards = np.searchsorted(self._ends, packs, side="right")
         records = packs - (self._ends - self._shards.sizes)[shards]
-        self._open_these(np.unique(shards).tolist())
-        return list(self._rows_of(self._shards.read(shards, records)))
-
-    def _open_these(self, shards: list[int]) -> None:
-        """Open these shards, and close those that were used longest ago."""
-        if self._process != os.getpid():  # forked: what is open belongs to the parent
-            self._process, self._open = os.getpid(), {}
-        for shard in shards:
-            if shard in self._open:
-                del self._open[shard]
-            else:
-                self._shards.open(shard, self._shards.prepare(shard))
+        rows, used = list(self._rows_of(self._shards.read(shards, records))), np.unique(shards).tolist()
+        for shard in used:
+            self._open.pop(shard, None)
             self._open[shard] = None
-        for shard in list(self._open)[: max(0, len(self._open) - max(_MOST_OPEN_SHARDS, len(shards)))]:
-            del self._open[shard]
-            self._shards.close(shard)
+        while len(self._open) > max(_MOST_OPEN_SHARDS, len(used)):
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            self._shards.close(oldest)
+        return rows
 
 
 class _Opened(NamedTuple):

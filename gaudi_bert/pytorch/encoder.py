@@ -9,21 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
+import transformers
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.model.heads import Pooling, TaskHead, TaskKind, VectorHead
+from gaudi_bert.model.config import NO_PACKS
+from gaudi_bert.model.heads import TASK_OF_PROBLEM, Pooling, TaskHead, TaskKind, VectorHead
 from gaudi_bert.pytorch.asking import feeding_of
+from gaudi_bert.pytorch.encoder_weights import architecture_of, read_model
 from gaudi_bert.pytorch.packed_model import PackedModel
-from gaudi_bert.pytorch.trial import on_device, positions_of
+from gaudi_bert.pytorch.trial import on_device, positions_of, quiet_transformers
 from gaudi_bert.rows.answers import class_answers, multi_label_answers, number_answers, tag_answers
 from gaudi_bert.rows.fields import words_of_text
-from gaudi_bert.rows.tokenizer import tokenizer_of
+from gaudi_bert.rows.tokenizer import RowTokenizer, tokenizer_of
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, RowPosition, Sequences, TaggedRow, TextRow
 from gaudi_bert.rows.window_plan import PackRunner, WindowPlan, plan_window
@@ -36,10 +40,9 @@ _TOKENS_OF_A_BATCH = 2048
 _MOST_POSITIONS = 1 << 20
 _MOST_SEGMENTS = 1 << 20  # a model that has fewer than a pair needs is not given any (`asking.py`)
 _TRIED_TOKENS = 512  # of rows, before it is known how long they are
-_PROBLEMS: dict[str | None, TaskKind] = {
-    "single_label_classification": "classification",
-    "multi_label_classification": "multi-label",
-    "regression": "regression",
+_AUTO = {
+    "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
+    "ForTokenClassification": transformers.AutoModelForTokenClassification,
 }
 
 
@@ -168,6 +171,24 @@ class PackedEncoder:
             self._packed.train(was_training)
 
 
+def open_encoder(folder: Path, tokenizer: RowTokenizer, device: str = "cpu") -> PackedEncoder:
+    """The encoder of a folder with its head for texts or tokens, if config.json names one, in float32.
+
+    On the device "hpu" all batches have one shape.
+    """
+    name = architecture_of(folder)
+    auto: Any = next((kind for ending, kind in _AUTO.items() if name.endswith(ending)), transformers.AutoModel)
+    model = read_model(folder, auto)
+    model.to(device, torch.float32)
+    try:
+        with quiet_transformers():
+            return PackedEncoder(model, tokenizer, static_shapes=device == "hpu")
+    except InputError as error:
+        reason = str(error).removesuffix(f"; {NO_PACKS}")
+        way_on = "transformers or sentence-transformers run it, a text in each row"
+        raise InputError(f"{folder}: {reason}; {way_on}") from error
+
+
 class _Outputs(NamedTuple):
     """A function of batches on a model's device as what `PackRunner` runs."""
 
@@ -195,7 +216,7 @@ def _task_of(model: Any) -> tuple[TaskKind | None, tuple[str, ...]]:
     if name.endswith("ForTokenClassification"):
         return "token-classification", labels
     usual = "regression" if len(labels) == 1 else "single_label_classification"
-    return _PROBLEMS[config.problem_type or usual], labels
+    return TASK_OF_PROBLEM[config.problem_type or usual], labels
 
 
 def _row(number: int, text: Text, task: TaskName | None) -> Row:

@@ -23,8 +23,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.config import NO_PACKS
 from gaudi_bert.model.heads import TaskHead, VectorHead
-from gaudi_bert.pytorch.asking import masked_tokens_mix, packed_batch, try_model
+from gaudi_bert.pytorch.asking import packed_batch, try_model
 from gaudi_bert.pytorch.cpu import LinearLayersByOneDnn
 from gaudi_bert.pytorch.feeding import Feeding, additive_masks, fed_module, fed_positions
 from gaudi_bert.pytorch.pooling import belongs, gather, vectors_of_sequences, widen
@@ -56,7 +57,7 @@ class PackedModel:
     def __init__(self, module: Any, feeding: Feeding, head: TaskHead | None) -> None:
         self.module, self.feeding = module, feeding
         if feeding.unpacked_token is not None and head is not None and head.kind == "masked-language-modelling":
-            raise InputError(masked_tokens_mix(module))
+            raise InputError(_masked_tokens_mix(module))
         self._encoder, self._head = fed_module(module.base_model, feeding), head
         self._stand_in = None if head is None else _with_stand_in(module)
         self._reads: Reads = self._what_it_reads() if head is not None and head.is_of_text else "first"
@@ -71,7 +72,7 @@ class PackedModel:
         """Refuse a batch with a token that changes the other sequences of its pack."""
         token = self.feeding.unpacked_token
         if token is not None and token in batch["input_ids"]:
-            raise InputError(masked_tokens_mix(self.module))
+            raise InputError(_masked_tokens_mix(self.module))
 
     # --- packs through the encoder, and what the head reads through the head
 
@@ -202,6 +203,13 @@ def _batch_of_trial(row: Row) -> dict[str, Tensor]:
     tokens = np.arange(len(row["input_ids"]), dtype=np.int32)[None]
     added = {"sequence_positions": starts[None].astype(np.int32), "masked_positions": tokens}
     return {name: torch.from_numpy(values) for name, values in {**features, **added}.items()}
+
+
+def _masked_tokens_mix(model: Any) -> str:
+    """Why a row with masked tokens is refused, of a model in whose packs they change the other sequences."""
+    setting = "token_dropout: it scales a row by its share of masked tokens; set token_dropout: false in config.json"
+    remedy = setting if getattr(model.config, "token_dropout", False) else NO_PACKS
+    return f"{type(model).__name__}: a masked token changes the other sequences of its pack ({remedy})"
 
 
 class _StandIn(torch.nn.Module):

@@ -23,8 +23,8 @@ from gaudi_bert.common.files import check_model
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.pytorch.asking import feeding_of, try_model
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
+from gaudi_bert.pytorch.encoder_weights import architecture_of, read_model
 from gaudi_bert.pytorch.feeding import Feeding, allowed_BLL
-from gaudi_bert.pytorch.model_folder import architecture_of, read_model
 from gaudi_bert.pytorch.rows import Row
 from gaudi_bert.pytorch.trial import (
     ALONE_BOUND,
@@ -47,31 +47,6 @@ LENGTH, WINDOW = 256, 64
 
 Batch = dict[str, Any]
 Feed = Callable[[Feeding, list[Row]], Batch]
-
-
-@dataclass(frozen=True)
-class FeedingFinding:
-    """What a way of feeding packs to a model does; `alone` and `neighbour` are None where the model refused it.
-
-    `alone` is the largest difference between packed and alone, `neighbour` the largest change by a changed neighbour.
-    """
-
-    way: str
-    right: bool
-    alone: float | None
-    neighbour: float | None
-    refusal: str
-
-
-@dataclass(frozen=True)
-class VerifyHuggingFaceResult:
-    """Which ways of feeding packs to a `transformers` model are right."""
-
-    model: str
-    model_type: str
-    attention: str
-    right: tuple[str, ...]
-    findings: tuple[FeedingFinding, ...]
 
 
 def _target(name: str, changes: Callable[[Feeding, Batch], Batch] = lambda _, __: {}) -> Feed:
@@ -105,7 +80,11 @@ WAYS: dict[str, Feed] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """As `FeedingFinding`, with the largest output, at least 1: `scale`."""
+    """What a way of feeding packs to a model does; `alone` and `neighbour` are None where the model refused it.
+
+    `alone` is the largest difference between packed and alone, `neighbour` the largest change by a changed neighbour, and
+    `scale` the largest output, at least 1.
+    """
 
     way: str
     alone: float | None = None
@@ -130,6 +109,27 @@ class Finding:
         if self.neighbour > NEIGHBOUR_BOUND * self.scale:
             return f"LEAKS: a changed neighbour changes outputs by {self.neighbour:.1e} (packed and alone: {self.alone:.1e})"
         return f"WRONG: packed and alone differ by {self.alone:.1e}; no neighbour is seen, so positions or windows are wrong"
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "way": self.way,
+            "right": self.is_right,
+            "alone": self.alone,
+            "neighbour": self.neighbour,
+            "refusal": self.refusal,
+        }
+
+
+@dataclass(frozen=True)
+class VerifyHuggingFaceResult:
+    """Which ways of feeding packs to a `transformers` model are right."""
+
+    model: str
+    model_type: str
+    attention: str
+    right: tuple[str, ...]
+    findings: tuple[Finding, ...]
 
 
 def load_model(folder: str | Path, attention: str | None = None) -> Any:
@@ -238,7 +238,5 @@ def verify_huggingface(
         model_type=model.config.model_type,
         attention=str(used),
         right=tuple(right),
-        findings=tuple(
-            FeedingFinding(each.way, each.is_right, each.alone, each.neighbour, each.refusal) for each in findings
-        ),
+        findings=tuple(findings),
     )

@@ -23,7 +23,18 @@ from gaudi_bert.rows.fields import RowReader, read_label_names
 from gaudi_bert.rows.formats import read_squad, read_table
 from gaudi_bert.rows.parts import TABLES, Line, RowPart, complete_file, longest_row
 from gaudi_bert.rows.retrieval import ranked_pairs, reading_settings
-from gaudi_bert.rows.types import BadRow, PlacedRecord, QuestionRow, Record, Row, RowPosition, TaggedRow, TextRow, TupleRow
+from gaudi_bert.rows.types import (
+    STANDARD_INPUT,
+    BadRow,
+    PlacedRecord,
+    QuestionRow,
+    Record,
+    Row,
+    RowPosition,
+    TaggedRow,
+    TextRow,
+    TupleRow,
+)
 
 _Row = TypeVar("_Row")
 # Of a task's records besides the columns that settings name.
@@ -62,6 +73,12 @@ def read_rows(
     """
     part = complete_file(path, settings)
     return good_rows(rows_of_part(part, task, settings, labelled=labelled, say=say), settings.on_bad_row, skipped)
+
+
+def check_first_row(path: str, task: TaskName | None, settings: TaskSettings, *, labelled: bool = False) -> None:
+    """Refuse a file by its first row, before a model is opened, which takes seconds; a pipe is read once only."""
+    if path != STANDARD_INPUT:
+        next(read_rows(path, task, settings, labelled=labelled), None)
 
 
 class SkippedRows:

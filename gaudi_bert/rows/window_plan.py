@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -70,17 +70,6 @@ class WindowPlan:
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
 
-class Runner(NamedTuple):
-    """A model with its weights, in any software.
-
-    `plan(sequences, packed)` packs a window; `run(sequences, plan, computed)` returns the outputs for each sequence, [N, C],
-    or for each token, [T, C], and calls `computed(slots)` after each batch.
-    """
-
-    plan: Callable[[Sequences, bool], WindowPlan]
-    run: Callable[[Sequences, WindowPlan, Callable[[int], None]], Float32Array]
-
-
 class BatchModel(Protocol):
     """What gives outputs for a batch of packs: [B, S, C] or [B, L, C]."""
 
@@ -109,7 +98,7 @@ class PackRunner:
     def run(
         self, sequences: Sequences, plan: WindowPlan, computed: Callable[[int], None] = lambda slots: None
     ) -> Float32Array:
-        """The model's outputs for each sequence, [N, C], or for each token, [T, C]."""
+        """The model's outputs for each sequence, [N, C], or for each token, [T, C]; `computed(slots)` after each batch."""
         rows = len(sequences) if self.per == "sequence" else len(sequences.input_ids)
         out: Float32Array = np.zeros((rows, self.width), np.float32)
         for part in plan.parts:

@@ -37,7 +37,7 @@ from gaudi_bert.runners.launch import run_training_processes
 
 if TYPE_CHECKING:  # some need numpy
     from gaudi_bert.tasks.answers import StreamResult
-    from gaudi_bert.training.results import DryRun
+    from gaudi_bert.training.run_plan import RunPlan
 
     SplitResult = StageOutput[Any] | GroupsResult | NothingToCount
     StageResult = (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # some need numpy
         | GivenRecords
         | PreparedShard
         | NothingHeldOut
-        | DryRun
+        | RunPlan
         | StreamResult
         | ReportResult
     )
@@ -183,7 +183,7 @@ class RunRequest:
             return StageOutput(FineTuning.read(folder.finetuning_result))
 
         from gaudi_bert.tasks.finetune import finetune
-        from gaudi_bert.training.results import FineTuneInput
+        from gaudi_bert.tasks.finetune_job import FineTuneInput
 
         inputs = FineTuneInput(data, evaluation_data, model, vocabulary)
         return finetune(settings, inputs, folder.finetune, reporter=self.how.reporter, overwrite=self.how.overwrite)

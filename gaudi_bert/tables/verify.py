@@ -81,7 +81,7 @@ def _checked_lengths(folder: Path) -> tuple[int, ...]:
     fetch(path, packing, *(folder / name for name in names_in(folder)))
     lengths, common = RowTables.read(folder).row_lengths, read_signature(packing)
     known = {row_table_path(folder, length): length for length in lengths}
-    settings = {**common.settings, "row_lengths": lengths, "max_sequence_length": max(lengths, default=0)}
+    settings = {**common.settings, "row_lengths": lengths, "max_sequence_length": max(lengths)}
     _check_signature(packing, Signature("pack-rows", settings, common.inputs), path)
     foreign = {folder / name.split("/")[0] for name in names_in(folder) if name.startswith("rows-")} - known.keys()
     if foreign:

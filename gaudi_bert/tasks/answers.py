@@ -21,19 +21,17 @@ from typing import Any, BinaryIO, get_args
 
 from gaudi_bert.artefacts.base import Artefact, Count, Sha256
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.artefacts.store.mirrored_folder import local_copies, mirrored, shown_path
+from gaudi_bert.artefacts.store.mirrored_folder import shown_path
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.files import (
     atomic_file,
     exclusive_lock,
     explained_os_errors,
+    file_identity,
     hidden_beside,
-    in_store,
     move_finished_file,
-    url_of,
 )
 from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task
-from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.values import Precision
 from gaudi_bert.rows.parts import complete_file
@@ -42,7 +40,6 @@ from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import policy_of, tokenize_readable, tokenize_rows
 from gaudi_bert.rows.types import STANDARD_INPUT, BadRow, Row, Sequences, TextRow, source_name
 from gaudi_bert.rows.window_plan import WindowPlan
-from gaudi_bert.tasks.task_data import file_identity
 
 STANDARD_OUTPUT = "-"
 
@@ -81,20 +78,6 @@ def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None
     """Refuse a value of the option `name` that is not allowed."""
     if value is not None and value not in allowed:
         raise InputError(f"--{name} {value}: choose one of {', '.join(allowed)}")
-
-
-@contextmanager
-def local_files(model: Path, data: str, out: str, store: StoreSettings | None) -> Iterator[tuple[Path, str, str]]:
-    """Model, rows and answers as files of this machine, copied from and to object stores."""
-    if in_store(data) and in_store(out) and url_of(data) == url_of(out):
-        raise InputError(f"{url_of(out)}: is the data itself; give another URL with --out")
-    with local_copies((model, data), store) as (weights, rows), mirrored(Path(out).parent, store) as folder:
-        answers = str(folder / Path(out).name) if in_store(out) else out
-        rows_file = str(rows) if in_store(data) else data
-        is_pipe = rows_file == STANDARD_INPUT or answers == STANDARD_OUTPUT
-        if not is_pipe and Path(answers).exists() and Path(rows_file).exists() and Path(answers).samefile(rows_file):
-            raise InputError(f"{answers}: is the data itself; give another file with --out")
-        yield weights or model, rows_file, answers
 
 
 @dataclass(frozen=True)
@@ -233,14 +216,6 @@ def shown_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> I
                 "stopped before the first rows were answered; the same command starts from the beginning"
             ) from error
         raise
-
-
-def check_first_row(rows_file: str, task: TaskName | None, settings: TaskSettings, *, labelled: bool = False) -> None:
-    """Refuse a file before a model is opened, which takes seconds; a pipe is read once only."""
-    if rows_file == STANDARD_INPUT:
-        return
-    rows = rows_of_part(complete_file(rows_file, settings), task, settings, labelled=labelled)
-    next(good_rows(rows, settings.on_bad_row), None)
 
 
 def _count_path(out: Path) -> Path:

@@ -6,43 +6,65 @@ they exist; else of the settings.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from gaudi_bert.artefacts.base import METADATA_NAME
 from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.results import fields_as_json
 from gaudi_bert.common.arrays import AnyArray, BatchArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import path_below
 from gaudi_bert.common.progress import Reporter, human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName
-from gaudi_bert.engines.choose import choose_engine, load_engine
-from gaudi_bert.engines.graph_report import CardFit
-from gaudi_bert.engines.protocol import ModelSpec, StepSpec
+from gaudi_bert.engines.graph_report import CardFit, GraphReport
+from gaudi_bert.engines.protocol import ModelSpec, StepSpec, choose_engine, load_engine
 from gaudi_bert.model.config import BertConfig, EncoderConfig
 from gaudi_bert.model.features import BatchSizes, packed_shapes
 from gaudi_bert.model.heads import PretrainingHead, TaskHead
-from gaudi_bert.model.masking import Vocabulary
 from gaudi_bert.rows.fields import read_label_names
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Sequences
 from gaudi_bert.tasks.coupled import coupled_features
-from gaudi_bert.tasks.coupled_job import is_coupled
 from gaudi_bert.tasks.finetune import job_of
-from gaudi_bert.tasks.kinds.task import Draw, Task, task_named
+from gaudi_bert.tasks.finetune_job import FineTuneInput
+from gaudi_bert.tasks.kinds.task import Draw, Task, Vocabulary, is_coupled, task_named
 from gaudi_bert.tasks.models.task_models import start_weights
 from gaudi_bert.training.input.batches import TrainingOrder
-from gaudi_bert.training.results import FineTuneInput, GraphResult
+from gaudi_bert.training.model_files import model_config
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.train import model_config
 
 _PROBLEMS_SHOWN = 20
 _UNPACKED = "the settings; nothing is packed yet, so one sequence per pack is assumed"
+
+
+@dataclass(frozen=True)
+class GraphResult:
+    """Whether a pipeline's training step is fit for Gaudi, and what it costs.
+
+    `sizes_from` is the origin of its sizes; `task` is empty for pretraining.
+    """
+
+    pipeline: str
+    engine: str
+    sizes_from: str
+    sizes: BatchSizes
+    vocabulary: int
+    precision: str
+    accumulation_steps: int
+    report: GraphReport
+    task: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, and those of the report; the vocabulary is one of the sizes."""
+        sizes = {**self.sizes._asdict(), "vocabulary": self.vocabulary}
+        shown = {**fields_as_json(self, "report", "vocabulary"), "sizes": sizes}
+        return {**shown, "fit": self.report.is_fit, **fields_as_json(self.report)}
 
 
 def check_graph(settings: PipelineSettings, packed: Path, pipeline_folder: Path, *, task: str | None = None) -> GraphResult:

@@ -1,4 +1,4 @@
-"""Training on rows whose loss is one of all rows of an update: its batches, its objective, its evaluation.
+"""Training on rows whose loss is one of all rows of an update (pairs of texts, lists of documents): batches, objective, job.
 
 A batch holds, besides the features of the encoder, `text_numbers` [B, S]: the number of each sequence among those of its
 update, -1 for none. With it the outputs of all micro-batches and processes are put side by side.
@@ -17,15 +17,26 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, IntArray
-from gaudi_bert.engines.protocol import Communicator, Coupling
+from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.engines.protocol import Communicator, Coupling, Model
 from gaudi_bert.rows.packs import Packs, Placement, lay_out_packs
-from gaudi_bert.rows.types import Sequences
+from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.tasks.contrast import CoupledRows
-from gaudi_bert.tasks.kinds.task import Task
-from gaudi_bert.tasks.objective import TaskEvaluation, TaskFigures, TaskResult
-from gaudi_bert.tasks.update_plan import RowStream, UpdateShape
-from gaudi_bert.training.input.batches import Batch
+from gaudi_bert.tasks.finetune_job import FineTuneJob, run_settings
+from gaudi_bert.tasks.kinds.embedding import CORRELATIONS
+from gaudi_bert.tasks.kinds.task import Task, TaskFigures
+from gaudi_bert.tasks.models.task_models import sees_only_before
+from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, TaskResult
+from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
+from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.loop import RunContext
+from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, write_sentence_folder
+from gaudi_bert.training.objective import Evaluation, Objective
+from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,7 @@ def coupled_features(placed: Placement, sequences: IntArray) -> Batch:
 
 
 @dataclass(frozen=True)
-class VectorEvaluation(TaskEvaluation):
+class _VectorEvaluation(TaskEvaluation):
     """Rows whose texts are embedded; vectors have `hidden_size` values."""
 
     hidden_size: int = 0
@@ -91,13 +102,11 @@ class VectorEvaluation(TaskEvaluation):
 
 
 @dataclass(frozen=True)
-class CoupledObjective:
+class CoupledObjective(Objective):
     """One loss of all rows of an update; sums: the loss times the rows, the rows, and those that are answered right."""
 
     task: Task
     data: CoupledData
-    sums: int = 3
-    sequence_feature: str = "sequence_weights"
 
     def weights(self, batch: BatchArrays) -> FloatArray:
         """Nothing is divided."""
@@ -125,3 +134,213 @@ class CoupledObjective:
             return sums * communicator.is_first, gradients
 
         return coupled
+
+
+# --- the job. `finetune.batch_sequences` counts rows here; the model before training is evaluated too: it is the baseline.
+
+_BASELINE_NAME = "best/baseline.json"
+
+
+class CoupledJob(FineTuneJob):
+    """A model of a task on rows that are learnt together."""
+
+    evaluates_first = True
+
+    def prepare(self, reporter: Reporter) -> None:
+        """Read the rows and the model, as for other tasks; refuse what cannot be learnt together."""
+        if self.section.row_lengths is not None:
+            raise InputError(
+                f"finetune.row_lengths: is not for {self._settings.task.name} with one loss of all rows of an update, whose "
+                "length of rows is chosen already; leave it out"
+            )
+        super().prepare(reporter)
+        data, held_out, section = self._data, self._held_out, self.section
+        _check_rows(data, self._task.settings)
+        if held_out is not None:
+            _check_kind(data, held_out)
+        self._best_metric = _best_metric_of(data, self._best_metric, section.best_metric)
+        most, width = max(self._task.settings.dimensions, default=0), self._start.sizes.hidden_size
+        if most > width:
+            raise InputError(f"task.dimensions: {most} is more than the {width} values of a vector; name fewer")
+        rows = cast(CoupledRows, self._task.coupled(data.sequences, data.rows))
+        compares = self._task.name != "embedding" or self._task.settings.loss == "cosine"
+        if section.batch_sequences == 1 and not compares and len(rows.groups.members) == 2 * len(rows.groups):
+            raise InputError(
+                "finetune.batch_sequences = 1: an update of one pair has nothing to compare it with; set it to 2 or more"
+            )
+        if len(rows.groups) < section.batch_sequences:
+            raise InputError(
+                f"{data.path}: has {count_of(len(rows.groups), 'row')}, fewer than finetune.batch_sequences = "
+                f"{section.batch_sequences}, which an update learns together; set it to no more"
+            )
+        self._rows = rows
+        self._stream = RowStream(data.sequences.lengths, rows.groups, section.batch_sequences, section.epochs, section.seed)
+
+    def _task_settings(self) -> TaskSettings:
+        """With the pooling and the prompts of the folder, where the settings name none."""
+        settings = self._settings.task
+        if settings.name != "embedding":
+            return settings
+        model = self._files.model
+        self._sentences = read_sentence_folder(model, settings.pooling) or SentenceFolder(settings.pooling or "mean")
+        own = self._sentences
+        changes = {
+            "pooling": own.pooling,
+            "query_prompt": own.prompts.get("query") if settings.query_prompt is None else settings.query_prompt,
+            "document_prompt": own.prompts.get("document") if settings.document_prompt is None else settings.document_prompt,
+        }
+        if (changes["query_prompt"] or changes["document_prompt"]) and not own.pools_prompt:
+            raise InputError(
+                f"{model}: leaves prompts out of the mean, which cannot be done here; set task.query_prompt and "
+                "task.document_prompt to '' for none"
+            )
+        if sees_only_before(model) and own.pooling != "last":
+            raise InputError(
+                f"{model}: a token sees only those before it, so {own.pooling} pooling misses most of a text; set "
+                "task.pooling to last"
+            )
+        return settings.model_copy(update=changes)
+
+    def _length(self) -> int:
+        """As set, or where the folder of the model cuts texts."""
+        section, own = self.section, self._sentences
+        if "max_sequence_length" in section.model_fields_set or own.max_sequence_length is None:
+            return section.max_sequence_length
+        return min(own.max_sequence_length, self._start.sizes.positions)
+
+    def plan(self, processes: int) -> RunPlan:
+        """Choose the shape of an update."""
+        section, stream, sizes = self.section, self._stream, self._start.sizes
+        shape = choose_shape(
+            stream,
+            most_packs=section.micro_batch_packs,
+            processes=processes,
+            hidden_size=sizes.hidden_size,
+            longest=sizes.positions,
+            depth=section.depth if "depth" in section.model_fields_set and isinstance(section.depth, int) else None,
+        )
+        self._coupled = CoupledData(self._data.sequences, self._rows, stream, shape)
+        self.objective = CoupledObjective(self._task, self._coupled)
+        an_epoch = -(-len(stream.rows) // stream.batch_rows)
+        return RunPlan(
+            run_settings(section, shape.batch.packs, stream.updates, an_epoch),
+            stream.batch_rows / shape.packs,
+            processes=processes,
+            processes_per_worker=self._settings.resources.processes_per_worker,
+            slots_per_pack=shape.batch.length,
+            packs=None,
+            keys=FINE_TUNING_KEYS,
+        )
+
+    def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
+        """The rows, the model, and the shape of an update."""
+        stream, start, (batch, micro_batches, processes) = self._stream, self._start, self._coupled.shape
+        tokens = stream.tokens.sum() / len(stream.rows)
+        return [
+            f"{self._task.name}: {len(stream.rows):,} rows of {self._data.path}, {len(stream.lengths):,} distinct texts, "
+            f"{tokens:.1f} tokens of a row on average",
+            f"{start.path} ({start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size {start.sizes.hidden_size}",
+            f"an update is {stream.batch_rows:,} rows in {micro_batches} x {batch.packs} packs of {batch.length} positions"
+            + (f" on each of {processes} processes" if processes > 1 else "")
+            + f", at most {batch.depth} texts in a pack, {self._padding():.1%} padding",
+            f"{stream.updates:,} updates are {count_of(stream.epochs, 'epoch')}; {plan.settings.warmup_updates:,} of them "
+            f"are warm-up; {self.section.optimizer}, learning rate {self.section.learning_rate:g}",
+            *filter(None, [self._task.note(self._data.rows)]),
+            *(plan.table() if dry_run else []),
+        ]
+
+    def _padding(self) -> float:
+        """The share of the slots of complete updates that hold nothing."""
+        stream, shape = self._stream, self._coupled.shape
+        updates = max(1, stream.epochs * len(stream.rows) // stream.batch_rows)
+        return 1 - stream.distinct_tokens(updates) / (updates * shape.packs * shape.batch.length)
+
+    def evaluation(self, plan: RunPlan) -> TaskEvaluation | None:
+        """The held-out rows."""
+        if self._held_out is None or self._task.name != "embedding":
+            return super().evaluation(plan)
+        packs, hidden_size = self.section.micro_batch_packs, self._start.sizes.hidden_size
+        seed = plan.settings.seed
+        return _VectorEvaluation(self._task, self._held_out, packs, seed, self._best_metric, hidden_size=hidden_size)
+
+    def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
+        """The micro-batches of this process."""
+        return self._coupled.batches(order.updates_done, order.rank)
+
+    def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
+        """Keep the best weights, and the figures of the model before training."""
+        super().evaluated(run, model, update, evaluation)
+        if update == 0 and run.communicator.is_first:
+            first = BestCheckpoint(update=0, metric=self._best_metric, metrics=evaluation.as_json())
+            first.write(self._out / _BASELINE_NAME)
+
+    def _packing_figures(self) -> dict[str, Any]:
+        """Packs of the updates of an epoch, whose texts are those of its rows; no packs hold the tokens in fewer."""
+        stream, shape = self._stream, self._coupled.shape
+        texts, packs = len(stream.rows.members), -(-len(stream.rows) // stream.batch_rows) * shape.packs
+        return {
+            "max_sequence_length": self._length(),
+            "sequences": texts,
+            "packs": packs,
+            "lower_bound": -(-stream.distinct_tokens(stream.updates) // (shape.batch.length * stream.epochs)),
+            "packing_factor": texts / packs,
+            "depth": shape.batch.depth,
+            "algorithm": "lpfhp",
+        }
+
+    def _baseline(self) -> dict[str, float]:
+        """The figures of the model before training."""
+        stored = BestCheckpoint.read_if_present(self._out / _BASELINE_NAME)
+        return (
+            {}
+            if stored is None
+            else {name: stored.metrics[name] for name in self._task.metric_names if name in stored.metrics}
+        )
+
+    def _write_folder(self, model: Model) -> None:
+        """The model as `transformers`, and of embeddings as `sentence_transformers` opens it."""
+        super()._write_folder(model)
+        if self._task.name == "embedding":
+            write_sentence_folder(
+                self._out, self._task.settings, self._sentences, self._length(), self._start.sizes.hidden_size
+            )
+
+
+def _check_rows(data: TaskData, settings: TaskSettings) -> None:
+    """Refuse rows of two kinds, and scores that a cosine never has."""
+    first = data.rows[0]
+    for row in data.rows:
+        if not isinstance(row, TupleRow) or not isinstance(first, TupleRow):
+            return
+        if (row.score is None) != (first.score is None):
+            raise InputError(
+                f"{data.path}: {row.position}: {_kind(row)}, the first row {_kind(first)}; give rows of one kind"
+            )
+        if settings.loss == "cosine" and row.score is not None and not -1 <= row.score <= 1:
+            raise InputError(
+                f"{data.path}: {row.position}: the score is {shown(row.score)}; a cosine is a number of -1 to 1"
+            )
+    if isinstance(first, TupleRow) and first.score is None and settings.loss is not None:
+        raise InputError(f"task.loss = {settings.loss}: is for pairs with a score, {data.path} has none; leave it out")
+
+
+def _best_metric_of(data: TaskData, best_metric: str, chosen: str | None) -> str:
+    """Of pairs with a score a correlation, of others a figure of the search."""
+    first = data.rows[0]
+    if not isinstance(first, TupleRow) or (first.score is not None) == (best_metric in CORRELATIONS):
+        return best_metric
+    if chosen is not None:
+        raise InputError(
+            f"finetune.best_metric = {chosen}: {data.path} {_kind(first)}, which has no such metric; leave it out"
+        )
+    return "spearman"
+
+
+def _check_kind(data: TaskData, held_out: TaskData) -> None:
+    one, other = data.rows[0], held_out.rows[0]
+    if isinstance(one, TupleRow) and isinstance(other, TupleRow) and (one.score is None) != (other.score is None):
+        raise InputError(f"{held_out.path}: {_kind(other)}, {data.path} {_kind(one)}; give files of one kind")
+
+
+def _kind(row: TupleRow) -> str:
+    return "has an anchor and a positive" if row.score is None else "has two texts and a score"

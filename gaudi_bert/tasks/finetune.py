@@ -1,8 +1,8 @@
 """Stage finetune: labelled rows and a pretrained model to a model of a task, as a folder that `transformers` opens.
 
-`training/run.py` names the steps, and `training/run_folder.py` describes the folder. In addition there are `best/` (the
-checkpoint with the best evaluation) and in the end that model (`config.json`, `model.safetensors`, the tokenizer), its
-answers on the evaluation data (`predictions.jsonl`), and, written last, `metrics.json`.
+`training/run.py` names the steps, and describes the folder. In addition there are `best/` (the checkpoint with the best
+evaluation) and in the end that model (`config.json`, `model.safetensors`, the tokenizer), its answers on the evaluation data
+(`predictions.jsonl`), and, written last, `metrics.json`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.tasks.answers import check_first_row
-from gaudi_bert.tasks.coupled_job import CoupledJob, is_coupled
-from gaudi_bert.tasks.finetune_job import FineTuneJob
+from gaudi_bert.rows.reading import check_first_row
+from gaudi_bert.tasks.coupled import CoupledJob
+from gaudi_bert.tasks.finetune_job import FineTuneInput, FineTuneJob
+from gaudi_bert.tasks.kinds.task import is_coupled
 from gaudi_bert.tasks.task_data import is_labelled
-from gaudi_bert.training.results import DryRun, FineTuneInput
 from gaudi_bert.training.run import run_job
+from gaudi_bert.training.run_plan import RunPlan
 
 
 def finetune(
@@ -32,7 +33,7 @@ def finetune(
     reporter: Reporter,
     overwrite: bool = False,
     dry_run: bool = False,
-) -> StageOutput[FineTuning] | DryRun:
+) -> StageOutput[FineTuning] | RunPlan:
     """Train a pretrained model for a task.
 
     Args:

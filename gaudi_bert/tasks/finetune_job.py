@@ -1,14 +1,14 @@
 """The job of `finetune`: a model of a task on labelled rows, whose packs are those of the complete file.
 
-`tasks/coupled_job.py` adds what rows need whose loss is one of all rows of an update.
+`tasks/coupled.py` adds what rows need whose loss is one of all rows of an update.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,13 +18,12 @@ from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, enumerated
-from gaudi_bert.common.files import atomic_file
+from gaudi_bert.common.files import atomic_file, file_identity
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, RunSettings, TaskName, TaskSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
-from gaudi_bert.model.masking import NO_VOCABULARY
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
@@ -32,18 +31,24 @@ from gaudi_bert.packing.row_lengths import choose_row_lengths, row_cost
 from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
-from gaudi_bert.rows.types import QuestionRow, Row, Sequences
-from gaudi_bert.tasks.kinds.task import Task, task_named
+from gaudi_bert.rows.types import QuestionRow
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, TaskObjective, task_named
 from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
-from gaudi_bert.tasks.objective import TaskEvaluation, TaskObjective, TaskResult
-from gaudi_bert.tasks.task_data import TaskData, counts_of, file_identity, labels_of, task_batches, tokenized_file
+from gaudi_bert.tasks.task_data import (
+    TaskData,
+    TaskEvaluation,
+    TaskResult,
+    counts_of,
+    labels_of,
+    task_batches,
+    tokenized_file,
+)
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
-from gaudi_bert.training.loop import TrainingLoop
+from gaudi_bert.training.loop import RunContext, TrainingLoop
+from gaudi_bert.training.model_files import SentenceFolder
 from gaudi_bert.training.objective import Evaluation
-from gaudi_bert.training.results import FineTuneInput
 from gaudi_bert.training.run import Job
-from gaudi_bert.training.run_folder import RunContext
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
@@ -52,20 +57,35 @@ PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
 _FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
 
 
+@dataclass(frozen=True)
+class FineTuneInput:
+    """The files of a run.
+
+    `vocabulary` is a folder with the tokenizer, where it is not next to the weights.
+    """
+
+    data: Path
+    evaluation_data: Path | None
+    model: Path
+    vocabulary: Path | None = None
+
+
 class FineTuneJob(Job[FineTuning]):
     """A model of a task on labelled rows."""
 
     result_name, result_type = FINETUNING_NAME, FineTuning
+    section: FineTuneSettings
+    _sentences = SentenceFolder()
 
     def __init__(self, settings: PipelineSettings, files: FineTuneInput, out: Path) -> None:
-        self.section = self._section = settings.finetune
+        self.section = settings.finetune
         self._costs: list[str] = []
         self._settings, self._files, self._out = settings, files, out
         self.is_bert = is_bert(files.model)
 
     def prepare(self, reporter: Reporter) -> None:
         """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
-        task_settings, section, files = self._task_settings(), self._section, self._files
+        task_settings, section, files = self._task_settings(), self.section, self._files
         if task_settings.name is None:
             raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
         name = task_settings.name
@@ -99,12 +119,12 @@ class FineTuneJob(Job[FineTuning]):
 
     def _length(self) -> int:
         """The most tokens of a sequence: as set, or as many as the longest of given rows holds."""
-        section, given = self._section, self._given_lengths()
+        section, given = self.section, self._given_lengths()
         return section.max_sequence_length if "max_sequence_length" in section.model_fields_set or not given else given[-1]
 
     def _given_lengths(self) -> tuple[int, ...]:
         """The lengths of rows that the settings name."""
-        given = self._section.row_lengths
+        given = self.section.row_lengths
         return given if isinstance(given, tuple) else ()
 
     def _read(
@@ -121,7 +141,17 @@ class FineTuneJob(Job[FineTuning]):
         """The packs of a file; of the first one a line states how it is read, as all are."""
         length, skipped = self._length(), SkippedRows()
         say = reporter.say if is_first else None
-        sequences, rows = self._tokenized(path, settings, tokenizer, labels, say, skipped)
+        sequences, rows = tokenized_file(
+            path,
+            cast(TaskName, settings.name),
+            settings,
+            tokenizer,
+            labels,
+            length,
+            say,
+            skipped,
+            lower_case=self._sentences.lower_case,
+        )
         if skipped.rows:
             reporter.say(str(skipped))
         if sequences.cut_rows:
@@ -133,7 +163,7 @@ class FineTuneJob(Job[FineTuning]):
 
     def _packings(self, counts: IntArray, depth: int | str, path: Path, is_first: bool) -> tuple[Packing, ...]:
         """The packs of sequences, by the length of rows."""
-        section, sizes = self._section, self._start.sizes
+        section, sizes = self.section, self._start.sizes
         if section.row_lengths is None:
             return (pack_histogram(Histogram(len(counts), counts), section.algorithm, depth),)
         try:
@@ -152,24 +182,13 @@ class FineTuneJob(Job[FineTuning]):
             self._costs = [chosen.cost_line()]
         return chosen.packings
 
-    def _tokenized(
-        self,
-        path: Path,
-        settings: TaskSettings,
-        tokenizer: RowTokenizer,
-        labels: tuple[str, ...],
-        say: Callable[[str], None] | None,
-        skipped: SkippedRows,
-    ) -> tuple[Sequences, tuple[Row, ...]]:
-        return tokenized_file(path, cast(TaskName, settings.name), settings, tokenizer, labels, self._length(), say, skipped)
-
     def plan(self, processes: int) -> RunPlan:
         """Updates and batches, from epochs and sequences."""
-        return plan_run(self._section, self._data, processes, self._settings.resources.processes_per_worker)
+        return plan_run(self.section, self._data, processes, self._settings.resources.processes_per_worker)
 
     def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
         """The rows and their packs, the model, the batches."""
-        task, data, section, start = self._task, self._data, self._section, self._start
+        task, data, section, start = self._task, self._data, self.section, self._start
         labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
         rows = enumerated(f"{length:,}" for length in data.lengths)
         return [
@@ -194,8 +213,8 @@ class FineTuneJob(Job[FineTuning]):
 
     def signature(self) -> Signature:
         """What the model depends on."""
-        unused = {"row_lengths"} if self._section.row_lengths is None else set()  # as before there was such a setting
-        section = self._section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES | unused)
+        unused = {"row_lengths"} if self.section.row_lengths is None else set()  # as before there was such a setting
+        section = self.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES | unused)
         task = self._task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
         inputs = {
             "data": self._data.identity,
@@ -211,7 +230,7 @@ class FineTuneJob(Job[FineTuning]):
         if self._held_out is None:
             return None
         return TaskEvaluation(
-            self._task, self._held_out, self._section.micro_batch_packs, plan.settings.seed, self._best_metric
+            self._task, self._held_out, self.section.micro_batch_packs, plan.settings.seed, self._best_metric
         )
 
     def load_start(self, model: Model, reporter: Reporter) -> None:
@@ -220,7 +239,7 @@ class FineTuneJob(Job[FineTuning]):
 
     def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
         """Packs of all epochs, and then empty ones."""
-        return task_batches(self._data, self._task, plan, self._section.epochs, order)
+        return task_batches(self._data, self._task, plan, self.section.epochs, order)
 
     def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
         """Keep the weights where no evaluation before was better. The weights come first, so best.json is never wrong."""
@@ -242,7 +261,7 @@ class FineTuneJob(Job[FineTuning]):
         """Take the best weights, evaluate them once more, and write the model and its answers."""
         model, communicator = loop.model, loop.context.communicator
         best_update = self._take_best(model, communicator)
-        result = None if loop.evaluator is None else cast(TaskResult, loop.evaluator.run())
+        result = None if loop.held_out is None else cast(TaskResult, loop.held_out.evaluate(model, communicator))
         if communicator.is_first:
             self._write_folder(model)
             self._write_answers(result)
@@ -251,7 +270,7 @@ class FineTuneJob(Job[FineTuning]):
             model=self._start.path.name,
             labels=self._task.labels,
             **self._packing_figures(),
-            epochs=self._section.epochs,
+            epochs=self.section.epochs,
             updates=loop.plan.settings.updates,
             best_metric=self._best_metric if result is not None else None,
             best_update=loop.progress.update if best_update is None else best_update,

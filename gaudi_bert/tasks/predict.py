@@ -8,24 +8,30 @@ written, so a killed run is resumed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast, get_args
+from typing import Any, BinaryIO, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
-from gaudi_bert.common.arrays import Float32Array
+from gaudi_bert.artefacts.store.mirrored_folder import local_copies, mirrored
+from gaudi_bert.common.arrays import Float32Array, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import check_model, open_file
+from gaudi_bert.common.files import check_model, in_store, open_file, url_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
-from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.model.heads import Pooling
+from gaudi_bert.config.sections import TaskSettings, TrainingSettings
+from gaudi_bert.engines.protocol import Engine, choose_engine, load_engine
+from gaudi_bert.model.config import NO_PACKS, BertConfig
+from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
+from gaudi_bert.rows.reading import check_first_row
+from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import check_policy
-from gaudi_bert.rows.types import Row, Sequences, TextRow
-from gaudi_bert.rows.window_plan import Runner
+from gaudi_bert.rows.types import STANDARD_INPUT, Row, Sequences, TextRow
+from gaudi_bert.rows.window_plan import PackRunner, WindowPlan, plan_window
 from gaudi_bert.tables.packed_parquet import write_vectors
 from gaudi_bert.tasks.answers import (
     STANDARD_OUTPUT,
@@ -34,14 +40,19 @@ from gaudi_bert.tasks.answers import (
     PredictOptions,
     StreamResult,
     check_choice,
-    check_first_row,
-    local_files,
     open_answers,
     shown_progress,
 )
-from gaudi_bert.tasks.models.folders import Encoder, TaskModel
-from gaudi_bert.tasks.models.task_models import check_finished, read_task_folder
-from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
+from gaudi_bert.tasks.models.task_models import (
+    StartWeights,
+    check_finished,
+    encoder_weights,
+    is_bert,
+    open_model,
+    read_task_folder,
+    start_weights,
+)
+from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, tokenizer_length
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
 _ROWS_AT_ONCE = 8192
@@ -72,8 +83,8 @@ def predict(
         store: how object stores are reached.
     """
     with (
-        local_files(model, data, out, store) as (path, rows_file, answers_file),
-        shown_progress("predict", rows_file, answers_file, reporter) as task,
+        _local_files(model, data, out, store) as (path, rows_file, answers_file),
+        shown_progress("predict", rows_file, answers_file, reporter) as progress,
     ):
         described = read_task_folder(path)
         name = changes.get("name", described.task)
@@ -84,36 +95,113 @@ def predict(
         settings = described.settings.with_named(changes)
         _check_groups(options, settings, described.task, out)
         check_first_row(rows_file, described.task, settings)
-        folder = TaskModel(path)
-        length = options.sequence_length(folder.positions, folder.usual_length)
-        rows = ModelRows(rows_file, settings, folder.tokenizer, length, folder.task, folder.labels)
+        engine = _engine_of(path)
+        with _with_a_way_on(path):
+            start = start_weights(path, described.make_task(), lacks_head=False)
+        tokenizer, positions = _tokenizer_of(path, start), start.sizes.positions
+        length = options.sequence_length(positions, min(described.max_sequence_length or positions, positions))
+        rows = ModelRows(rows_file, settings, tokenizer, length, described.task, described.labels)
         chosen: dict[str, Any] = {
             "max_sequence_length": length,
             "precision": options.precision,
             "packed": options.packed,
         }
         chosen |= {} if options.group_by is None else {"group_by": options.group_by}
-        signature = rows.signature("predict", chosen, folder.identity)
-        check_policy(folder.task, settings)
-        runner = folder.answerer(settings, options.precision, length)
+        signature = rows.signature("predict", chosen, start.identity)
+        check_policy(described.task, settings)
+        task = described.make_task(settings)
+        if isinstance(task.head, VectorHead) or not task.head.keeps_outputs:
+            raise InputError(f"{path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task")
+        runner = _opened(path, engine, start, task.head, task.width, options, length)
 
         def lines(outputs: Float32Array, sequences: Sequences, answered: Sequence[Row]) -> list[bytes]:
-            answers = folder.answers(settings, outputs, sequences, answered)
+            answers = task.answers(outputs, sequences, answered)
             if options.group_by is None:
                 return list(map(_json_line, answers))
             return list(map(_scored_pair, cast(Sequence[TextRow], answered), answers))
 
-        with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=task) as answers:
-            _answer_windows(rows, runner, answers, options.packed, lines, lambda why: _json_line({"error": why}))
+        with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as answers:
+            _answer_windows(rows, runner, answers, lines, lambda why: _json_line({"error": why}))
             answers.finish(None if options.group_by is None else _write_ranked)
         return answers.result()
 
 
+# --- a model, opened to answer windows of rows
+
+
+@contextmanager
+def _local_files(model: Path, data: str, out: str, store: StoreSettings | None) -> Iterator[tuple[Path, str, str]]:
+    """Model, rows and answers as files of this machine, copied from and to object stores."""
+    if in_store(data) and in_store(out) and url_of(data) == url_of(out):
+        raise InputError(f"{url_of(out)}: is the data itself; give another URL with --out")
+    with local_copies((model, data), store) as (weights, rows), mirrored(Path(out).parent, store) as folder:
+        answers = str(folder / Path(out).name) if in_store(out) else out
+        rows_file = str(rows) if in_store(data) else data
+        is_pipe = rows_file == STANDARD_INPUT or answers == STANDARD_OUTPUT
+        if not is_pipe and Path(answers).exists() and Path(rows_file).exists() and Path(answers).samefile(rows_file):
+            raise InputError(f"{answers}: is the data itself; give another file with --out")
+        yield weights or model, rows_file, answers
+
+
+class _Runner(NamedTuple):
+    """A model with its weights: how a window is packed for it, by the lengths of its sequences, and what runs the packs."""
+
+    plan: Callable[[IntArray], WindowPlan]
+    packs: PackRunner
+
+
+def _engine_of(path: Path) -> Engine:
+    return load_engine(choose_engine("auto", is_bert=is_bert(path), key="--engine").name)
+
+
+def _tokenizer_of(path: Path, start: StartWeights) -> RowTokenizer:
+    tokenizer = open_tokenizer(path)
+    tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
+    return tokenizer
+
+
+def _opened(
+    path: Path,
+    engine: Engine,
+    start: StartWeights,
+    head: TaskHead | VectorHead,
+    width: int,
+    options: PredictOptions,
+    longest: int,
+) -> _Runner:
+    """The model on a device, for sequences of at most `longest` tokens; a card that compiles gets one shape."""
+    with _with_a_way_on(path):
+        device = engine.open_device(TrainingSettings(precision=options.precision))
+        model, one_shape = open_model(start, head, engine, device), device.kind == "hpu"
+    plan = partial(
+        plan_window,
+        hidden_size=start.sizes.hidden_size,
+        packed=options.packed,
+        one_length=longest if one_shape else None,
+        longest_row=None if isinstance(start.config, BertConfig) else start.sizes.positions,
+    )
+    per: Literal["sequence", "token"] = "token" if head.per_token else "sequence"
+    rest: Literal["smaller", "single", "filled"] = "single" if engine.NAME == "tensorflow" else "smaller"
+    return _Runner(plan, PackRunner(model, per, width, rest="filled" if one_shape else rest))
+
+
+@contextmanager
+def _with_a_way_on(path: Path) -> Iterator[None]:
+    """What packs are not right for can still be run elsewhere, as the refusal states."""
+    try:
+        yield
+    except InputError as error:
+        reason = str(error).removesuffix(f"; {NO_PACKS}")
+        if reason == str(error):
+            raise
+        way_on = "transformers or sentence-transformers run it, a text in each row"
+        raise InputError(f"{path}: {reason}; {way_on}") from error
+
+
 def _answer_windows(
     rows: ModelRows,
-    runner: Runner,
+    runner: _Runner,
     answers: AnswerStream,
-    packed: bool,
     encode: Callable[[Float32Array, Sequences, Sequence[Row]], list[bytes]],
     encode_problem: Callable[[str], bytes],
 ) -> None:
@@ -126,9 +214,9 @@ def _answer_windows(
         good, sequences, problems = rows.tokenized(window)
         plan, encoded = None, []
         if sequences is not None:
-            plan = runner.plan(sequences, packed)
+            plan = runner.plan(sequences.lengths)
             rows_per_slot = len(window) / plan.slots
-            outputs = runner.run(sequences, plan, partial(answers.advance, rows_per_slot))
+            outputs = runner.packs.run(sequences, plan, partial(answers.advance, rows_per_slot))
             encoded = encode(outputs, sequences, good)
         else:
             answers.advance(len(window))
@@ -224,18 +312,21 @@ def embed(
     if ending not in _ENDINGS:
         raise InputError(f"{out}: vectors are written as {', '.join(_ENDINGS)}; give it one of these endings")
     with (
-        local_files(model, data, out, store) as (path, rows_file, answers_file),
-        shown_progress("embed", rows_file, answers_file, reporter) as task,
+        _local_files(model, data, out, store) as (path, rows_file, answers_file),
+        shown_progress("embed", rows_file, answers_file, reporter) as progress,
     ):
         check_model(path)
         check_finished(path)
         check_first_row(rows_file, None, settings)
         own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
         prompt = _prompt(path, own, options)
-        folder = Encoder(path)
-        usual = min(own.max_sequence_length or folder.usual_length, folder.positions)
-        length = options.sequence_length(folder.positions, usual)
-        rows = ModelRows(rows_file, settings, folder.tokenizer, length, lower_case=own.lower_case, prompt=prompt)
+        engine = _engine_of(path)
+        with _with_a_way_on(path):
+            start = encoder_weights(path)
+        tokenizer, positions = _tokenizer_of(path, start), start.sizes.positions
+        usual = own.max_sequence_length or tokenizer_length(path if path.is_dir() else path.parent) or positions
+        length = options.sequence_length(positions, min(usual, positions))
+        rows = ModelRows(rows_file, settings, tokenizer, length, lower_case=own.lower_case, prompt=prompt)
         normalize = own.normalize if options.normalize is None else options.normalize
         chosen = {
             "pooling": own.pooling,
@@ -247,17 +338,18 @@ def embed(
             "ending": ending,
             **({"prompt": prompt} if prompt else {}),
         }
-        signature = rows.signature("embed", chosen, folder.identity)
+        signature = rows.signature("embed", chosen, start.identity)
         check_policy(None, settings)
-        runner = folder.embedder(own.pooling, normalize, options.precision, length)
-        with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=task) as answers:
+        head = VectorHead(own.pooling, normalize)
+        runner = _opened(path, engine, start, head, start.sizes.hidden_size, options, length)
+        with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as answers:
             if ending == ".jsonl":
-                _answer_windows(rows, runner, answers, options.packed, _vector_lines, lambda why: _vector_line("error", why))
+                _answer_windows(rows, runner, answers, _vector_lines, lambda why: _vector_line("error", why))
                 answers.finish()
             else:
-                no_vector = np.full(folder.hidden_size, np.nan, np.float32).tobytes()  # no text has NaN
-                _answer_windows(rows, runner, answers, options.packed, _vector_bytes, lambda _: no_vector)
-                answers.finish(partial(_write_array, ending, folder.hidden_size))
+                no_vector = np.full(start.sizes.hidden_size, np.nan, np.float32).tobytes()  # no text has NaN
+                _answer_windows(rows, runner, answers, _vector_bytes, lambda _: no_vector)
+                answers.finish(partial(_write_array, ending, start.sizes.hidden_size))
         return answers.result()
 
 

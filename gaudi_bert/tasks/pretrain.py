@@ -6,75 +6,62 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
+from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.examples import TokenisedTexts
-from gaudi_bert.artefacts.pack_kinds import RowTables, pack_kind, settings_paths
+from gaudi_bert.artefacts.pack_kinds import RowTables, pack_kind, row_table_path, settings_paths
 from gaudi_bert.artefacts.packed import TableMetadata
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, local_copy, mirrored
 from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordFigures
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
-from gaudi_bert.common.arrays import Float32Array, FloatArray
-from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.arrays import (
+    Float32Array,
+    FloatArray,
+    IntArray,
+)
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.config.shipped import MODELS, name_of_sizes
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Model, ModelSpec
-from gaudi_bert.model.config import BertConfig, EncoderConfig
+from gaudi_bert.model.config import BertConfig, ModelSizes
 from gaudi_bert.model.heads import TaskKind
-from gaudi_bert.model.masking import NO_VOCABULARY
-from gaudi_bert.rows.tokenizer import RowTokenizer, has_tokenizer, open_tokenizer
+from gaudi_bert.reading.streams import StoredPacks
+from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, RowTokenizer, has_tokenizer, open_tokenizer
+from gaudi_bert.tables.packed_parquet import TableFiles, open_tables
 from gaudi_bert.tables.sources import is_table
-from gaudi_bert.tasks.kinds.task import Task, task_named
-from gaudi_bert.tasks.models.task_models import (
-    StartWeights,
-    check_transformers,
-    is_bert,
-    start_weights,
-    vocabulary_of,
-    write_task_folder,
-)
-from gaudi_bert.tasks.objective import TaskObjective
-from gaudi_bert.tasks.table_data import (
-    PackedTable,
-    WordTargets,
-    check_same_tokens,
-    check_table_fits,
-    evaluation_table_batches,
-    open_packed_table,
-    table_batches,
-)
-from gaudi_bert.training.evaluate import EvaluationBatch, count_values, majority_share
-from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.tasks.kinds.language_modelling import WordTargets
+from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, TaskObjective
+from gaudi_bert.tasks.models.task_models import start_of_words, write_task_folder
+from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet, count_values, majority_share
+from gaudi_bert.training.input.batches import Batch, TrainingOrder, batches_in_order, each_pack_once
 from gaudi_bert.training.loop import TrainingLoop
-from gaudi_bert.training.model_files import read_config
 from gaudi_bert.training.objective import LossDenominators
-from gaudi_bert.training.results import DryRun
 from gaudi_bert.training.run import Job, run_job
-from gaudi_bert.training.run_plan import TABLE_KEYS, RunPlan
-from gaudi_bert.training.train import model_config
+from gaudi_bert.training.run_plan import TABLE_KEYS, MicroBatch, RowPacks, RunPlan
 
 _MASKED: TaskKind = "masked-language-modelling"
 _FRESH = "fresh weights"
 
 
-def is_table_of_tokens(data: Path, store: StoreSettings | None = None) -> bool:
+def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
     """Whether `data` is a packed table, on a disk or in an object store; anything else is packed or unpacked records."""
     if not in_store(data) and not os.path.lexists(data) and not glob.glob(os.fspath(data)):
         raise InputError(f"{data}: no such folder or file, and no file matches it as a pattern; check the path")
@@ -101,7 +88,7 @@ def train_on_table(
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
-) -> StageOutput[TableTraining] | DryRun:
+) -> StageOutput[TableTraining] | RunPlan:
     """Train a model of words; `resume`, `overwrite` and `dry_run` are as of `run_job`.
 
     Args:
@@ -131,11 +118,13 @@ class _TableJob(Job[TableTraining]):
     ) -> None:
         self.section = settings.training
         self._settings, self._source, self._held_out = settings, source, held_out
-        self._task, self._start = _start(given, settings, source)
-        check_table_fits(source, self._start.sizes)
+        if given is not None and given.is_dir() and has_tokenizer(given):
+            _check_same_tokens(source, open_tokenizer(given))
+        self._task, self._start = start_of_words(given, settings, source.tokenizer, source.length)
+        _check_table_fits(source, self._start.sizes)
         if held_out is not None:
-            check_same_tokens(source, held_out.tokenizer)
-            check_table_fits(held_out, self._start.sizes)
+            _check_same_tokens(source, held_out.tokenizer)
+            _check_table_fits(held_out, self._start.sizes)
         self.is_bert = isinstance(self._start.config, BertConfig)
         self.spec = ModelSpec(self._start.config, self._task.head)
         self.objective = TaskObjective(self._task)
@@ -236,7 +225,7 @@ def _figures(loss: float, accuracy: float) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class _TableEvaluation:
+class _TableEvaluation(EvaluationSet[WordEvaluation]):
     """A packed table: every sequence once, each with the same masks whatever its pack; `take_packs` limits it."""
 
     source: PackedTable
@@ -259,9 +248,6 @@ class _TableEvaluation:
         """Sequences, and how often each word is to be predicted."""
         words = count_values(batch["targets"], batch["target_weights"], self.vocabulary)
         return np.concatenate([[batch["sequence_weights"].sum()], words])
-
-    def outputs(self) -> None:
-        """None are stored."""
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> WordEvaluation:
         """Loss and accuracy, and the baseline of the most frequent word."""
@@ -289,55 +275,145 @@ def _check_settings(training: TrainingSettings, evaluation_data: Path | None) ->
             )
 
 
-# --- the model that a run begins with
+# --- the table: packs in the one global order, each token with what is to be predicted. The tokenizer comes with it
+# (`tokenize` and `pack` leave it there). Memory does not grow with the table: it is that of a few row groups.
 
 
-def _start(path: Path | None, settings: PipelineSettings, source: PackedTable) -> tuple[Task, StartWeights]:
-    """The task and the weights of `--model`; without one, a BERT of the sizes in the settings."""
-    tokenizer = source.tokenizer
-    if path is not None and path.is_dir():
-        task = _task(_task_of_folder(path), settings, tokenizer)
-        if has_tokenizer(path):
-            check_same_tokens(source, open_tokenizer(path))
-        return task, start_weights(path, task)
-    if path is None:
-        config = model_config(settings.model, tokenizer.vocabulary_size, source.length)
-        task = _task(_task_of_bert(config), settings, tokenizer)
-        name = name_of_sizes(settings.model) or "sizes of the settings"
-        return task, StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
-    check_transformers(f"--model {path}")
-    from gaudi_bert.pytorch import encoder_weights as encoders
+@dataclass(frozen=True)
+class TableSource:
+    """A packed table of rows of one length, with its tokenizer."""
 
-    is_file = path.suffix == ".json"
-    given = encoders.read_encoder_config(path) if is_file else _config_of_type(path, encoders.known_types())
-    task = _task(encoders.word_task_of(given), settings, tokenizer)
-    complete = encoders.fresh_config(given.values, tokenizer.vocabulary_size, tokenizer.token_ids(), source.length)
-    architecture = encoders.class_of(encoders.config_of(complete, task.head), task.head).__name__
-    return task, StartWeights(path, _FRESH, complete, encoders.sizes_of(complete, task.head), architecture, {}, (), "")
+    path: Path
+    metadata: TableMetadata
+    packs: StoredPacks = field(repr=False)
+    tokenizer: RowTokenizer
+
+    @property
+    def length(self) -> int:
+        """Positions of a pack."""
+        return self.metadata.max_sequence_length
+
+    @property
+    def identity(self) -> str:
+        """What distinguishes this table from others, for the settings of a run."""
+        return f"{self.metadata.identity()} {self.tokenizer.sha256}"
 
 
-def _task(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
-    vocabulary = vocabulary_of(tokenizer) if kind == _MASKED else NO_VOCABULARY
-    return task_named(kind)(settings.task.model_copy(update={"name": kind}), (), vocabulary)
+@dataclass(frozen=True)
+class PackedTable:
+    """A packed table, or those of rows of several lengths, ascending."""
+
+    path: Path
+    tables: tuple[TableSource, ...]
+
+    @property
+    def tokenizer(self) -> RowTokenizer:
+        """That of all."""
+        return self.tables[0].tokenizer
+
+    @property
+    def length(self) -> int:
+        """Positions of the longest pack."""
+        return self.tables[-1].length
+
+    @property
+    def row_packs(self) -> tuple[RowPacks, ...]:
+        """The packs of each length where there are several, as `RunPlan.rows`."""
+        return tuple(RowPacks(table.length, table.metadata.packs) for table in self.tables) if len(self.tables) > 1 else ()
+
+    @property
+    def identity(self) -> str:
+        """What distinguishes it from others, for the settings of a run."""
+        return " ".join(table.identity for table in self.tables)
+
+    def total(self, figure: Literal["packs", "sequences", "tokens"]) -> int:
+        """Of all lengths."""
+        return sum(getattr(table.metadata, figure) for table in self.tables)
 
 
-def _task_of_folder(path: Path) -> TaskKind:
-    file = path / "config.json"
-    if is_bert(path):
-        return _task_of_bert(read_config(file)) if file.is_file() else _MASKED
-    from gaudi_bert.pytorch import encoder_weights
+def open_packed_table(path: Path) -> PackedTable:
+    """The packed tables in a folder of this machine, by the length of their rows.
 
-    return encoder_weights.word_task_of(encoder_weights.read_encoder_config(file))
-
-
-def _task_of_bert(config: BertConfig) -> TaskKind:
-    return "causal-language-modelling" if config.attention == "causal" else _MASKED
+    Raises:
+        InputError: it holds none, or one without tokens or without its tokenizer.
+    """
+    several = RowTables.read_if_present(path)
+    folders = [path] if several is None else [row_table_path(path, length) for length in several.row_lengths]
+    return PackedTable(path, tuple(map(_open_table, folders)))
 
 
-def _config_of_type(path: Path, known_types: Sequence[str]) -> EncoderConfig:
-    name = str(path)
-    if name not in known_types:
-        near = difflib.get_close_matches(name, [*MODELS, *known_types], n=1, cutoff=0.6) if "/" not in name else []
-        hint = f"did you mean {near[0]}?" if near else "not a folder; give one, a config.json, or a type of transformers"
-        raise InputError(f"--model {shortened(name)}: {hint}")
-    return EncoderConfig({"model_type": name})
+def _open_table(path: Path) -> TableSource:
+    metadata = TableMetadata.read(path)
+    if metadata.index_only:
+        raise InputError(f"{path}: is an index, which holds no tokens; pack the table again without --index-only")
+    if not (path / NOTES_NAME / TOKENIZER_NAME).is_file():
+        raise InputError(
+            f"{path}: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, which leaves it with the "
+            f"table, or copy the tokenizer.json of its tokens to {path / NOTES_NAME}"
+        )
+    packs = open_tables(path, sorted(path.glob("packed-*.parquet")))
+    return TableSource(path, metadata, packs, open_tokenizer(path / NOTES_NAME))
+
+
+def _check_table_fits(source: PackedTable, sizes: ModelSizes) -> None:
+    """Refuse a table that the model cannot take."""
+    if source.length > sizes.positions:
+        raise InputError(
+            f"{source.path}: its packs have {source.length} positions, the model has {sizes.positions}; pack the table to "
+            "at most as many, or give the model more"
+        )
+    source.tokenizer.check_fits(sizes.vocab_size, sizes.segments)
+
+
+def _check_same_tokens(source: PackedTable, other: RowTokenizer) -> None:
+    """Refuse a model, or a second table, whose tokenizer gives some token of the table another number."""
+    ours, theirs = source.tokenizer.tokenizer.get_vocab(), other.tokenizer.get_vocab()
+    token = min((token for token, number in ours.items() if theirs.get(token) != number), default=None, key=ours.__getitem__)
+    if token is not None:
+        raise InputError(
+            f"{other.file}: has {token!r} as {theirs.get(token, 'no token')}, {source.path} as {ours[token]}; tokenize both "
+            "with one tokenizer, that of the model"
+        )
+
+
+def table_batches(
+    source: PackedTable, targets: WordTargets, micro_batches: Iterable[MicroBatch], order: TrainingOrder
+) -> Iterator[Batch]:
+    """The share of a process in these micro-batches of packs, without end."""
+    tables = source.tables
+
+    def features(which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
+        return _features(tables[which], targets, shards, records, epoch)
+
+    return batches_in_order([table.packs for table in tables], features, micro_batches, order, source.path)
+
+
+def evaluation_table_batches(
+    source: PackedTable, targets: WordTargets, batch_packs: int, rank: int, size: int, take_packs: int | None
+) -> Iterator[Batch]:
+    """Every pack once, always with the same masks; as `each_pack_once`, of each length in turn.
+
+    `batch_packs` are of the longest rows, and of shorter ones as many slots; of `take_packs`, each length has its share.
+    """
+
+    def batches_of(table: TableSource) -> Iterator[Batch]:
+        read = partial(_features, table, targets, epoch=EVALUATION_EPOCH)
+        take = None if take_packs is None else math.ceil(take_packs * table.metadata.packs / source.total("packs"))
+        return each_pack_once(table.packs.files, read, batch_packs * source.length // table.length, rank, size, take)
+
+    return chain.from_iterable(map(batches_of, source.tables))
+
+
+def _features(source: TableSource, targets: WordTargets, shards: IntArray, records: IntArray, epoch: int) -> Batch:
+    """Some packs, their token numbers checked."""
+    files: TableFiles = source.packs.files
+    packs = files.read(shards, records)
+    for shard, record, pack in zip(shards.tolist(), records.tolist(), packs, strict=True):
+        ids = pack["input_ids"]
+        if len(ids) != source.length or ids.min() < 0 or ids.max() >= source.tokenizer.vocabulary_size:
+            wrong = f"{len(ids)} tokens" if len(ids) != source.length else f"the tokens {ids.min()} to {ids.max()}"
+            raise InputError(
+                f"{files.paths[shard]}: row {record} holds {wrong}; allowed are {source.length} tokens from 0 to "
+                f"{source.tokenizer.vocabulary_size - 1:,}; pack the table again, or give the tokenizer of its tokens"
+            )
+    return targets.of_packs(packs, epoch, source.length, source.metadata.deepest_pack)

@@ -9,8 +9,8 @@ position is one number. After the last epoch come empty packs, which fill up the
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,11 +21,11 @@ from typing import cast
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.common.arrays import IntArray, random_words
+from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray, random_words
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.features import BUILT_IN_ROWS
-from gaudi_bert.common.files import exclusive_lock, explained_os_errors, open_file, write_text
+from gaudi_bert.common.files import exclusive_lock, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, labelled_docstrings, python_texts, titled_docstrings
@@ -41,21 +41,12 @@ from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import tokenize_readable, tokenize_rows
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, Sequences, join_sequences
 from gaudi_bert.tasks.kinds.embedding import texts_of_rows
-from gaudi_bert.tasks.kinds.task import Draw, Task
+from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, Draw, Task
+from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.run_plan import RowPacks, RunPlan
 
-EVALUATION_EPOCH = -1
 _WINDOW_ROWS = 20_000
-
-
-def file_identity(path: Path) -> str:
-    """Name and SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with explained_os_errors(path, "read"), open_file(path) as handle:
-        while block := handle.read(2**20):
-            digest.update(block)
-    return f"{path.name}:{digest.hexdigest()}"
 
 
 def is_labelled(task: TaskName) -> bool:
@@ -87,10 +78,13 @@ def tokenized_file(
     max_sequence_length: int,
     say: Callable[[str], None] | None = None,
     skipped: SkippedRows | None = None,
+    *,
+    lower_case: bool = False,
 ) -> tuple[Sequences, tuple[Row, ...]]:
     """All sequences of a file of labelled rows, and the rows themselves; `say` gets a line on what is read.
 
     Rows that cannot be read, or are too long for `task.too_long: error`, are counted in `skipped` where they do not stop.
+    Texts to be embedded are lower-cased where the model's folder states it.
     """
 
     def tokenize(rows: list[Row]) -> Sequences | None:
@@ -108,7 +102,7 @@ def tokenized_file(
         )
 
     if task == "embedding":
-        return tokenized_texts(path, settings, tokenizer, max_sequence_length, say, skipped)
+        return _tokenized_texts(path, settings, tokenizer, max_sequence_length, say, skipped, lower_case)
     labelled = is_labelled(task)
     skipped = skipped or SkippedRows()
     parts, counts, all_rows = [], [], []
@@ -125,15 +119,14 @@ def tokenized_file(
     return join_sequences(parts, counts), tuple(all_rows)
 
 
-def tokenized_texts(
+def _tokenized_texts(
     path: Path,
     settings: TaskSettings,
     tokenizer: RowTokenizer,
     max_sequence_length: int,
-    say: Callable[[str], None] | None = None,
-    skipped: SkippedRows | None = None,
-    *,
-    lower_case: bool = False,
+    say: Callable[[str], None] | None,
+    skipped: SkippedRows | None,
+    lower_case: bool,
 ) -> tuple[Sequences, tuple[Row, ...]]:
     """The distinct texts of a file of rows to be embedded, each a sequence (`rows.retrieval.text_table`), and the rows."""
     rows = tuple(read_rows(path, "embedding", settings, labelled=True, say=say, skipped=skipped))
@@ -284,3 +277,83 @@ def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: 
             for name, values in features(which, epoch, numbers[here], shape).items():
                 batch[name][here] = values[: len(here)]
         yield batch
+
+
+# --- Evaluation: every sequence once, the same figures packed or not, on any number of processes
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """The result.
+
+    `sequences` counts windows of long rows each; `logits`, [N, C] or [T, C], are in the order of the data, and None for a
+    task without answers.
+    """
+
+    figures: Mapping[str, float]
+    best_metric: str
+    sequences: int
+    rows: int
+    logits: Float32Array | None = field(repr=False)
+
+    @property
+    def accuracy(self) -> float:
+        """The metric that tells the best checkpoint."""
+        return self.figures[self.best_metric]
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `metrics.json` and `metrics.jsonl`."""
+        return {**self.figures, "evaluated_rows": self.rows, "evaluated_sequences": self.sequences}
+
+    def line(self) -> str:
+        """For people."""
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in self.figures.items())
+        return f"{figures}; over {self.rows:,} rows"
+
+
+@dataclass(frozen=True)
+class TaskEvaluation(EvaluationSet[TaskResult]):
+    """Labelled rows that a model is evaluated on; `seed` is that of masks, where the task draws some."""
+
+    task: Task
+    data: TaskData
+    batch_packs: int
+    seed: int
+    best_metric: str
+
+    @property
+    def sums(self) -> int:
+        """Those of the head."""
+        return 3
+
+    def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
+        """Every pack once, of each length by itself; the last batch is filled up."""
+        data, sequences, draw = self.data, self.data.sequences, Draw(self.seed, EVALUATION_EPOCH)
+        for which, (length, packing) in enumerate(zip(data.lengths, data.packings, strict=True)):
+            most = self.batch_packs * data.lengths[-1] // length
+            shape = data.shape(which, min(most, packing.packs))
+            packs = data.packs_of(draw.seed, draw.epoch, which)
+            for first in range(rank * shape.packs, len(packs), size * shape.packs):
+                chosen = np.arange(first, min(first + shape.packs, len(packs)))
+                placed = lay_out_packs(sequences, packs, chosen, shape)
+                targets = self.task.target_features(sequences, placed, draw)
+                scatter = placed.scatter_tokens if self.task.head.per_token else placed.scatter_sequences
+                yield EvaluationBatch({**placed.features(sequences), **cast(Batch, targets)}, scatter)
+
+    def outputs(self) -> Float32Array | None:
+        """Logits [N, C] or [T, C], of heads that keep them."""
+        head, sequences = self.task.head, self.data.sequences
+        count = len(sequences.input_ids) if head.per_token else len(sequences)
+        return np.zeros((count, self.task.width), np.float32) if head.keeps_outputs else None
+
+    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
+        """The loss, and the metrics of the task."""
+        loss, weight, right = totals
+        sequences, rows = self.data.sequences, self.data.rows
+        figures = {"loss": loss / max(weight, 1.0)}
+        if outputs is not None:
+            figures.update(self.task.metrics(outputs, sequences, rows))
+        else:
+            figures.update(accuracy=right / max(weight, 1.0), perplexity=math.exp(min(figures["loss"], 700.0)))
+        named = {name: float(value) for name, value in figures.items()}
+        return TaskResult(named, self.best_metric, len(sequences), len(rows), outputs)

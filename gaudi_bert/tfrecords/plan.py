@@ -61,7 +61,7 @@ def plan(
     started = time.monotonic()
     with _opened(histograms, out, settings, run) as (output, records):
         if output.begin(run.overwrite):
-            seconds = 0.0 if run.part is None else None
+            seconds = 0.0 if run.part is None else None  # a part is not timed
             return StageOutput(Plan.read(output.final).totals, seconds, skipped=True)
         planning = _planning(records, settings, output, run.workers)
         if run.part is not None:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,19 +180,12 @@ def checkpoint_identity(path: Path) -> str:
     return _state_text(path)[:_CHECKSUM_DIGITS]
 
 
-class Beginning(NamedTuple):
-    """How a run began: by how many processes, and whether with compiled kernels."""
-
-    processes: int
-    compiled: bool
-
-
-def beginning_of(folder: Path) -> Beginning | None:
-    """By the newest checkpoint of `folder`, as `newest_settings`."""
+def beginning_of(folder: Path) -> tuple[int, bool] | None:
+    """By how many processes a run began, and whether with compiled kernels, by the newest checkpoint of `folder`."""
     state = _newest_state(folder)
     if state is None or isinstance(state.progress, _NoPosition):
         return None
-    return Beginning(state.progress.processes, state.settings.compiled_kernels)
+    return state.progress.processes, state.settings.compiled_kernels
 
 
 def newest_settings(folder: Path) -> Mapping[str, Any] | None:

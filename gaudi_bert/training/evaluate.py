@@ -10,11 +10,12 @@ is stored.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,15 +30,14 @@ from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import Engine as EngineChoice
-from gaudi_bert.engines.choose import choose_engine, load_engine
-from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model, ModelSpec
+from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model, ModelSpec, choose_engine, load_engine
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.checkpoint import Checkpoint, checkpoint_identity, find_checkpoint, read_checkpoint
 from gaudi_bert.training.input.batches import Batch, evaluation_batches, value_limits
-from gaudi_bert.training.input.source import DataSource, check_fits
+from gaudi_bert.training.input.source import DataSource, check_fits, open_data
 from gaudi_bert.training.objective import Evaluation, PretrainingObjective
-from gaudi_bert.training.stored_inputs import local_weights, open_data
+from gaudi_bert.training.weights import local_weights
 
 # Packed and unpacked figures are sums of the same float32 terms in another order.
 _LARGEST_DIFFERENCE = 1e-4
@@ -114,7 +114,7 @@ def _evaluate(
     for source in sources:
         check_fits(source, config)
         data = RecordsEvaluation(source, config, settings.micro_batch_packs)
-        evaluations.append(Evaluator(model, data, communicator).run())
+        evaluations.append(data.evaluate(model, communicator))
         reporter.say(f"evaluate: {shown_path(source.path)}: {evaluations[-1].line()}")
     unpacked, difference = None, None
     if len(evaluations) > 1:
@@ -159,42 +159,37 @@ _OUTPUTS_AT_ONCE = 8192
 E = TypeVar("E", bound=Evaluation, covariant=True)
 
 
-class EvaluationSet(Protocol[E]):
+class EvaluationSet(ABC, Generic[E]):
     """What a model is evaluated on: every sequence once, whatever its pack and the number of processes."""
 
     @property
+    @abstractmethod
     def sums(self) -> int:
         """How many numbers are added up: those of the head, and behind them those that are `counted`."""
 
+    @abstractmethod
     def batches(self, rank: int, size: int) -> Iterable[EvaluationBatch]:
         """Those of one process."""
 
     def counted(self, batch: Batch) -> FloatArray:
         """What else is added up, float64."""
+        return np.zeros(0)
 
     def outputs(self) -> Float32Array | None:
         """Zeros for the outputs of all sequences or tokens; None where none are stored."""
+        return None
 
+    @abstractmethod
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> E:
         """The result, from the sums and outputs of all processes."""
 
-
-@dataclass(frozen=True)
-class Evaluator(Generic[E]):
-    """Evaluates one model on one set."""
-
-    model: Model
-    data: EvaluationSet[E]
-    communicator: Communicator
-
-    def run(self) -> E:
-        """Evaluate; every process calls it at the same time."""
-        data, communicator = self.data, self.communicator
-        totals, outputs = np.zeros(data.sums, np.float64), data.outputs()
-        for number, (batch, scatter) in enumerate(data.batches(communicator.rank, communicator.size)):
+    def evaluate(self, model: Model, communicator: Communicator) -> E:
+        """Evaluate a model; every process calls it at the same time."""
+        totals, outputs = np.zeros(self.sums, np.float64), self.outputs()
+        for number, (batch, scatter) in enumerate(self.batches(communicator.rank, communicator.size)):
             communicator.note("an evaluation", slow=number == 0)
-            values, sums = self.model.evaluate(batch)
-            totals += np.concatenate([sums.astype(np.float64), data.counted(batch)])
+            values, sums = model.evaluate(batch)
+            totals += np.concatenate([sums.astype(np.float64), self.counted(batch)])
             if outputs is not None and values is not None and scatter is not None:
                 scatter(values, outputs)
         totals = communicator.sum_array(totals)
@@ -202,7 +197,7 @@ class Evaluator(Generic[E]):
             for first in range(0, len(outputs), _OUTPUTS_AT_ONCE):  # sums travel in float64
                 part = slice(first, first + _OUTPUTS_AT_ONCE)
                 outputs[part] = communicator.sum_array(outputs[part])
-        return data.figures(totals, outputs)
+        return self.figures(totals, outputs)
 
 
 def majority_share(label_counts: FloatArray) -> float:
@@ -217,7 +212,7 @@ def count_values(values: AnyArray, weights: AnyArray, size: int) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class RecordsEvaluation:
+class RecordsEvaluation(EvaluationSet[EvaluationFigures]):
     """Records of pretraining; `take_packs` limits them to the first."""
 
     source: DataSource
@@ -241,9 +236,6 @@ class RecordsEvaluation:
         return np.concatenate(
             [sentences, count_values(batch["masked_lm_ids"], batch["masked_lm_weights"], self.config.vocab_size)]
         )
-
-    def outputs(self) -> None:
-        """None are stored."""
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> EvaluationFigures:
         """Both losses and accuracies, and their baselines."""

@@ -1,6 +1,6 @@
 """The training loop: updates, and between them reports, evaluations, checkpoints and requests to stop.
 
-A report closes the present interval (`metrics.py`), which also proves that every loss since the last one was finite;
+A report closes the present interval (`objective.py`), which also proves that every loss since the last one was finite;
 it always comes before a checkpoint, so a run that went wrong never overwrites what was good. The position in the data is a
 number of packs, the learning rate, the dropout masks and the order of the data are functions of the update's number: a run
 that is stopped and resumed ends with the same bits as one that never was. A stop saves at once and leaves an evaluation
@@ -14,24 +14,61 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from gaudi_bert.artefacts.base import Artefact
+from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.store.mirrored_folder import publish
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.launch import handled_signals
-from gaudi_bert.common.progress import Task
+from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.sections import RunSettings
-from gaudi_bert.engines.protocol import Model
+from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model
 from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
-from gaudi_bert.training.evaluate import Evaluator
+from gaudi_bert.training.evaluate import EvaluationSet
 from gaudi_bert.training.input.batches import Batch
-from gaudi_bert.training.metrics import Interval, IntervalReport, MetricsServer, MetricsWriter
+from gaudi_bert.training.metrics import MetricsServer, MetricsWriter
 from gaudi_bert.training.mlperf import MlperfLog
-from gaudi_bert.training.objective import Evaluation, TrainingStep
-from gaudi_bert.training.run_folder import RunContext
+from gaudi_bert.training.objective import Evaluation, Interval, IntervalReport, TrainingStep
 from gaudi_bert.training.run_plan import RunPlan
+
+R = TypeVar("R", bound=Artefact)
+
+
+@dataclass(frozen=True)
+class RunContext(Generic[R]):
+    """A run whose folder is open: `stored` is its result where it is finished already, else there is work to do.
+
+    `signature` is what the result depends on; `compiled`: whether kernels are compiled, as when the run began; `begun_by`:
+    how many processes began it.
+    """
+
+    folder: Path
+    result_path: Path
+    engine: Engine
+    communicator: Communicator
+    reporter: Reporter
+    device: Device
+    signature: Signature
+    compiled: bool = False
+    begun_by: int = 1
+    stored: R | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.folder / "checkpoints"
+
+    def finish(self, own_result: R) -> R:
+        """Write the first process's result, which every process gets."""
+        result = self.communicator.from_first(lambda: own_result)
+        if self.communicator.is_first:
+            publish(self.folder)
+            result.write(self.result_path)
+        return result
 
 
 @dataclass
@@ -40,7 +77,7 @@ class TrainingLoop:
 
     `batches` is the training data from there, without end or with as many batches as there are updates.
     Every checkpoint holds `stored_settings`. `evaluated` is called, in every process, with each update that was
-    evaluated and its figures, with `evaluates_first` for update 0 too; `events` is for MLPerf's log.
+    evaluated and its figures, with `evaluates_first` for update 0 too; `mlperf_log` is written where it is requested.
     """
 
     context: RunContext[Any]
@@ -50,8 +87,8 @@ class TrainingLoop:
     batches: Iterator[Batch]
     progress: Progress
     stored_settings: Mapping[str, Any]
-    evaluator: Evaluator[Any] | None = None
-    events: MlperfLog | None = None
+    held_out: EvaluationSet[Any] | None = None
+    mlperf_log: MlperfLog | None = None
     evaluated: Callable[[int, Evaluation], None] | None = None
     evaluates_first: bool = False
     report: IntervalReport | None = field(default=None, init=False)
@@ -75,10 +112,10 @@ class TrainingLoop:
                 if self._settings.metrics_port is not None:
                     served = MetricsServer(self._settings.metrics_port, first_update, updates, self.plan.keys)
                     self._metrics.serve(stack.enter_context(served))
-            if self.events is not None:
-                stack.enter_context(self.events).begins(self.progress.sequences)
-            if self.evaluator is not None and context.communicator.any_true(self._evaluation_pending()):
-                self._evaluate(self.evaluator)
+            if self.mlperf_log is not None:
+                stack.enter_context(self.mlperf_log).begins(self.progress.sequences)
+            if self.held_out is not None and context.communicator.any_true(self._evaluation_pending()):
+                self._evaluate(self.held_out)
             task = stack.enter_context(context.reporter.task(self._stage, updates, "updates"))
             task.count_from_now(first_update)
             while not self._is_finished:
@@ -145,8 +182,8 @@ class TrainingLoop:
         saves = last or stopping or update % settings.save_every_updates == 0
         if saves or evaluates or update % settings.log_every_updates == 0:
             self._close_interval()
-        if evaluates and self.evaluator is not None:
-            self._evaluate(self.evaluator)
+        if evaluates and self.held_out is not None:
+            self._evaluate(self.held_out)
         if saves or self._is_finished:
             self._save()
         if stopping and not self._is_finished:
@@ -175,15 +212,15 @@ class TrainingLoop:
             self._metrics.write("train", update, values)
             self.context.reporter.say(f"{self._stage}: {report.line(update, self._settings.updates)}")
 
-    def _evaluate(self, evaluator: Evaluator[Any]) -> None:
-        events, sequences = self.events, self.progress.sequences
-        if events is not None:
-            events.evaluation_begins(sequences)
-        self.evaluation = evaluator.run()
+    def _evaluate(self, held_out: EvaluationSet[Any]) -> None:
+        log, sequences = self.mlperf_log, self.progress.sequences
+        if log is not None:
+            log.evaluation_begins(sequences)
+        self.evaluation = held_out.evaluate(self.model, self.context.communicator)
         update, target = self.progress.update, self._settings.target_masked_lm_accuracy
         succeeded = self._is_finished if target is None else self.reached_target
-        if events is not None:
-            events.evaluation_ends(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
+        if log is not None:
+            log.evaluation_ends(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
         if self.evaluated is not None:
             self.evaluated(update, self.evaluation)
         if self._metrics is not None and update not in self._metrics.evaluated_updates:

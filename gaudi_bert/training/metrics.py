@@ -1,8 +1,7 @@
-"""What a run reports about itself: `metrics.jsonl`, TensorBoard, and a line for people.
+"""Where the reports of a run go: `metrics.jsonl`, TensorBoard, and Prometheus.
 
-Every figure is over *real* tokens and sequences, never over slots: a padded row does not count as work. One JSON line is
-written for each report, flushed at once. When a run is resumed at an update, later lines are dropped first, so that the
-curve has one value per update, whatever was stopped and when.
+One JSON line is written for each report, flushed at once. When a run is resumed at an update, later lines are dropped first,
+so that the curve has one value per update, whatever was stopped and when.
 """
 
 from __future__ import annotations
@@ -12,22 +11,14 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gaudi_bert.artefacts.base import whole_lines
-from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import explained_os_errors, write_text
-from gaudi_bert.common.progress import human_rate, human_seconds
-from gaudi_bert.engines.protocol import Communicator, Sums
 from gaudi_bert.tfrecords.wire.framing import frame
-from gaudi_bert.training.input.batches import Batch
-from gaudi_bert.training.objective import Objective, ReportFigures
 from gaudi_bert.training.run_plan import TRAINING_KEYS, RunKeys
 
 
@@ -83,121 +74,6 @@ def _lines_until(path: Path, last_update: int) -> list[dict[str, Any]]:
         except ValueError as error:
             raise InputError(f"{path}: line {number} is not JSON; remove it, or train again with --overwrite") from error
     return [line for line in lines if line["update"] <= last_update]
-
-
-# --- The interval since the last report: sums of losses, work done, time taken
-#
-# The time is that of the clock, from the first update's wait for its data until the device is done with the last one, so it
-# is right for a device that runs ahead of the host too. Checkpoints, evaluations and what came before a resume lie between
-# intervals. The first update of a process builds the graph: the clock restarts after it, unless it is alone in its
-# interval.
-#
-# Sums stay on the device until the report, so that the host does not wait for the device at every update. Then
-# every update is checked on its own: the first one whose loss or gradient is not finite is named.
-
-
-@dataclass(frozen=True)
-class IntervalReport:
-    """One report over all processes.
-
-    The gradient's norm is a mean over updates, before clipping; `slots_per_second` counts padding too; rates are those of
-    the updates that count for the speed.
-    """
-
-    figures: ReportFigures
-    gradient_norm: float
-    sequences: int
-    tokens: int
-    packing_factor: float
-    seconds_per_update: float
-    sequences_per_second: float
-    tokens_per_second: float
-    slots_per_second: float
-
-    def speed(self) -> dict[str, float]:
-        """What was done per second, by name, as in `metrics.jsonl`."""
-        names = ("sequences_per_second", "tokens_per_second", "slots_per_second", "packing_factor")
-        return {name: getattr(self, name) for name in names}
-
-    def line(self, update: int, updates: int) -> str:
-        """For people, after so many of all updates."""
-        return (
-            f"update {update}/{updates} ({update / updates:.0%}), {self.figures.line()}, "
-            f"{self.tokens_per_second:,.0f} tokens/s, {human_rate(self.sequences_per_second, 'sequences')} "
-            f"({self.packing_factor:.2f} per pack), {human_seconds((updates - update) * self.seconds_per_update)} left"
-        )
-
-
-@dataclass
-class Interval:
-    """The updates since the last report.
-
-    `has_cold_start`: its first update is the first one of this process. An update gives the sums of the
-    objective, and after them the norm of its gradient.
-    """
-
-    objective: Objective
-    first_update: int
-    has_cold_start: bool
-    keys: RunKeys = TRAINING_KEYS
-    clock: Callable[[], float] = time.perf_counter
-    _sums: list[Sums] = field(default_factory=list)
-    _work: list[tuple[int, int, int, int]] = field(default_factory=list)
-    _began: float | None = None
-
-    def begin(self) -> None:
-        """An update begins: from the first one on, time counts."""
-        if self._began is None:
-            self._began = self.clock()
-        elif self.has_cold_start and len(self._sums) == 1:
-            self._sums[0].numpy()  # until the device is done with it
-            self._began = self.clock()
-
-    def add(self, sums: Sums, batches: list[Batch]) -> None:
-        """Add one update: what `TrainingStep.run` returned, and what it was fed."""
-        sequences = sum(int(np.count_nonzero(batch[self.objective.sequence_feature])) for batch in batches)
-        tokens = sum(int(np.count_nonzero(batch["input_mask"])) for batch in batches)
-        packs = sum(len(batch["input_mask"]) for batch in batches)
-        self._sums.append(sums)
-        self._work.append((sequences, tokens, packs, sum(batch["input_mask"].size for batch in batches)))
-
-    def __len__(self) -> int:
-        return len(self._sums)
-
-    def close(self, communicator: Communicator) -> IntervalReport:
-        """Report; every process must close its interval at the same time."""
-        sums = np.array([each.numpy() for each in self._sums], np.float64)
-        seconds = max(self.clock() - (self._began or 0.0), 1e-9)
-        self._check_finite(sums)
-        work = np.array(self._work, np.float64)
-        measured = work[1:] if self.has_cold_start and len(work) > 1 else work
-        count = self.objective.sums
-        local = np.concatenate([sums[:, :count].sum(axis=0), work.sum(axis=0), measured.sum(axis=0)])
-        total = communicator.sum_array(local)
-        sequences, tokens, packs, _ = total[count : count + 4]
-        speed = total[count + 4 :] / seconds
-        return IntervalReport(
-            figures=self.objective.figures(total[:count]),
-            gradient_norm=float(sums[:, count].mean()),
-            sequences=int(sequences),
-            tokens=int(tokens),
-            packing_factor=float(sequences / packs),
-            seconds_per_update=seconds / len(measured),
-            sequences_per_second=float(speed[0]),
-            tokens_per_second=float(speed[1]),
-            slots_per_second=float(speed[3]),
-        )
-
-    def _check_finite(self, sums: FloatArray) -> None:
-        finite = np.isfinite(sums).all(axis=1)
-        if finite.all():
-            return
-        number = int(np.argmin(finite))
-        what = "the loss" if not np.isfinite(sums[number, : self.objective.sums]).all() else "the gradient"
-        raise FailedError(
-            f"update {self.first_update + number}: {what} is not finite (nan or infinite), nothing was saved after it; "
-            f"lower {self.keys.section}.learning_rate or raise {self.keys.warmup}, then run it again with --overwrite"
-        )
 
 
 # --- The newest figures for Prometheus, at /metrics, served by a thread of the process of rank 0

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator
 from gaudi_bert.artefacts.base import Figures
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json, write_json
-from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.config.sections import ModelSettings, TaskName, TaskSettings
 from gaudi_bert.model.config import LARGEST_SIZES, BertConfig
 from gaudi_bert.model.heads import Pooling
 
@@ -25,6 +25,7 @@ _Positions = Annotated[int, Field(ge=3, le=LARGEST_SIZES["max_position_embedding
 # Of a file or folder in the folder itself: nothing leads out of it.
 _Name = Annotated[str, Field(pattern=r"^[^/\\\x00]{0,254}[^./\\\x00]$")]
 _MOST_LABELS = 1_000_000
+_BERT_VOCABULARY = 30522
 
 
 class _OwnConfig(Figures):
@@ -84,6 +85,16 @@ def read_config(file: Path) -> BertConfig:
         return BertConfig.from_json(values)
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
+
+
+def model_config(settings: ModelSettings, vocabulary_size: int | None, max_sequence_length: int) -> BertConfig:
+    """The model's configuration: what the settings leave open comes from the data."""
+    values = settings.model_dump()
+    if values["vocab_size"] is None:
+        values["vocab_size"] = vocabulary_size or _BERT_VOCABULARY
+    if values["max_position_embeddings"] is None:
+        values["max_position_embeddings"] = max_sequence_length
+    return BertConfig(**values)
 
 
 def tokenizer_length(folder: Path) -> int | None:

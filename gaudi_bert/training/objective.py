@@ -1,4 +1,4 @@
-"""What a run minimises and one update of it, as the host sees them: weights, denominators, dropout's seeds, figures.
+"""What a run minimises, one update of it, and the figures of several: weights, denominators, dropout's seeds, reports.
 
 Losses are sums, which the engine computes, and what the sums are divided by is known from the data alone, so that
 micro-batches and processes add up exactly. The rest, forward and backward passes, sums over processes, clipping, the
@@ -10,19 +10,25 @@ Letters: B packs, Q masked slots, K sums, M micro-batches; 2 for the masked-LM a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
 from gaudi_bert.artefacts.training import LossFigures
 from gaudi_bert.common.arrays import AnyArray, BatchArrays, FloatArray, Int32Array, random_words
+from gaudi_bert.common.errors import FailedError
+from gaudi_bert.common.progress import human_rate, human_seconds
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 from gaudi_bert.engines.protocol import Communicator, Coupling, Sums, Updates, UpdateScalars
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.tfrecords.wire.example import decode_example
+from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.input.source import DataSource
+from gaudi_bert.training.run_plan import TRAINING_KEYS, RunKeys
 
 
 class ReportFigures(Protocol):
@@ -47,34 +53,37 @@ class Evaluation(ReportFigures, Protocol):
         """Sequences evaluated."""
 
 
-class Objective(Protocol):
-    """What a run minimises."""
+class Objective(ABC):
+    """What a run minimises.
 
-    @property
-    def sums(self) -> int:
-        """How many sums its head gives (K)."""
+    Attributes:
+        sums: how many its head gives (K).
+        sequence_feature: the feature that is not 0 for every real sequence.
+    """
 
-    @property
-    def sequence_feature(self) -> str:
-        """The feature that is not 0 for every real sequence."""
+    sums: ClassVar[int] = 3
+    sequence_feature: ClassVar[str] = "sequence_weights"
 
+    @abstractmethod
     def weights(self, batch: BatchArrays) -> FloatArray:
         """What the first and the second loss of one batch are divided by, float64 [2]."""
 
+    @abstractmethod
     def figures(self, sums: FloatArray) -> ReportFigures:
         """Figures from the K sums over any number of batches."""
 
     def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> Coupling | None:
         """The loss of update `update`, where it is not a sum of losses of micro-batches; these are of this process."""
+        return None
 
 
 @dataclass(frozen=True)
-class PretrainingObjective:
+class PretrainingObjective(Objective):
     """The masked-LM and the next-sentence loss; its sums are those of `model.heads.PretrainingHead`."""
 
     masked_lm_loss: Loss = "token"
-    sums: int = 8
-    sequence_feature: str = "next_sentence_weights"
+    sums = 8
+    sequence_feature = "next_sentence_weights"
 
     def weights(self, batch: BatchArrays) -> FloatArray:
         """Masked tokens (`loss: token`) or sequences that have one (`loss: sequence`); and sequences."""
@@ -94,9 +103,6 @@ class PretrainingObjective:
             next_sentence_loss=next_sentence_loss,
             next_sentence_accuracy=min(next_correct / max(next_count, 1.0), 1.0),
         )
-
-    def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> None:
-        """None: losses of micro-batches are added up."""
 
 
 def _masked_weight(numbers_BQ: AnyArray, loss: Loss) -> int:
@@ -203,3 +209,120 @@ class TrainingStep:
         scalars = UpdateScalars(learning_rate, *corrections)
         coupling = self.objective.coupling(micro_batches, update, self.communicator)
         return self.updates.run(micro_batches, seeds_M2, factors_M2, scalars, update, coupling)
+
+
+# --- The interval since the last report: sums of losses, work done, time taken
+#
+# Every figure is over *real* tokens and sequences, never over slots: a padded row does not count as work.
+#
+# The time is that of the clock, from the first update's wait for its data until the device is done with the last one, so it
+# is right for a device that runs ahead of the host too. Checkpoints, evaluations and what came before a resume lie between
+# intervals. The first update of a process builds the graph: the clock restarts after it, unless it is alone in its
+# interval.
+#
+# Sums stay on the device until the report, so that the host does not wait for the device at every update. Then
+# every update is checked on its own: the first one whose loss or gradient is not finite is named.
+
+
+@dataclass(frozen=True)
+class IntervalReport:
+    """One report over all processes.
+
+    The gradient's norm is a mean over updates, before clipping; `slots_per_second` counts padding too; rates are those of
+    the updates that count for the speed.
+    """
+
+    figures: ReportFigures
+    gradient_norm: float
+    sequences: int
+    tokens: int
+    packing_factor: float
+    seconds_per_update: float
+    sequences_per_second: float
+    tokens_per_second: float
+    slots_per_second: float
+
+    def speed(self) -> dict[str, float]:
+        """What was done per second, by name, as in `metrics.jsonl`."""
+        names = ("sequences_per_second", "tokens_per_second", "slots_per_second", "packing_factor")
+        return {name: getattr(self, name) for name in names}
+
+    def line(self, update: int, updates: int) -> str:
+        """For people, after so many of all updates."""
+        return (
+            f"update {update}/{updates} ({update / updates:.0%}), {self.figures.line()}, "
+            f"{self.tokens_per_second:,.0f} tokens/s, {human_rate(self.sequences_per_second, 'sequences')} "
+            f"({self.packing_factor:.2f} per pack), {human_seconds((updates - update) * self.seconds_per_update)} left"
+        )
+
+
+@dataclass
+class Interval:
+    """The updates since the last report.
+
+    `has_cold_start`: its first update is the first one of this process. An update gives the sums of the
+    objective, and after them the norm of its gradient.
+    """
+
+    objective: Objective
+    first_update: int
+    has_cold_start: bool
+    keys: RunKeys = TRAINING_KEYS
+    clock: Callable[[], float] = time.perf_counter
+    _sums: list[Sums] = field(default_factory=list)
+    _work: list[tuple[int, int, int, int]] = field(default_factory=list)
+    _began: float | None = None
+
+    def begin(self) -> None:
+        """An update begins: from the first one on, time counts."""
+        if self._began is None:
+            self._began = self.clock()
+        elif self.has_cold_start and len(self._sums) == 1:
+            self._sums[0].numpy()  # until the device is done with it
+            self._began = self.clock()
+
+    def add(self, sums: Sums, batches: list[Batch]) -> None:
+        """Add one update: what `TrainingStep.run` returned, and what it was fed."""
+        sequences = sum(int(np.count_nonzero(batch[self.objective.sequence_feature])) for batch in batches)
+        tokens = sum(int(np.count_nonzero(batch["input_mask"])) for batch in batches)
+        packs = sum(len(batch["input_mask"]) for batch in batches)
+        self._sums.append(sums)
+        self._work.append((sequences, tokens, packs, sum(batch["input_mask"].size for batch in batches)))
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    def close(self, communicator: Communicator) -> IntervalReport:
+        """Report; every process must close its interval at the same time."""
+        sums = np.array([each.numpy() for each in self._sums], np.float64)
+        seconds = max(self.clock() - (self._began or 0.0), 1e-9)
+        self._check_finite(sums)
+        work = np.array(self._work, np.float64)
+        measured = work[1:] if self.has_cold_start and len(work) > 1 else work
+        count = self.objective.sums
+        local = np.concatenate([sums[:, :count].sum(axis=0), work.sum(axis=0), measured.sum(axis=0)])
+        total = communicator.sum_array(local)
+        sequences, tokens, packs, _ = total[count : count + 4]
+        speed = total[count + 4 :] / seconds
+        return IntervalReport(
+            figures=self.objective.figures(total[:count]),
+            gradient_norm=float(sums[:, count].mean()),
+            sequences=int(sequences),
+            tokens=int(tokens),
+            packing_factor=float(sequences / packs),
+            seconds_per_update=seconds / len(measured),
+            sequences_per_second=float(speed[0]),
+            tokens_per_second=float(speed[1]),
+            slots_per_second=float(speed[3]),
+        )
+
+    def _check_finite(self, sums: FloatArray) -> None:
+        finite = np.isfinite(sums).all(axis=1)
+        if finite.all():
+            return
+        number = int(np.argmin(finite))
+        what = "the loss" if not np.isfinite(sums[number, : self.objective.sums]).all() else "the gradient"
+        raise FailedError(
+            f"update {self.first_update + number}: {what} is not finite (nan or infinite), nothing was saved after it; "
+            f"lower {self.keys.section}.learning_rate or raise {self.keys.warmup}, then run it again with --overwrite"
+        )

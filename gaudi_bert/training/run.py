@@ -6,40 +6,44 @@ here and in the files that the steps name.
 
 from __future__ import annotations
 
+import fnmatch
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic
 
-from gaudi_bert.artefacts.completion import Signature, is_finished
+import yaml
+
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirrored, names_in, remove, shown_path
+from gaudi_bert.common.cores import usable_cores
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import exclusive_lock, explained_os_errors, read_json, write_json, write_text
 from gaudi_bert.common.launch import is_first_process, shares_folders
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.protocol import Model, ModelSpec
-from gaudi_bert.training.evaluate import EvaluationSet, Evaluator
-from gaudi_bert.training.input.batches import Batch, TrainingOrder
-from gaudi_bert.training.loop import TrainingLoop
-from gaudi_bert.training.mlperf import MlperfLog
-from gaudi_bert.training.objective import GLOBAL, Evaluation, LossDenominators, Objective
-from gaudi_bert.training.results import DryRun
-from gaudi_bert.training.run_folder import (
-    R,
-    RunContext,
-    build_step,
-    nothing_to_do,
-    processes_of,
-    restore,
-    run_engine,
-    run_folder,
-    stored_settings,
+from gaudi_bert.common.tensorflow_environment import native_lines_to
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
+from gaudi_bert.config.sections import LoopSettings, TrainingSettings
+from gaudi_bert.engines.protocol import (
+    ChosenEngine,
+    Communicator,
+    Engine,
+    Model,
+    ModelSpec,
+    Updates,
+    choose_engine,
+    load_engine,
 )
+from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, beginning_of, resume_run, share_state
+from gaudi_bert.training.evaluate import EvaluationSet
+from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.loop import R, RunContext, TrainingLoop
+from gaudi_bert.training.mlperf import MlperfLog
+from gaudi_bert.training.objective import GLOBAL, Evaluation, LossDenominators, Objective, TrainingStep
 from gaudi_bert.training.run_plan import STAGE_OF_SECTION, RunPlan
 
 
@@ -121,16 +125,16 @@ def run_job(
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
-) -> StageOutput[R] | DryRun:
+) -> StageOutput[R] | RunPlan:
     """Train in the folder `out`; the same result in every process.
 
     A run of the same settings that was stopped continues; with `resume`, one of fewer updates does too. With `overwrite`,
-    the run in `out` is removed, whatever it is. With `dry_run`, the plan of the run is printed, and nothing is written.
+    the run in `out` is removed, whatever it is. With `dry_run`, nothing is written, and its plan is printed and returned.
     """
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
     with mirrored(Path(out), settings.store) as folder:
-        chosen = run_engine(job.section, folder, is_bert=job.is_bert, overwrite=overwrite)
+        chosen = _engine_of(job, folder, overwrite)
         prefix = "" if dry_run else f"{STAGE_OF_SECTION[job.section.section_name]}: "
         say, reporter = reporter.say, reporter if is_first_process() else Reporter(quiet=True)
         reporter.say(f"{prefix}{chosen.line()}")  # before what takes seconds to load
@@ -138,27 +142,22 @@ def run_job(
         signature, result_path = job.signature(), folder / job.result_name
         # Known before the processes meet: a pod that is lost when others are done is started once more, and meets nobody.
         if not (overwrite or dry_run) and shares_folders() and is_finished(folder, result_path, signature):
-            say(nothing_to_do(folder, signature))
+            say(_nothing_to_do(folder, signature))
             return StageOutput(job.result_type.read(result_path), skipped=True)
         engine = load_engine(chosen.name)
         communicator = engine.connect(job.section, signature.facts())
-        plan = job.plan(processes_of(settings, communicator, dry_run))
+        processes = communicator.size
+        if dry_run and processes == 1:  # without a launcher, as many as the settings request
+            processes = settings.resources.workers * settings.resources.processes_per_worker
+        plan = job.plan(processes)
         for line in job.describe(plan, dry_run):
             reporter.say(f"{prefix}{line}")
         if dry_run:
-            return DryRun(plan)
-        with run_folder(
-            result_path,
-            job.result_type,
-            signature,
-            settings,
-            job.section,
-            engine,
-            communicator,
-            reporter,
-            resume=resume,
-            overwrite=overwrite,
-        ) as run:
+            return plan
+        opened = _run_folder(
+            job, folder, signature, settings, engine, communicator, reporter, resume=resume, overwrite=overwrite
+        )
+        with opened as run:
             if run.stored is not None:
                 return StageOutput(run.stored, skipped=True)
             return StageOutput(run.finish(_train(job, plan, run)))
@@ -170,12 +169,13 @@ def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
     if run.begun_by != plan.processes and plan.rows:
         plan = replace(job.plan(run.begun_by), processes=plan.processes, begun_by=run.begun_by)
     settings = plan.settings
-    events = job.begin(run, plan)
+    mlperf_log = job.begin(run, plan)
     model = run.engine.build(job.spec, run.device, seed=settings.seed, compiled=run.compiled)
-    step = build_step(run, plan, model, job.objective, job.denominators())
+    updates = run.engine.updates(model, settings, communicator, plan.accumulation_steps)
+    step = TrainingStep(updates, communicator, settings, job.objective, job.denominators())
     held_out = job.evaluation(plan)
     job.built(run, plan, model)
-    progress = restore(run, step, model, partial(job.load_start, model, run.reporter))
+    progress = _restored(job, run, model, updates)
     rank, size = communicator.rank, communicator.size
     order = TrainingOrder(settings.seed, settings.shuffle_packs, rank, size, progress.packs, progress.update)
     loop = TrainingLoop(
@@ -185,11 +185,193 @@ def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
         model,
         job.batches(plan, order),
         progress,
-        stored_settings(run, job.section, job.spec, job.stored()),
-        evaluator=None if held_out is None else Evaluator(model, held_out, communicator),
-        events=events,
+        _stored_settings(job, run),
+        held_out=held_out,
+        mlperf_log=mlperf_log,
         evaluated=partial(job.evaluated, run, model),
         evaluates_first=job.evaluates_first,
     )
     loop.run()
     return job.finish(loop)
+
+
+def _restored(job: Job[R], run: RunContext[R], model: Model, updates: Updates) -> Progress:
+    """Resume from the newest checkpoint, or else load the weights that the run begins with; the same in every process."""
+    progress = Progress()
+    if run.communicator.is_first:
+        progress = resume_run(run.checkpoints, model, updates, run.signature.as_json(), run.reporter.say)
+        if progress.update == 0:
+            job.load_start(model, run.reporter)
+    return share_state(progress, model, updates, run.communicator)
+
+
+# Settings that a checkpoint does not hold: any engine on any machine resumes from it.
+_OF_THE_MACHINE = ("engine", "device", "compile")
+
+
+def _stored_settings(job: Job[R], run: RunContext[R]) -> dict[str, Any]:
+    """What every checkpoint of a run holds besides its state; paths are those of the user, and left out."""
+    section = job.section
+    fields = TrainingSettings.model_fields if isinstance(section, TrainingSettings) else LoopSettings.model_fields
+    names = fields.keys() - {"init_checkpoint", *_OF_THE_MACHINE}
+    return {
+        "model": job.spec.config.to_json(),
+        "training": section.model_dump(mode="json", include=names),
+        **job.stored(),
+        "compiled_kernels": run.compiled,
+        "run": run.signature.as_json(),
+    }
+
+
+# --- The folder of a run: it is new, resumed or finished already
+#
+# Every process opens its device and joins the others. The first one locks the folder, decides whether there is anything to
+# do, and writes: `settings.yaml` (the pipeline's settings, to be read and used again), `settings.json` (what the result
+# depends on), `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `engine.log` (what the framework itself prints) and, last,
+# the result. To an object store, the files that grow go up before each checkpoint, everything else as it is written.
+#
+# A run that was stopped continues with the same command. With `resume`, so does a run of fewer updates and otherwise the
+# same settings: its weights, moments and position in the data stay, and the learning rate of every later update is that of
+# the longer run.
+
+
+@contextmanager
+def _run_folder(
+    job: Job[R],
+    folder: Path,
+    signature: Signature,
+    settings: PipelineSettings,
+    engine: Engine,
+    communicator: Communicator,
+    reporter: Reporter,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> Iterator[RunContext[R]]:
+    """Open the folder of a run, to begin or continue it; the communicator of the context is watched."""
+    section, result_path = job.section, folder / job.result_name
+    threads = _threads_of(section.threads, communicator.local_size)
+    device = engine.open_device(section, settings.gaudi, threads)
+    with communicator.watched(section) as watched, ExitStack() as stack:
+        # At first without a lock, so that a finished folder may be read-only.
+        is_done = watched.from_first(lambda: not overwrite and is_finished(folder, result_path, signature))
+        if not is_done:
+            if watched.is_first:
+                stack.enter_context(exclusive_lock(folder, str(folder)))
+            named = section.model_copy(update={"engine": engine.NAME})
+            stored = settings.model_copy(update={section.section_name: named})
+            is_done = watched.from_first(lambda: _begin(result_path, signature, stored, reporter, resume, overwrite))
+        context = RunContext[R](folder, result_path, engine, watched, reporter, device, signature)
+        if is_done:
+            reporter.say(_nothing_to_do(folder, signature))
+            yield replace(context, stored=watched.from_first(lambda: job.result_type.read(result_path)))
+            return
+        others = f", {watched.size} processes" if watched.size > 1 else ""
+        reporter.say(f"{signature.stage}: on {device.description}{others}")
+        for note in device.notes:
+            reporter.say(note)
+        if folder.is_dir():  # not every process may see it
+            log = "engine.log" if watched.is_first else f"engine-{watched.rank}.log"
+            stack.enter_context(native_lines_to(folder / log))
+        yield _as_begun(context)
+
+
+def _nothing_to_do(folder: Path, signature: Signature) -> str:
+    """What a run prints that is finished already."""
+    done = "trained" if signature.stage == "train" else "fine-tuned"
+    return f"{shown_path(folder)}: already {done} with these settings, nothing to do"
+
+
+# --- The engine of a run: settings.yaml in its folder names the one that it began with
+
+
+def _engine_of(job: Job[R], folder: Path, overwrite: bool) -> ChosenEngine:
+    """The engine for a run in `folder`; one that is resumed keeps its own unless the settings name another."""
+    settings, file = job.section, folder / "settings.yaml"
+    fetch(file)
+    stored = None
+    if file.is_file() and not overwrite:
+        stored = getattr(load_pipeline(file), settings.section_name).engine
+    key = f"{settings.section_name}.engine"
+    return choose_engine(settings.engine, is_bert=job.is_bert, key=key, stored=None if stored == "auto" else stored)
+
+
+def _begin(
+    result_path: Path,
+    signature: Signature,
+    settings: PipelineSettings,
+    reporter: Reporter,
+    resume: bool,
+    overwrite: bool,
+) -> bool:
+    """Whether the run is finished already; otherwise its folder is prepared to begin or to continue."""
+    folder, settings_file = result_path.parent, settings_path(result_path.parent)
+    fetch(settings_file)
+    if overwrite and settings_file.exists():
+        remove_artefact(folder)
+    before = _fewer_updates(settings_file, signature)
+    if before is not None:
+        updates = signature.settings["training"]["updates"]
+        if not resume:
+            raise InputError(
+                f"{folder}: this run has training.updates = {before:,}; pass --resume to extend it to {updates:,}, "
+                "choose another folder, or pass --overwrite to start again"
+            )
+        # First the run stops being finished: a kill between the two leaves one that was stopped.
+        with explained_os_errors(result_path, "remove"):
+            remove(result_path)
+        write_json(settings_file, signature.as_json())
+        reporter.say(
+            f"train: training.updates = {before:,} is raised to {updates:,}: the moments stay, "
+            f"and the learning rate continues as that of {updates:,} updates"
+        )
+    if begin_artefact(folder, result_path, signature, overwrite=overwrite):
+        return True
+    write_text(folder / "settings.yaml", yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
+    _fetch_resumed(folder)
+    return False
+
+
+def _fetch_resumed(folder: Path) -> None:
+    """Fetch what a stopped run resumes from: its newest checkpoint, and the files that grow."""
+    if is_mirrored(folder):
+        names = names_in(folder)
+        newest = max(fnmatch.filter(names, f"checkpoints/{CHECKPOINT_NAMES}"), default=None)
+        fetch(*(folder / name for name in names if "/" not in name or name == newest))
+
+
+def _fewer_updates(settings_file: Path, signature: Signature) -> int | None:
+    """The updates of the stored run, where it differs from `signature` by having fewer of them and in nothing else."""
+    requested = signature.as_json()
+    updates = requested["settings"].get("training", {}).get("updates")
+    if updates is None or not settings_file.exists():
+        return None
+    stored = read_json(settings_file)
+    before = stored.get("settings", {}).get("training", {}).get("updates") if isinstance(stored, dict) else None
+    if not isinstance(before, int) or before >= updates:
+        return None
+    requested["settings"]["training"]["updates"] = before
+    return before if stored == requested else None
+
+
+# --- What every process decides alone
+
+
+def _threads_of(requested: int | None, processes_on_host: int) -> int | None:
+    """CPU threads of this process: processes that share a host share its cores."""
+    if requested is not None or processes_on_host == 1:
+        return requested
+    return max(1, usable_cores() // processes_on_host)
+
+
+def _as_begun(context: RunContext[R]) -> RunContext[R]:
+    """A run that continues as it began: compiled dropout draws other masks, and other processes would share other packs."""
+    communicator, device = context.communicator, context.device
+    begun = communicator.from_first(lambda: beginning_of(context.checkpoints))
+    if begun is None:
+        return replace(context, compiled=device.compiles, begun_by=communicator.size)
+    processes, compiled = begun
+    if compiled and not device.compiles:
+        note = "note: the run began with a compiled step, and here it is not; dropout masks differ from now on"
+        context.reporter.say(note)
+    return replace(context, compiled=compiled and device.compiles, begun_by=processes)

@@ -356,13 +356,14 @@ class RunPlan:
         return lines
 
     def as_json(self) -> dict[str, Any]:
-        """The same for machines."""
+        """The same for machines: the result of a dry run."""
         settings = self.settings
         names = (
             *(*_CADENCES, "warmup_updates", "learning_rate", "beta_1", "beta_2"),
             *("packing_correction", "loss_normalization"),
         )
         return {
+            "dry_run": True,
             **{name: getattr(settings, name) for name in names},
             "accumulation_steps": self.accumulation_steps,
             "micro_batch_packs": settings.micro_batch_packs,

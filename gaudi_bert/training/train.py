@@ -1,7 +1,6 @@
 """Stage train: packed (or unpacked) records to checkpoints, metrics and TensorBoard logs in one folder.
 
-`run.py` names the steps of a run, `run_folder.py` lists what its folder holds. The last file is `training.json`: how the
-run ended.
+`run.py` names the steps of a run, and lists what its folder holds. The last file is `training.json`: how the run ended.
 """
 
 from __future__ import annotations
@@ -15,36 +14,37 @@ from typing import Any, cast
 
 import numpy as np
 
+from gaudi_bert.artefacts.base import METADATA_NAME, VocabularyInfo
 from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.mirrored_folder import shown_path
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored_bucket, shown_path
 from gaudi_bert.artefacts.training import EvaluationFigures, LossFigures, TrainingResult
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_text, write_json, write_text
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.sections import ModelSettings, TrainingSettings
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.shipped import name_of_sizes
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Model, ModelSpec
-from gaudi_bert.model.config import BertConfig, parameter_count
+from gaudi_bert.model.config import parameter_count
 from gaudi_bert.model.features import join_sequences, split_packs
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.evaluate import RecordsEvaluation
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
-from gaudi_bert.training.input.source import DataSource, check_fits
-from gaudi_bert.training.loop import TrainingLoop
+from gaudi_bert.training.input.source import DataSource, check_fits, open_data
+from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.mlperf import MlperfLog, open_log
+from gaudi_bert.training.model_files import model_config
 from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for
-from gaudi_bert.training.results import DryRun
 from gaudi_bert.training.run import Job, run_job
-from gaudi_bert.training.run_folder import RunContext
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.stored_inputs import copy_tokenizer, local_weights, open_data
-from gaudi_bert.training.weights import load_weights
+from gaudi_bert.training.weights import load_weights, local_weights
 
-_BERT_VOCABULARY = 30522
 _DEFAULT_MODEL = "the default, for first tries: --model bert-base, bert-large or a config.json chooses another"
 _SMALL_MODELS_RATE = ", the default for small models: BERT was published with 1e-4 (--set training.learning_rate=1e-4)"
 
@@ -59,7 +59,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
-) -> StageOutput[TrainingResult] | DryRun:
+) -> StageOutput[TrainingResult] | RunPlan:
     """Train a model on packed or unpacked records, in the folder `out`; the options are as of `run_job`."""
     store = settings.store
     with (
@@ -142,7 +142,7 @@ class _RecordsJob(Job[TrainingResult]):
         """The vocabulary goes next to the checkpoints; MLPerf's log begins where it is requested."""
         settings, config = self._settings, self._config
         if run.communicator.is_first:
-            copy_tokenizer(
+            _copy_tokenizer(
                 self._data, run.folder, settings.prepare.lower_case, config.max_position_embeddings, settings.store
             )
         return open_log(run.folder / "mlperf.log", settings.mlperf, run.communicator.is_first, plan, self._source, config)
@@ -203,14 +203,25 @@ class _RecordsJob(Job[TrainingResult]):
         )
 
 
-def model_config(settings: ModelSettings, vocabulary_size: int | None, max_sequence_length: int) -> BertConfig:
-    """The model's configuration: what the settings leave open comes from the data."""
-    values = settings.model_dump()
-    if values["vocab_size"] is None:
-        values["vocab_size"] = vocabulary_size or _BERT_VOCABULARY
-    if values["max_position_embeddings"] is None:
-        values["max_position_embeddings"] = max_sequence_length
-    return BertConfig(**values)
+def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, store: StoreSettings | None) -> None:
+    """Copy the vocabulary of packed data into the folder of a run, where one near the data matches it.
+
+    So a run's folder is what `finetune --model` takes. Looked into are the folder of the data, those above it, and the
+    `examples/` in these.
+    """
+    with mirrored_bucket(data, store) as packed:
+        fetch(packed / METADATA_NAME)
+        known = Metadata.read(packed).vocabulary if (packed / METADATA_NAME).is_file() else None
+        if known is None:
+            return
+        above = (packed, *packed.resolve().parents[:3])
+        for file in (folder / below / "vocab.txt" for folder in above for below in (".", "examples")):
+            fetch(file)
+            if file.is_file() and VocabularyInfo.of(file) == known:
+                write_text(run / "vocab.txt", read_text(file))
+                content = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case, "model_max_length": positions}
+                write_json(run / "tokenizer_config.json", content)
+                return
 
 
 # --- The speed-up that packing really brings, measured in the run itself, before its first update

@@ -9,9 +9,10 @@ random ones; without data, so are the sequences.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,8 +22,7 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, IntA
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.values import Engine as EngineChoice
-from gaudi_bert.engines.choose import choose_engine, load_engine
-from gaudi_bert.engines.protocol import Engine, Model, ModelSpec
+from gaudi_bert.engines.protocol import Engine, Model, ModelSpec, choose_engine, load_engine
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import PACKED_FEATURES, PlacedSequence, Sequence, as_packed, join_sequences, split_packs
 from gaudi_bert.model.heads import Loss, PretrainingHead
@@ -30,9 +30,8 @@ from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.schema import RecordError, check_features
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.input.batches import check_values, value_limits
-from gaudi_bert.training.input.source import DataSource, check_fits
-from gaudi_bert.training.results import VerifyModelResult
-from gaudi_bert.training.stored_inputs import local_weights, open_data
+from gaudi_bert.training.input.source import DataSource, check_fits, open_data
+from gaudi_bert.training.weights import local_weights
 
 OUTPUT_BOUND = 1e-5
 GRADIENT_BOUND = 1e-5
@@ -50,6 +49,32 @@ _Dtype = Literal["float32", "float64"]
 # The name of a record in errors, and its features.
 _NamedRecord = tuple[str, dict[str, IntArray | Float32Array]]
 _KINDS = {"int64": "int32", "float32": "float32"}
+
+
+@dataclass(frozen=True)
+class VerifyModelResult:
+    """How far packed is from unpacked.
+
+    Outputs and losses have their largest difference; `gradient` is the largest difference of a variable's gradient, as a
+    share of its norm, and `gradient_of` that variable. `leaks` counts the sequences that changed when a neighbour in their
+    pack did, of `leak_comparisons`.
+    """
+
+    weights: str
+    data: str
+    packs: int
+    sequences: int
+    hidden_states: float
+    pooled_output: float
+    masked_lm_logits: float
+    next_sentence_logits: float
+    masked_lm_loss: float
+    next_sentence_loss: float
+    gradient: float
+    gradient_of: str
+    per_sequence_loss_difference: float
+    leaks: int
+    leak_comparisons: int
 
 
 def verify_model(
@@ -78,8 +103,8 @@ def verify_model(
             batch = _random_packs(config, seed)
     chosen = choose_engine(engine, key="--engine")
     reporter.say(f"verify-model: {chosen.line()}")
-    proof = _Proof(load_engine(chosen.name), config, values, seed, batch, reporter)
-    per_token, per_sequence = (_compare(proof, loss) for loss in _LOSSES)
+    model_of = partial(_model, load_engine(chosen.name), config, values, seed)
+    per_token, per_sequence = (_compare(model_of, batch, loss, reporter.say) for loss in _LOSSES)
     gradient_of = per_token.worst_gradient()
     return VerifyModelResult(
         weights="random" if checkpoint is None else str(checkpoint),
@@ -91,33 +116,20 @@ def verify_model(
         gradient_of=gradient_of,
         per_sequence_loss_difference=per_sequence.losses["masked_lm_loss"][0],
         leaks=0,
-        leak_comparisons=_probe(proof),
+        leak_comparisons=_probe(model_of("float32"), config.vocab_size, batch, reporter.say),
     )
 
 
-@dataclass(frozen=True)
-class _Proof:
-    """What is proven: a model (random weights where `values` are None) on a batch of packs."""
-
-    engine: Engine
-    config: BertConfig
-    values: Values
-    seed: int
-    batch: Batch
-    reporter: Reporter
-
-    def model(self, compute_dtype: _Dtype) -> Model:
-        """The model, in float32 or float64."""
-        spec = ModelSpec(self.config, PretrainingHead())
-        model = self.engine.build(spec, seed=self.seed, compute_dtype=compute_dtype)
-        model.load_values(self.values or {})
-        return model
+def _model(engine: Engine, config: BertConfig, values: Values, seed: int, compute_dtype: _Dtype) -> Model:
+    """What is proven: a model with these weights, random ones where they are None, in float32 or float64."""
+    model = engine.build(ModelSpec(config, PretrainingHead()), seed=seed, compute_dtype=compute_dtype)
+    model.load_values(values or {})
+    return model
 
 
-def _compare(proof: _Proof, loss: Loss) -> _Differences:
+def _compare(model_of: Callable[[_Dtype], Model], batch: Batch, loss: Loss, say: Callable[[str], None]) -> _Differences:
     """Outputs, losses and gradients; the gradients that float32 cannot tell apart are settled in float64."""
-    say = proof.reporter.say
-    compared = compare_packed_with_unpacked(proof.model("float32"), proof.batch, loss)
+    compared = compare_packed_with_unpacked(model_of("float32"), batch, loss)
     packed = f"{count_of(compared.sequences, 'sequence')} in {count_of(compared.packs, 'pack')}"
     say(f"verify-model: {packed}, masked-LM loss per {loss}")
     for name, (difference, largest) in {**compared.outputs, **compared.losses}.items():
@@ -127,7 +139,7 @@ def _compare(proof: _Proof, loss: Loss) -> _Differences:
             raise FailedError(f"{name}: packed and unpacked differ by {difference:.1e}, allowed is {bound:.1e}")
     unclear = [name for name in compared.gradients if not compared.gradient_ratio(name) <= GRADIENT_BOUND]
     if unclear:
-        exact = compare_packed_with_unpacked(proof.model("float64"), proof.batch, loss)
+        exact = compare_packed_with_unpacked(model_of("float64"), batch, loss)
         for name in unclear:
             say(
                 f"verify-model:   gradient of {name}: {compared.gradient_ratio(name):.1e} in float32, where it nearly "
@@ -147,11 +159,11 @@ def _compare(proof: _Proof, loss: Loss) -> _Differences:
     return compared
 
 
-def _probe(proof: _Proof) -> int:
+def _probe(model: Model, vocabulary_size: int, batch: Batch, say: Callable[[str], None]) -> int:
     """Change every sequence once; how many others were compared."""
-    model, batch, reporter, compared = proof.model("float32"), proof.batch, proof.reporter, 0
+    compared = 0
     for chosen in range(int(batch["input_mask"].max())):
-        report = probe_leaks(model, proof.config.vocab_size, batch, chosen)
+        report = probe_leaks(model, vocabulary_size, batch, chosen)
         compared += report.sequences_compared
         if report.leaks:
             raise FailedError(f"{report.leaks} sequences changed when a neighbour in their pack did: the mask leaks")
@@ -160,9 +172,9 @@ def _probe(proof: _Proof) -> int:
                 "changing the tokens of a sequence did not change its own outputs: the weights ignore the input"
             )
     if compared:
-        reporter.say(f"verify-model:   leak probe: {compared} sequences next to a changed one, not one bit differs")
+        say(f"verify-model:   leak probe: {compared} sequences next to a changed one, not one bit differs")
     else:
-        reporter.say("verify-model:   leak probe: nothing to compare, no pack that was looked at holds two sequences")
+        say("verify-model:   leak probe: nothing to compare, no pack that was looked at holds two sequences")
     return compared
 
 

@@ -8,22 +8,25 @@ phase 2 with 512 and 512.
 
 from __future__ import annotations
 
+import fnmatch
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, fetch_below, files_in, mirrored_bucket
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import check_model, regular
-from gaudi_bert.engines.choose import is_installed
-from gaudi_bert.engines.protocol import Model
+from gaudi_bert.common.files import check_model, in_store, regular
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.engines.protocol import Model, is_installed
 from gaudi_bert.model.config import BertConfig, misfit, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face
-from gaudi_bert.training.checkpoint import find_checkpoint, is_checkpoint, read_checkpoint
+from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, find_checkpoint, is_checkpoint, read_checkpoint
 from gaudi_bert.training.model_files import WeightsIndex, read_config
 
 # All other settings of a model are of the function that its weights belong to.
@@ -148,6 +151,41 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
             raise InputError(f"{file}: cannot be read ({reason}); copy it again, or save it as float32") from error
     return Weights(path, "huggingface", config, from_hugging_face(tensors, config))
 
+
+# --- weights in an object store
+
+
+@contextmanager
+def local_weights(path: Path | str, store: StoreSettings | None = None) -> Iterator[Path]:
+    """Weights to read: the newest checkpoint of a run, a checkpoint, or another tool's folder or file, copied if need be."""
+    with mirrored_bucket(path, store) as weights:
+        if in_store(path):
+            _fetch_weights(weights)
+        yield weights
+
+
+def _fetch_weights(path: Path) -> None:
+    fetch(path)
+    if path.is_file():
+        fetch(*(path.parent / name for name in ("config.json", "bert_config.json", "vocab.txt")))
+        _fetch_what_export_looks_for(path.parent.parent)
+        return
+    for folder in (path, path / "checkpoints"):
+        newest = max(fnmatch.filter(files_in(folder), CHECKPOINT_NAMES), default=None)
+        if newest is not None:
+            fetch(folder / newest)
+            _fetch_what_export_looks_for(folder.parent)
+            return
+    fetch_below(path)
+
+
+def _fetch_what_export_looks_for(run: Path) -> None:
+    """The settings of a run, and the vocabulary of the examples next to it; above a bucket, nothing is fetched."""
+    fetch(*(run / name for name in ("settings.yaml", "vocab.txt", "tokenizer_config.json")))
+    fetch(run.parent / "examples" / "vocab.txt")
+
+
+# --- TF1 checkpoints
 
 _INDEX = ".index"
 

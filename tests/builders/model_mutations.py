@@ -11,6 +11,7 @@ from typing import Any
 
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from tests.builders.bert_folder import write_bert
+from tests.builders.damage import mutated
 
 FILES = ("config.json", "tokenizer.json", "model.safetensors", "modules.json", "sentence_bert_config.json")
 HOSTILE: tuple[Any, ...] = (
@@ -44,7 +45,7 @@ def good_encoder(folder: Path) -> Path:
 
 
 def mutated_file(file: Path, rng: random.Random) -> bytes:
-    """The bytes of a file after some damage: values of JSON replaced, or bytes changed, cut or doubled."""
+    """The bytes of a file after some damage: values of JSON replaced, or bytes."""
     data = file.read_bytes()
     if file.suffix == ".safetensors" and rng.random() < 0.5:
         size = struct.unpack("<Q", data[:8])[0]
@@ -52,7 +53,7 @@ def mutated_file(file: Path, rng: random.Random) -> bytes:
         return struct.pack("<Q", len(header)) + header + data[8 + size :]
     if file.suffix == ".json" and rng.random() < 0.7:
         return json.dumps(_with_damage(json.loads(data), rng)).encode()
-    return _with_other_bytes(bytearray(data), rng)
+    return mutated(data, rng)
 
 
 def _with_damage(content: Any, rng: random.Random) -> Any:
@@ -72,18 +73,3 @@ def _with_damage(content: Any, rng: random.Random) -> Any:
                 here[key] = copy.deepcopy(rng.choice(HOSTILE))
             break
     return content
-
-
-def _with_other_bytes(data: bytearray, rng: random.Random) -> bytes:
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(data) or 1)
-        kind = rng.randrange(4)
-        if kind == 0:
-            data[at : at + 1] = bytes([rng.randrange(256)])
-        elif kind == 1:
-            del data[at : at + rng.randint(1, 40)]
-        elif kind == 2:
-            data[at:at] = data[max(0, at - 30) : at]
-        else:
-            data = data[: at + 1]
-    return bytes(data)

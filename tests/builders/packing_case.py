@@ -34,7 +34,6 @@ def make_case(
     seed: int = 3,
     encode=packed_list,
     compress=bytes,
-    ids: int = 30522,
     **settings,
 ) -> PackingCase:
     """Write, count, plan and pack; two files per group unless `settings` say otherwise."""
@@ -47,7 +46,7 @@ def make_case(
         for _ in range(sequences_per_file):
             order = list(UNPACKED_KEYS)
             rng.shuffle(order)
-            sequences.append(random_sequence(rng, max_sequence_length, max_predictions, ids))
+            sequences.append(random_sequence(rng, max_sequence_length, max_predictions))
             payloads.append(example(sequences[-1], order, encode))
         (records / f"part-{number}").write_bytes(compress(b"".join(frame(payload) for payload in payloads)))
     chosen = PackingSettings(**{"group_sequences": 2 * sequences_per_file, "shard_multiple": 4, **settings})

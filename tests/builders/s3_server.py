@@ -96,8 +96,8 @@ class FaultyProxy:
     the bytes of the bodies of GET requests.
     """
 
-    def __init__(self, upstream_port: int, seed: int, slow_seconds: float) -> None:
-        self.upstream_port, self.slow_seconds = upstream_port, slow_seconds
+    def __init__(self, upstream_port: int, seed: int) -> None:
+        self.upstream_port = upstream_port
         self.share = 0.0
         self.faults: tuple[str, ...] = FAULTS
         self.happened: Counter[str] = Counter()
@@ -125,9 +125,9 @@ class FaultyProxy:
 
 
 @contextmanager
-def faulty_proxy(upstream_port: int, seed: int = 7, slow_seconds: float = 0.05) -> Iterator[FaultyProxy]:
+def faulty_proxy(upstream_port: int, seed: int = 7) -> Iterator[FaultyProxy]:
     """A proxy in front of a server on loopback; it ends with the block."""
-    proxy = FaultyProxy(upstream_port, seed, slow_seconds)
+    proxy = FaultyProxy(upstream_port, seed)
 
     class Handler(_Handler):
         rules = proxy
@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reset()
             return
         if fault == "slow":
-            time.sleep(rules.slow_seconds)
+            time.sleep(0.05)
         status, headers, answer = self._ask_upstream(body)
         if self.command == "GET" and rules.after_get is not None:
             rules.after_get(self.path)

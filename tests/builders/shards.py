@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
-from gaudi_bert.artefacts.packed import GroupManifest, TableGroupManifest
+from gaudi_bert.artefacts.packed import GroupManifest
 from gaudi_bert.artefacts.shards import Shard, index_path, write_index
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.tfrecords.packed_folder import read_metadata
@@ -30,21 +30,20 @@ def notes_of(packed: Path) -> Path:
     return packed / NOTES_NAME if (packed / NOTES_NAME).is_dir() else packed
 
 
-def shards_of(packed: Path, kind: type[GroupManifest] | type[TableGroupManifest] = GroupManifest) -> list[Shard]:
+def shards_of(packed: Path) -> list[Shard]:
     """All shards in order; of the predecessor's folder, those that its files are."""
     notes = notes_of(packed)
     groups = len(sorted(notes.glob("group-*.json")))
     if not groups:
         return list(getattr(read_metadata(packed), "shards", ()))
-    return [shard for group in range(groups) for shard in kind.read(manifest_path(notes, group)).shards]
+    return [shard for group in range(groups) for shard in GroupManifest.read(manifest_path(notes, group)).shards]
 
 
-def mend_sums(packed: Path, group: int = 0, **others: object) -> None:
-    """Let the manifest of a group, its index and metadata.json agree with the shards as they are now; `others` are keys
-    of the manifest that are set as well."""
+def mend_sums(packed: Path, group: int = 0) -> None:
+    """Let the manifest of a group, its index and metadata.json agree with the shards as they are now."""
     path = manifest_path(notes_of(packed), group)
     stored = path.with_name("metadata.json")
-    manifest = {**json.loads(path.read_text()), **others}
+    manifest = json.loads(path.read_text())
     for shard in manifest["shards"]:
         data = (packed / shard["name"]).read_bytes()
         shard.update(bytes=len(data), crc32c=crc32c(data))

@@ -44,7 +44,7 @@ class Hosts:
 
     def __init__(self, folder: Path, prefix: str, user: int) -> None:
         self.folder, self.prefix, self.user = folder, prefix, user
-        self.shared = {item["kind"]: item for item in render(SETTINGS).shared}
+        self.shared = render(SETTINGS).shared
         self.launcher, self.worker = pod_specs(render(SETTINGS).steps["train"])
         (folder / "passwd").write_text(self.shared["ConfigMap"]["data"]["passwd"])
         (folder / "hosts").write_text("127.0.0.1 localhost\n10.77.0.11 worker-1\n10.77.0.12 worker-2\n")

@@ -24,9 +24,9 @@ from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.tensorflow import model as tensorflow_model
 from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.tasks.finetune import finetune
+from gaudi_bert.tasks.finetune_job import FineTuneInput
 from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.objective import TrainingStep
-from gaudi_bert.training.results import FineTuneInput
 from gaudi_bert.training.train import train
 from tests.builders import training_data
 from tests.builders import training_updates as work

@@ -65,8 +65,7 @@ MISTYPED: list[tuple[str, str, Any]] = [
 def manifests(*overrides: str) -> dict[str, Json]:
     """Good manifests by step; what is shared stands under its kind."""
     rendered = render(load_pipeline(None, ["resources.data_workers=2", "kubernetes.failure_policy=false", *overrides]))
-    shared = {item["kind"]: item for item in (rendered.namespace, *rendered.shared)}
-    good = {**shared, **rendered.steps}
+    good = {"Namespace": rendered.namespace, **rendered.shared, **rendered.steps}
     assert check_manifests(list(good.values())) == []
     return good
 

@@ -77,7 +77,7 @@ def test_an_overlay_is_what_the_runner_submits(overlay: str, repository: Path, b
     """So it suits the schemas as what is rendered does; and nothing that it refers to is left out."""
     assert check_manifests(built[overlay]) == []
     manifests = render(overlay_settings(repository, overlay))
-    rendered = [manifests.namespace, *manifests.shared, *manifests.steps.values()]
+    rendered = [manifests.namespace, *manifests.shared.values(), *manifests.steps.values()]
     by_name = {(item["kind"], item["metadata"]["name"]): item for item in rendered}
     for item in without_digests(built[overlay]):
         ours = by_name[item["kind"], item["metadata"]["name"]]

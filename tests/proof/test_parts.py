@@ -190,37 +190,26 @@ def test_what_is_missing_is_named_and_nothing_is_finished(whole: Case, packed: P
     finish(whole, packed)
 
 
-def test_a_damaged_proof_is_refused(whole: Case, packed: Path) -> None:
-    part(whole, packed, 0, 1)
-    data = proof(packed, 2).read_bytes()
-    proof(packed, 2).write_bytes(data[: len(data) // 2])
-    with pytest.raises(InputError, match=r"verification-00002.json: not a JSON file .*; remove it and verify this group"):
-        finish(whole, packed)
-    proof(packed, 2).unlink()
-    assert part(whole, packed, 0, 1).groups_written == 1
-    finish(whole, packed)
-
-
-def test_proofs_of_another_folder_are_refused(whole: Case, packed: Path, tmp_path: Path) -> None:
-    other = make_records(tmp_path / "other", seed=8)
-    part(other, other.packed, 0, 1)
-    part(whole, packed, 0, 2)
-    for group in (1, 3):
-        shutil.copy(proof(other.packed, group), proof(packed, group))
-    with pytest.raises(FailedError, match=r"2 of 5 groups .*verification-00001.json is of another packed folder"):
-        finish(whole, packed)
-    assert part(whole, packed, 1, 2).groups_written == 2
-    finish(whole, packed)
-
-
-def test_proofs_of_another_group_or_of_a_copy_are_refused(whole: Case, packed: Path, tmp_path: Path) -> None:
+def test_what_is_no_proof_of_this_group_of_this_folder_is_refused(whole: Case, packed: Path, tmp_path: Path) -> None:
     part(whole, packed, 0, 1)
     copy = Path(shutil.copytree(packed, tmp_path / "copy"))
     with pytest.raises(FailedError, match=r"5 of 5 groups .*have changed since, or of which these are copies"):
         finish(whole, copy)
-    shutil.copy(proof(packed, 0), proof(packed, 1))
-    with pytest.raises(FailedError, match=r"1 of 5 groups .*verification-00001.json is that of group 0"):
+    data = proof(packed, 2).read_bytes()
+    proof(packed, 2).write_bytes(data[: len(data) // 2])
+    with pytest.raises(InputError, match=r"verification-00002.json: not a JSON file .*; remove it and verify this group"):
         finish(whole, packed)
+    proof(packed, 2).write_bytes(proof(packed, 0).read_bytes())
+    with pytest.raises(FailedError, match=r"1 of 5 groups .*verification-00002.json is that of group 0"):
+        finish(whole, packed)
+    proof(packed, 2).unlink()
+    other = make_records(tmp_path / "other", seed=8)
+    part(other, other.packed, 0, 1)
+    shutil.copy(proof(other.packed, 1), proof(packed, 1))
+    with pytest.raises(FailedError, match=r"2 of 5 groups .*verification-00001.json is of another packed folder"):
+        finish(whole, packed)
+    assert part(whole, packed, 0, 1).groups_written == 2
+    finish(whole, packed)
 
 
 def test_a_file_that_changed_after_its_part_is_noticed(each: Case, tmp_path: Path) -> None:

@@ -140,10 +140,9 @@ SIZES = {
 }
 
 
-def rows(packs: int = 4) -> list[dict]:
+def rows() -> list[dict]:
     random, created = np.random.default_rng(2), []
-    for number in range(packs):
-        lengths = np.array([(7, 11, 5), (20,), (3, 3, 9, 8), (12, 11)][number % 4])
+    for number, lengths in enumerate(map(np.array, ((7, 11, 5), (20,), (3, 3, 9, 8), (12, 11)))):
         numbers = np.repeat(np.arange(1, len(lengths) + 1), lengths)
         pads = 24 - len(numbers)
         ids = random.integers(5, 60, len(numbers))

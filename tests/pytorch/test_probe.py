@@ -22,7 +22,7 @@ transformers = pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from gaudi_bert.pytorch import load_model, probe_model  # noqa: E402
-from gaudi_bert.pytorch.model_folder import read_model  # noqa: E402
+from gaudi_bert.pytorch.encoder_weights import read_model  # noqa: E402
 from gaudi_bert.pytorch.trial import ALONE_BOUND  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 from tests.builders.effort import LONG  # noqa: E402

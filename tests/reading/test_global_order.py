@@ -127,17 +127,17 @@ def test_regions_are_the_positions_of_the_files_of_groups() -> None:
 
 
 def test_a_pack_stays_in_its_window() -> None:
-    records = order_of_one_shard(1000, window=10)
+    records = order_of_one_shard(1000)
     assert all(len({record // 10 for record in records[first : first + 10]}) == 1 for first in range(0, 1000, 10))
     assert records != sorted(records)
     windows = GlobalOrder([1003], 9, 10).shard_order(0, 0).windows
-    records = order_of_one_shard(1003, window=10)
+    records = order_of_one_shard(1003)
     for (first, begin, end), behind in zip(windows.tolist(), [*windows[1:, 0].tolist(), 1003], strict=True):
         assert sorted(records[first:behind]) == list(range(begin, end))
 
 
-def order_of_one_shard(size: int, window: int) -> list[int]:
-    return [record for _, record in epoch_records(GlobalOrder([size], 9, window), 0)]
+def order_of_one_shard(size: int) -> list[int]:
+    return [record for _, record in epoch_records(GlobalOrder([size], 9, 10), 0)]
 
 
 def test_a_window_may_be_that_of_the_shard() -> None:

@@ -108,6 +108,7 @@ def test_going_back_opens_the_shards_again() -> None:
     dealt = dealt_epoch([40] * 6, 1, 0, 8, 3)
     for numbers in (later, earlier, later):
         assert list(zip(*(each.tolist() for each in reader.locate(0, numbers)), strict=True)) == [dealt[n] for n in numbers]
+        assert files.opened == {dealt[n][0] for n in numbers}, "and closes all others"
 
 
 def test_each_window_is_prefetched_once_but_not_before_hundreds_of_packs_are_read() -> None:

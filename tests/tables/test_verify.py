@@ -161,6 +161,11 @@ def exchange(packed: Path) -> None:
         (packed / one).rename(packed / other)
 
 
+def list_no_length(packed: Path) -> None:
+    path = packed / NOTES / "row_lengths.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "row_lengths": []}))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -172,6 +177,10 @@ def exchange(packed: Path) -> None:
         (lambda packed: (packed / "rows-9" / SHARD).unlink(), f"rows-9/{SHARD}: .*missing"),
         (lambda packed: rewrite(packed / "rows-9", set_value("input_ids", 0, 1)), r"input_ids is not that of row \d+"),
         (lambda packed: rewrite(packed / "rows-30", lambda packs: packs.pop()), r"row \d+ of the table is in no pack"),
+        (
+            list_no_length,
+            "row_lengths.json: .*`row_lengths` = \\[\\]: must have a length of at least 1; pack the table again",
+        ),
         (exchange, "rows-9/.*: settings.max_sequence_length: 30 there, 9 by .*; pack the table again"),
     ],
 )
@@ -182,19 +191,6 @@ def test_damage_of_rows_of_several_lengths_is_named(tmp_path: Path, change: Call
     change(tmp_path / "packed")
     with pytest.raises((FailedError, InputError), match=reason):
         verify_table(tmp_path / "rows.parquet", tmp_path / "packed", a_run())
-
-
-def test_what_was_verified_is_not_verified_again_but_a_copy_is(folder: Path) -> None:
-    first = verify_table(folder / "rows.parquet", folder / "packed", a_run())
-    again = verify_table(folder / "rows.parquet", folder / "packed", a_run())
-    assert (first.skipped, again.skipped) == (False, True)
-    assert first.content == again.content
-    shutil.copytree(folder / "packed", folder / "copy")
-    data = (folder / "copy" / SHARD).read_bytes()
-    (folder / "copy" / SHARD).write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
-    (folder / "copy" / NOTES_NAME / "verification.json").touch()
-    with pytest.raises(FailedError, match="CRC-32C differs"):
-        verify_table(folder / "rows.parquet", folder / "copy", a_run())
 
 
 def test_another_table_and_a_folder_that_is_not_finished_are_refused(folder: Path) -> None:
@@ -242,20 +238,6 @@ def local(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Path:
     upload(folder / "rows", SOURCE, Objects(quick(s3.endpoint)))
     pack_table(folder / "rows", folder / "packed", SETTINGS, a_run(), verified=True)
     return folder
-
-
-def test_a_bucket_behind_a_bad_server(local: Path, s3: S3Server, tmp_path: Path) -> None:
-    out = Path("s3://bucket/tables/packed.v2")
-    with faulty_proxy(s3.port, seed=3) as proxy:
-        proxy.share = 0.1
-        store = quick(proxy.endpoint, scratch=str(tmp_path))
-        result = pack_table(SOURCE, out, SETTINGS, a_run(store=store), verified=True)
-        assert sum(proxy.happened.values()) > 3
-        assert result.verified is not None
-        assert result.verified.content.sequences == 123
-        assert contents(f"{SOURCE[:-5]}/packed.v2", Objects(quick(s3.endpoint))) == local_contents(local / "packed")
-        assert pack_table(SOURCE, out, SETTINGS, a_run(store=store)).written.skipped
-    assert list(tmp_path.iterdir()) == [], "scratch is left"
 
 
 def test_rows_of_several_lengths_from_and_to_a_bucket(local: Path, s3: S3Server, tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from gaudi_bert.config.sections import TASK_NAMES
 from gaudi_bert.engines.graph_report import CardFit, GraphProblem, GraphReport
 from gaudi_bert.engines.tensorflow import bert
 from gaudi_bert.model.features import BatchSizes
-from gaudi_bert.tasks.check_graph import check_graph, describe_graph
-from gaudi_bert.training.results import GraphResult
+from gaudi_bert.tasks.check_graph import GraphResult, check_graph, describe_graph
 from tests.builders import training_data as data
 from tests.builders.bert_folder import CONFIG, NOUNS
 from tests.builders.command_line import Done, run_command

@@ -145,6 +145,6 @@ def test_a_wrong_column_is_refused_before_the_model_is_opened(
     def opened(*_: object, **__: object) -> None:
         raise AssertionError("the model is opened")
 
-    monkeypatch.setattr("gaudi_bert.tasks.models.folders.load_engine", opened)
+    monkeypatch.setattr("gaudi_bert.tasks.predict.load_engine", opened)
     done = run(folder, command, "rows.csv", "refused.jsonl", "--text-column", "remark")
     assert (done.returncode, "has no 'remark'" in done.stderr) == (2, True), done.stderr

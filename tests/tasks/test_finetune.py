@@ -15,15 +15,12 @@ from safetensors.numpy import load_file
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.protocol import Communicator
+from gaudi_bert.engines.protocol import Communicator, load_engine
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.models.task_models import open_model, read_task_folder, start_weights
-from gaudi_bert.tasks.objective import TaskEvaluation
-from gaudi_bert.tasks.task_data import TaskData, tokenized_file
-from gaudi_bert.training.evaluate import Evaluator
-from gaudi_bert.training.results import DryRun
+from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, tokenized_file
+from gaudi_bert.training.run_plan import RunPlan
 from tests.builders.agree import agree
 from tests.builders.command_line import run_command
 from tests.builders.effort import LONG
@@ -74,14 +71,14 @@ def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(files, finish
     sequences, rows = tokenized_file(path, folder.task, TaskSettings(), open_tokenizer(model), folder.labels, 61)
     data = TaskData.planned(path, "", rows, sequences, max_sequence_length=61, algorithm="optimal", depth=2)
     bert = open_model(start_weights(model, task, lacks_head=False), task.head, load_engine("tensorflow"))
-    evaluator = Evaluator(bert, TaskEvaluation(task, data, batch_packs=2, seed=3, best_metric=task.best_metric), one)
+    held_out = TaskEvaluation(task, data, batch_packs=2, seed=3, best_metric=task.best_metric)
     whole = one.become(0, 1)
-    expected = evaluator.run()
+    expected = held_out.evaluate(bert, one)
     for size in (3, 7):
         shares = []
         for rank in range(size):
             shares.append(one.become(rank, size))
-            evaluator.run()
+            held_out.evaluate(bert, one)
         sums, logits = (sum(share[number] for share in shares) for number in range(2))
         agree(sums, whole[0], 1e-9)
         agree(logits, expected.logits)
@@ -115,18 +112,18 @@ def test_the_plan_says_how_far_its_batch_is_from_what_was_asked(files, model, tm
     listener = Listener()
     asked = {"batch_sequences": 7}
     result = run("classification", data, evaluation, model, tmp_path / "out", listener, dry_run=True, finetune=asked)
-    assert isinstance(result, DryRun)
-    factor, real = result.plan.packing_factor, result.plan.sequences_per_update
+    assert isinstance(result, RunPlan)
+    factor, real = result.packing_factor, result.sequences_per_update
     agree(real, factor * round(7 / factor))
-    assert result.plan.as_json()["sequences_asked_per_update"] == 7
-    agree(result.plan.change, real / 7 - 1)
+    assert result.as_json()["sequences_asked_per_update"] == 7
+    agree(result.change, real / 7 - 1)
     off = f"{abs(real / 7 - 1):.1%} {'more' if real > 7 else 'fewer'}"
     note = f"note: that is {off} than finetune.batch_sequences = 7; every process takes the same number of packs"
     assert [line for line in listener.lines if "batch_sequences = 7;" in line] == [note]
     asked = {"batch_sequences": 500}
     run("classification", data, evaluation, model, tmp_path / "out", listener, dry_run=True, finetune=asked)
     repeats = next(line for line in listener.lines if "repeat within an update" in line)
-    assert f"set finetune.batch_sequences = {int(result.plan.packs * factor)}, or give more data" in repeats
+    assert f"set finetune.batch_sequences = {int(result.packs * factor)}, or give more data" in repeats
     assert not (tmp_path / "out").exists()
 
 

@@ -23,14 +23,14 @@ from tests.builders.reporters import QUIET, a_run
 from tests.oracles.packed_record import read_packs, sequences_of
 
 
-def packs_of(folder: Path, sequences: list[dict], algorithm: str = "lpfhp", **settings) -> Path:
+def packs_of(folder: Path, sequences: list[dict], **settings) -> Path:
     """The packs of sequences in the folder `packed` of `folder`."""
     third = len(sequences) // 3 + 1
     for number in range(3):
         part = sequences[number * third : (number + 1) * third]
         if part:
             write_hdf5(folder / "records" / f"{number}.hdf5", part)
-    chosen = {"algorithm": algorithm, "group_sequences": third, "shard_multiple": 3, **settings}
+    chosen = {"algorithm": "lpfhp", "group_sequences": third, "shard_multiple": 3, **settings}
     pack(folder / "records", folder / "packed", PackingSettings(**chosen), a_run())
     return folder / "packed"
 

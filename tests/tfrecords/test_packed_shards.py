@@ -13,7 +13,6 @@ from gaudi_bert.common.dealing import Assignment
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.packed_shards import EncodeStatus, PackEncoder, largest_record
 from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
-from gaudi_bert.tfrecords.wire.example import position_bytes, position_table
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 from gaudi_bert.tfrecords.write import buffer_bytes, read_group
 from tests.oracles.packed_record import pack_sequences
@@ -153,19 +152,6 @@ def test_packs_that_are_not_feasible_are_refused(tmp_path: Path, schema: PackedS
     group = index_of(tmp_path / "part", sequences, UnpackedSchema(64, 9))
     encoder = PackEncoder(schema, group, Assignment(np.array([0, 4, 8]), np.arange(8, dtype=np.int32)))
     assert encoder.encode(0, 2, np.zeros(1 << 16, np.uint8), np.zeros(2, np.uint32))[:2] == (status, 0)
-
-
-def test_the_position_table_holds_its_varints() -> None:
-    table = position_table().tobytes()
-    for length in (1, 2, 127, 128, 129, 8192):
-        size = position_bytes.py_func(length)
-        value, at = -1, 0
-        while at < size:
-            number = table[at] if table[at] < 128 else (table[at] & 127) | table[at + 1] << 7
-            at += 1 if table[at] < 128 else 2
-            assert number == value + 1
-            value = number
-        assert value == length - 1
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import frame as framed
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
-from tests.builders.agree import agree
 from tests.builders.machines import GuardedBuffer
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import QUIET
@@ -200,19 +199,6 @@ def test_what_we_write_is_read_as_the_predecessors(fresh_case: PackingCase, tmp_
         assert getattr(theirs, name) == getattr(ours, name)
     assert PackedSchema.of(theirs) == PackedSchema.of(ours)
     assert theirs.shard_table.packs.sum() == ours.packs
-
-
-def test_the_keys_are_those_that_its_trainer_knows(fresh_case: PackingCase, tmp_path: Path) -> None:
-    path = as_predecessor(fresh_case, tmp_path / "training")
-    content = json.loads(path.read_text())
-    metadata = read_metadata(fresh_case.packed)
-    assert content["avg_seq_per_sample"] == metadata.sequences / metadata.packs
-    assert content["new_number_of_samples"] == metadata.packs
-    assert content["original_number_of_samples"] == len(fresh_case.sequences)
-    assert content["packing_efficiency"] == metadata.tokens / (metadata.packs * metadata.max_sequence_length)
-    agree(content["compression_ratio"], 1 - metadata.packs / metadata.sequences)
-    assert content["sequences_dropped"] == 0
-    assert 0 < len(content["top_8_strategies"]) <= 8
 
 
 def test_files_that_are_cut_short_or_lost_are_noticed(fresh_case: PackingCase, tmp_path: Path) -> None:

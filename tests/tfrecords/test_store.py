@@ -153,14 +153,6 @@ def test_a_shard_that_is_missing_doubled_or_damaged_is_found(case: PackingCase, 
         verify("s3://bucket/records", Path(url), a_run(store=objects.settings))
 
 
-def test_records_that_changed_since_the_plan_are_refused(case: PackingCase, s3: S3Server) -> None:
-    objects = Objects(quick(s3.endpoint))
-    upload(case.records, "s3://bucket/changed", objects)
-    objects.write("s3://bucket/changed/part-3", (case.records / "part-3").read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"part-3: .* bytes, .* in the plan"):
-        write("s3://bucket/changed", case.plan, Path("s3://bucket/never"), a_run(store=objects.settings))
-
-
 @pytest.mark.parametrize(
     ("records", "message"),
     [

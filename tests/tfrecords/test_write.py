@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -49,10 +48,6 @@ def sequences_in(packed: Path) -> Counter:
             for payload in read_records(packed / shard.name):
                 keys.update(packed_keys({name: values.tolist() for name, values in decode_example(payload).items()}))
     return keys
-
-
-def test_every_sequence_is_written_once(case: PackingCase) -> None:
-    assert sequences_in(case.packed) == Counter(unpacked_key(sequence) for sequence in case.sequences)
 
 
 def test_metadata_says_what_is_there(case: PackingCase) -> None:
@@ -207,14 +202,6 @@ def test_two_writers_of_one_group_are_kept_apart(case: PackingCase, tmp_path: Pa
     assert contents(out) == contents(case.packed)
 
 
-@pytest.mark.parametrize("damage", ["{", "{}", '{"format_version": 2}', '{"format_version": 3}'])
-def test_a_damaged_plan_is_refused(case: PackingCase, tmp_path: Path, damage: str) -> None:
-    (tmp_path / "plan.json").write_text(damage)
-    with pytest.raises(InputError, match=r"plan\.json"):
-        write(case.records, tmp_path / "plan.json", tmp_path / "out", a_run())
-    assert not (tmp_path / "out").exists()
-
-
 def test_pack_is_not_shared_between_machines(case: PackingCase, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="only a part of the work is done, and all of it is needed"):
         pack(case.records, tmp_path / "out", PackingSettings(), a_run(part=(0, 2)))
@@ -270,20 +257,6 @@ def test_all_lengths_and_depths(
     assert sequences_in(case.packed) == Counter(unpacked_key(sequence) for sequence in case.sequences)
 
 
-def test_shares_of_groups_and_ranks_are_even(case: PackingCase) -> None:
-    metadata = read_metadata(case.packed)
-    groups: dict[str, list[int]] = {}
-    for shard in shards_of(case.packed):
-        groups.setdefault(shard.name[7:12], []).append(shard.packs)
-    assert len(groups) > 2
-    for packs in groups.values():
-        assert len(packs) % metadata.shard_multiple == 0
-        assert max(packs) - min(packs) <= 1
-    for workers in (1, 2, 4):
-        shares = [sum(shard.packs for shard in shards_of(case.packed)[rank::workers]) for rank in range(workers)]
-        assert max(shares) - min(shares) <= 1
-
-
 @pytest.mark.parametrize("packs", [0, 1, 3, 31, 32, 33, 1000])
 @pytest.mark.parametrize("before", [0, 1, 17, 64])
 def test_shard_bounds(packs: int, before: int) -> None:
@@ -311,22 +284,6 @@ def large_case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
     return make_case(
         tmp_path_factory.mktemp("case"), files=6, sequences_per_file=150, max_sequence_length=128, max_predictions=20
     )
-
-
-def test_a_full_disk_is_said_and_the_run_is_resumed(large_case: PackingCase, tmp_path: Path) -> None:
-    packed_bytes = sum(len(data) for data in contents(large_case.packed).values())
-    with small_disk(tmp_path / "disk", str(int(packed_bytes * 0.6))) as disk:
-        out = disk / "packed"
-        with pytest.raises(FailedError, match="No space left on device; free some space") as caught:
-            write(large_case.records, large_case.plan, out, a_run())
-        assert "\n" not in str(caught.value)
-        assert not (out / "metadata.json").exists()
-        for name, data in contents(out).items():
-            if name.startswith("packed-"):
-                assert data == (large_case.packed / name).read_bytes(), "a shard that is there is whole"
-        subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
-        write(large_case.records, large_case.plan, out, a_run())
-        assert contents(out) == contents(large_case.packed)
 
 
 def test_a_read_only_folder_is_said(large_case: PackingCase, tmp_path: Path) -> None:
@@ -379,12 +336,12 @@ def test_a_file_that_vanishes_is_said(large_case: PackingCase, tmp_path: Path, m
 # --- a group that memory cannot hold is refused before it is read; the estimate is what a group that was read does take
 
 
-def huge_plan(folder: Path, files: int, **settings: int) -> None:
-    """A plan of files of 100 TB in all, which are holes: whoever reads them is busy for days."""
+def huge_plan(folder: Path, **settings: int) -> None:
+    """A plan of 10 files of 10 TB, which are holes: whoever reads them is busy for days."""
     (folder / "records").mkdir()
     rows = np.array([[length, length // 7, 10**9] for length in (300, 200, 40)])
-    figures = {"sequences": 3 * 10**9, "tokens": 540 * 10**9, "bytes": 10**14 // files, "crc32c": 1, "counts": rows}
-    counted = tuple(CountedFile(name=f"part-{number}", **figures) for number in range(files))
+    figures = {"sequences": 3 * 10**9, "tokens": 540 * 10**9, "bytes": 10**13, "crc32c": 1, "counts": rows}
+    counted = tuple(CountedFile(name=f"part-{number}", **figures) for number in range(10))
     for file in counted:
         with open(folder / "records" / file.name, "wb") as handle:
             try:
@@ -392,27 +349,27 @@ def huge_plan(folder: Path, files: int, **settings: int) -> None:
             except OSError:
                 pytest.skip("NOT TESTED HERE: the file system has no files of 10 TB")
     counts = np.zeros(512, np.int64)
-    np.add.at(counts, rows[:, 0] - 1, files * rows[:, 2])
+    np.add.at(counts, rows[:, 0] - 1, 10 * rows[:, 2])
     content = HistogramFile(max_sequence_length=512, max_predictions=76, counts=tuple(counts.tolist()), files=counted)
     content.write(folder / "histogram.json")
     plan([folder / "histogram.json"], folder / "plan.json", PackingSettings(algorithm="lpfhp", **settings), a_run())
 
 
-def test_a_single_file_is_to_be_split(tmp_path: Path) -> None:
-    huge_plan(tmp_path, 10)
-    with pytest.raises(InputError) as caught:
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "in 1 file and is packed in memory: at least 1.8.* available; split the file into several, then make the"),
+        (
+            {"group_bytes": 10**15, "group_sequences": 10**15},
+            "in 10 files .*; lower packing.group_bytes or packing.group_seq",
+        ),
+    ],
+)
+def test_a_group_that_memory_cannot_hold_is_to_be_split(tmp_path: Path, settings: dict[str, int], reason: str) -> None:
+    huge_plan(tmp_path, **settings)
+    with pytest.raises(InputError, match=rf"{tmp_path}.*group 0 has [30]+,000,000,000 sequences {reason}"):
         write(tmp_path / "records", tmp_path / "plan.json", tmp_path / "packed", a_run())
-    message = str(caught.value)
-    assert message.startswith(f"{tmp_path}/records/part-")
-    assert "group 0 has 3,000,000,000 sequences in 1 file and is packed in memory: at least 1.8" in message
-    assert message.endswith("are available; split the file into several, then make the histogram and the plan again")
     assert [name for name in contents(tmp_path / "packed") if name != "settings.json"] == []
-
-
-def test_of_several_files_the_group_may_be_smaller(tmp_path: Path) -> None:
-    huge_plan(tmp_path, 10, group_bytes=10**15, group_sequences=10**15)
-    with pytest.raises(InputError, match=r"in 10 files .*; lower packing.group_bytes or packing.group_sequences, or split"):
-        write(tmp_path / "records", tmp_path / "plan.json", tmp_path / "packed", a_run())
 
 
 def test_the_estimate_is_a_little_below_what_a_group_takes(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from gaudi_bert.engines.tensorflow import bert
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
-from gaudi_bert.training.evaluate import Evaluator, RecordsEvaluation, evaluate, majority_share
+from gaudi_bert.training.evaluate import RecordsEvaluation, evaluate, majority_share
 from gaudi_bert.training.input.source import open_source
 from gaudi_bert.training.verify_model import verify_model
 from tests.builders import training_data
@@ -37,7 +37,7 @@ CONFIG = BertConfig(**data.MODEL, vocab_size=data.VOCABULARY, max_position_embed
 
 def run(folder: Path, batch_packs: int = 8, loss: Loss = "token") -> EvaluationFigures:
     model, source = pretraining_model(CONFIG, 5, loss), open_source(folder)
-    return Evaluator(model, RecordsEvaluation(source, CONFIG, batch_packs), Communicator()).run()
+    return RecordsEvaluation(source, CONFIG, batch_packs).evaluate(model, Communicator())
 
 
 @pytest.mark.parametrize("loss", sampled(["token", "sequence"], 2))

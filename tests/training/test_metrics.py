@@ -26,14 +26,9 @@ from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import FineTuneSettings, MlperfSettings, TrainingSettings
 from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.training.metrics import (
-    Interval,
-    IntervalReport,
-    MetricsServer,
-    MetricsWriter,
-)
+from gaudi_bert.training.metrics import MetricsServer, MetricsWriter
 from gaudi_bert.training.mlperf import MlperfLog, open_log
-from gaudi_bert.training.objective import PretrainingObjective
+from gaudi_bert.training.objective import Interval, IntervalReport, PretrainingObjective
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, TRAINING_KEYS, RunPlan
 from gaudi_bert.training.train import train
 from tests.builders import training_data as data

@@ -196,11 +196,12 @@ def check_limits(answers: ClusterAnswers, settings: PipelineSettings) -> list[Ch
     ]
 
 
-def _new_claims(answers: ClusterAnswers, manifests: Manifests) -> list[_Amounts]:
-    """The storage of the claim that a run creates; nothing if it exists."""
-    claims = [item for item in manifests.shared if item["kind"] == "PersistentVolumeClaim"]
-    new = [item for item in claims if item["metadata"]["name"] not in answers.claims]
-    return [_values({"storage": item["spec"]["resources"]["requests"]["storage"]}) for item in new]
+def _new_claim(answers: ClusterAnswers, manifests: Manifests) -> _Amounts | None:
+    """The storage of the claim that a run creates; None if it exists, or none is needed."""
+    item = manifests.shared.get("PersistentVolumeClaim")
+    if item is None or item["metadata"]["name"] in answers.claims:
+        return None
+    return _values(item["spec"]["resources"]["requests"])
 
 
 # --- LimitRanges: the least and the most of a container, a pod or a claim, and what a container gets that names nothing
@@ -216,21 +217,20 @@ class _Container:
 
 def _refused_by_ranges(answers: ClusterAnswers, manifests: Manifests) -> Iterator[CheckResult]:
     """One line for each LimitRange that refuses something."""
-    claims = _new_claims(answers, manifests)
+    claim = _new_claim(answers, manifests)
     for limit_range in answers.limit_ranges or ():
         name = limit_range["metadata"]["name"]
         for limit in limit_range["spec"].get("limits") or ():
-            reason = next(_broken(limit, manifests, claims), None)
+            reason = next(_broken(limit, manifests, claim), None)
             if reason is not None:
                 yield failed("limits", f"LimitRange {name} refuses {reason[0]}", f"{reason[1]}, {_ASK}")
 
 
-def _broken(limit: Json, manifests: Manifests, claims: list[_Amounts]) -> Iterator[tuple[str, str]]:
+def _broken(limit: Json, manifests: Manifests, claim: _Amounts | None) -> Iterator[tuple[str, str]]:
     """What breaks one limit of a LimitRange, each with its remedy."""
     kind = limit.get("type")
-    if kind == "PersistentVolumeClaim":
-        for claim in claims:
-            yield from _outside(limit, _Container(claim, {}), "the volume claim", "change kubernetes.storage")
+    if kind == "PersistentVolumeClaim" and claim is not None:
+        yield from _outside(limit, _Container(claim, {}), "the volume claim", "change kubernetes.storage")
     for step in manifests.steps:
         part = "training" if STEPS[step].trains else "data"
         for spec in manifests.pod_specs(step):
@@ -292,12 +292,12 @@ def _sum(parts: list[_Amounts]) -> _Amounts:
 def _refused_by_quotas(answers: ClusterAnswers, manifests: Manifests) -> Iterator[CheckResult]:
     """One line for each amount of a quota that the pods of a step exceed, or that a container does not name."""
     limits = [limit for each in answers.limit_ranges or () for limit in each["spec"].get("limits") or ()]
-    claims = _new_claims(answers, manifests)
+    claim = _new_claim(answers, manifests)
     for quota in answers.quotas or ():
         spec = quota["spec"]
         if not spec.get("scopeSelector") and not _OTHER_SCOPES & set(spec.get("scopes") or ()):
             for key, hard in (spec.get("hard") or {}).items():
-                if key == "requests.storage" and any(claim["storage"] > quantity_value(str(hard)) for claim in claims):
+                if key == "requests.storage" and claim is not None and claim["storage"] > quantity_value(str(hard)):
                     finding = f"quota {quota['metadata']['name']} allows {hard} {key}"
                     yield failed("limits", finding, f"lower kubernetes.storage, {_ASK}")
                 used = (quota.get("status", {}).get("used") or {}).get(key, "0")

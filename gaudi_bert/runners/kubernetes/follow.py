@@ -21,7 +21,7 @@ from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Json, No
 from gaudi_bert.runners.kubernetes.manifests import QUEUE_LABEL
 from gaudi_bert.runners.kubernetes.pod_problems import RUN_AGAIN, Problem, is_worker, last_warning, worst_problem
 from gaudi_bert.runners.kubernetes.problems import (
-    claim_problems,
+    claim_problem,
     describe_suspension,
     is_suspended,
     job_outcome,
@@ -30,6 +30,7 @@ from gaudi_bert.runners.kubernetes.problems import (
     needs_all_pods,
     pods_of,
     problem_of,
+    workloads_of,
 )
 from gaudi_bert.runners.launch import MPIRUN_FOOTER, rank_pieces
 
@@ -85,7 +86,7 @@ def follow(
                 return
             if suspended:
                 limit.begin_again()
-                progress.show_waiting(describe_suspension(cluster, current))
+                progress.show_waiting(describe_suspension(current, workloads_of(cluster, current)))
             else:
                 if problem is None:
                     limit.begin_again()
@@ -189,9 +190,9 @@ def _raise_unless_complete(item: Json, outcome: str, problem: Problem | None) ->
 def _give_up(cluster: Cluster, item: Json, pods: Sequence[Json], problem: Problem, waited: float) -> None:
     """Remove what only holds resources, and say why."""
     reason, remedy = problem.reason, problem.remedy
-    claims = [] if problem.started else claim_problems(cluster, item)
-    if claims and (problem.only_slow or "laim" in reason):
-        reason, remedy = claims[0].reason, claims[0].remedy
+    claim = None if problem.started else claim_problem(cluster, item)
+    if claim is not None and (problem.only_slow or "laim" in reason):
+        reason, remedy = claim.reason, claim.remedy
     elif problem.only_slow:
         names = [item["metadata"]["name"], *(pod["metadata"]["name"] for pod in pods)]
         warnings = [warning for name in names if (warning := last_warning(cluster.events(name)))]

@@ -33,6 +33,7 @@ from gaudi_bert.runners.kubernetes.problems import (
     log_reader,
     pods_of,
     problem_of,
+    workloads_of,
 )
 from gaudi_bert.runners.kubernetes.run import remove_and_wait
 
@@ -78,7 +79,7 @@ def _step_status(cluster: Cluster, item: Manifest) -> _StepStatus:
     counted = {phase: phases.count(phase) for phase in sorted(set(phases))}
     outcome = job_outcome(current)
     if outcome is None and is_suspended(current):
-        return _StepStatus("suspended", counted, describe_suspension(cluster, current))
+        return _StepStatus("suspended", counted, describe_suspension(current, workloads_of(cluster, current)))
     problem = None
     if outcome is None:
         problem = problem_of(cluster, current, pods, log_reader(cluster))
@@ -134,9 +135,9 @@ def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[
     for kind in (*reversed(POD_LABELS), "ConfigMap"):
         for item in cluster.find_if_allowed(kind, f"{PIPELINE_LABEL}={settings.name}"):
             names.append((kind, item["metadata"]["name"]))
-    for item in render(settings).shared:
-        if item["kind"] != "ConfigMap" and (item["kind"] != "PersistentVolumeClaim" or data):
-            names.append((item["kind"], item["metadata"]["name"]))
+    for kind, item in render(settings).shared.items():
+        if kind != "ConfigMap" and (kind != "PersistentVolumeClaim" or data):
+            names.append((kind, item["metadata"]["name"]))
     removed = [f"{kind} {name}" for kind, name in names if cluster.delete(kind, name)]
     if data and settings.kubernetes.store:
         removed += _delete_objects(settings, f"{settings.kubernetes.store}/{settings.name}")

@@ -57,20 +57,19 @@ _CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
 class Manifests:
     """All objects of a pipeline.
 
-    The Namespace is the cluster's, not the pipeline's; `shared` is what is there in addition to the steps: ServiceAccount,
-    PersistentVolumeClaim, ConfigMap, and the Service, NetworkPolicy and TrainingRuntime of pods that train together;
-    `steps` are Jobs, MPIJobs and TrainJobs in the pipeline's order.
+    The Namespace is the cluster's, not the pipeline's; `shared` is what is there in addition to the steps, by its kind:
+    ServiceAccount, PersistentVolumeClaim, ConfigMap, and the Service, NetworkPolicy and TrainingRuntime of pods that train
+    together; `steps` are Jobs, MPIJobs and TrainJobs in the pipeline's order.
     """
 
     namespace: Manifest
-    shared: tuple[Manifest, ...]
+    shared: dict[str, Manifest]
     steps: dict[str, Manifest]
 
     def pod_specs(self, step: str) -> list[Manifest]:
         """The pod specs of a step; those of a TrainJob are in its runtime."""
-        runtimes = [item for item in self.shared if item["kind"] == "TrainingRuntime"]
         item = self.steps[step]
-        return list(pod_specs(runtimes[0] if item["kind"] == "TrainJob" else item))
+        return list(pod_specs(self.shared["TrainingRuntime"] if item["kind"] == "TrainJob" else item))
 
 
 def render(settings: PipelineSettings, server_version: tuple[int, int] | None = None) -> Manifests:
@@ -111,7 +110,7 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
         del shared["PersistentVolumeClaim"]
     if "train" in steps and settings.training_kind == "trainjob":
         steps["train"], shared["TrainingRuntime"] = _as_trainjob(settings, steps["train"])
-    return Manifests(namespace, tuple(shared.values()), steps)
+    return Manifests(namespace, shared, steps)
 
 
 def _check_paths(settings: PipelineSettings) -> None:

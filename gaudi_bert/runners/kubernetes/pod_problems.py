@@ -226,12 +226,8 @@ def last_warning(events: Sequence[Json]) -> str:
     return warnings[-1] if warnings else ""
 
 
-def missing_object(pod: Json, events: Sequence[Json]) -> Problem | None:
+def missing_object(where: str, message: str) -> Problem | None:
     """Why a pod that does not start never will: it mounts a ConfigMap or a Secret that is not there."""
-    return _missing(f"pod {_name(pod)}", last_warning(events))
-
-
-def _missing(where: str, message: str) -> Problem | None:
     match = _NO_SUCH_OBJECT.search(message)
     if match is None:
         return None
@@ -257,7 +253,9 @@ def _container_problem(pod: Json, status: Json, read_log: ReadLog) -> Problem | 
         return Problem(reason, remedy, hopeless, started=False)
     if waiting.get("reason") in _SETUP_REASONS and not (status.get("lastState") or {}).get("terminated"):
         message = one_line(waiting.get("message", ""))
-        return _missing(where, message) or Problem(f"{where}: {waiting['reason']}: {message}", _DESCRIBE, started=False)
+        return missing_object(where, message) or Problem(
+            f"{where}: {waiting['reason']}: {message}", _DESCRIBE, started=False
+        )
     if not ended and waiting.get("reason") == "CrashLoopBackOff":
         ended = status["lastState"]["terminated"]
     if not ended or ended.get("exitCode") == 0:

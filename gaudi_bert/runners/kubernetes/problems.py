@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, Json, StreamDroppedError, title_of
 from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL
@@ -38,8 +37,8 @@ def pods_of(cluster: Cluster, item: Json) -> list[Json]:
     return cluster.find("Pod", f"{POD_LABELS[item['kind']]}={item['metadata']['name']}")
 
 
-def _workloads_of(cluster: Cluster, item: Json) -> list[Json]:
-    """The Workloads of `item`; none without Kueue, or where this account may not see them."""
+def workloads_of(cluster: Cluster, item: Json) -> list[Json]:
+    """The Workloads of `item`, what its queue keeps about it; none without Kueue, or where this account may not see them."""
     try:
         for kind in _WORKLOADS:
             workloads = cluster.find(kind, f"{_OWNER_LABEL}={item['metadata'].get('uid', '')}")
@@ -74,7 +73,7 @@ def problem_of(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: Rea
     if problem is not None and not problem.only_slow and not problem.disrupted:
         return problem
     if lacks_pods(item, pods):
-        refused = _few_pods_problem(item, pods, _events_of_maker(cluster, item))
+        refused = _refusal(item, pods, _events_of_maker(cluster, item))
         if refused is not None:
             return refused
     return problem if problem is None or problem.disrupted else _why_slow(cluster, pods) or problem
@@ -82,8 +81,8 @@ def problem_of(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: Rea
 
 def _why_slow(cluster: Cluster, pods: Sequence[Json]) -> Problem | None:
     """What is missing to pods that do not start; those with the same containers need the same."""
-    slow = {pod["spec"]["containers"][0]["name"]: pod for pod in pods if pod_problem(pod) is not None}
-    missing = (missing_object(pod, cluster.events(pod["metadata"]["name"])) for pod in slow.values())
+    slow = {pod["spec"]["containers"][0]["name"]: pod["metadata"]["name"] for pod in pods if pod_problem(pod) is not None}
+    missing = (missing_object(f"pod {name}", last_warning(cluster.events(name))) for name in slow.values())
     return next(filter(None, missing), None)
 
 
@@ -96,17 +95,13 @@ def _events_of_maker(cluster: Cluster, item: Json) -> list[Json]:
     return [event for event in events if (event.get("lastTimestamp") or created) >= created]
 
 
-def claim_problems(cluster: Cluster, item: Json) -> list[Problem]:
-    """What keeps the volumes of `item` from being bound."""
+def claim_problem(cluster: Cluster, item: Json) -> Problem | None:
+    """What keeps a volume of `item` from being bound."""
     volumes = [volume for spec in pod_specs(item) for volume in spec.get("volumes") or ()]
     names = {volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume}
-    problems = []
-    for name in sorted(names):
-        claim = cluster.read("PersistentVolumeClaim", name)
-        problem = _claim_problem(claim, cluster.events(name)) if claim is not None else None
-        if problem is not None:
-            problems.append(problem)
-    return problems
+    claims = [claim for name in sorted(names) if (claim := cluster.read("PersistentVolumeClaim", name)) is not None]
+    problems = (_claim_problem(claim, cluster.events(claim["metadata"]["name"])) for claim in claims)
+    return next(filter(None, problems), None)
 
 
 # --- Jobs, MPIJobs and volume claims
@@ -156,28 +151,14 @@ def job_outcome(item: Json) -> str | None:
 
 def _no_pods_problem(item: Json, events: Sequence[Json]) -> Problem:
     """A Job or MPIJob that has no pods yet; `events` is what the cluster noted about it, oldest first."""
-    refused = _refusal(item, "no pods", events)
-    if refused is not None:
-        return refused
     remedy = _MAKERS.get(item["kind"], "see `kubectl describe job`")
-    return Problem(f"{title_of(item)} has no pods", remedy, started=False, only_slow=True)
-
-
-def _few_pods_problem(item: Json, pods: Sequence[Json], events: Sequence[Json]) -> Problem | None:
-    """Why a Job or MPIJob has fewer pods than it wants, where the cluster refuses some; None where it refuses none.
-
-    The pods that a Job has do its work one after another; those that train together wait for the others.
-    """
-    at_work = sum(_works(item, pod) for pod in pods)
-    refused = _refusal(item, f"{at_work} of {expected_pods(item)} pods", events)
-    if refused is None:
-        return None
-    return replace(refused, started=not needs_all_pods(item) and not refused.hopeless, may_pass=True)
+    slow = Problem(f"{title_of(item)} has no pods", remedy, started=False, only_slow=True)
+    return _refusal(item, (), events) or slow
 
 
 def lacks_pods(item: Json, pods: Sequence[Json]) -> bool:
     """Whether a Job or MPIJob has fewer pods than it should have now."""
-    return sum(_works(item, pod) for pod in pods) < expected_pods(item)
+    return _at_work(item, pods) < expected_pods(item)
 
 
 def needs_all_pods(item: Json) -> bool:
@@ -197,16 +178,25 @@ def expected_pods(item: Json) -> int:
     return min(int(spec.get("parallelism") or 1), remaining)
 
 
-def _works(item: Json, pod: Json) -> bool:
-    """Whether a pod runs or waits, and for an MPIJob is a worker."""
-    return (item["kind"] != "MPIJob" or is_worker(pod)) and pod.get("status", {}).get("phase") in ("Pending", "Running")
+def _at_work(item: Json, pods: Sequence[Json]) -> int:
+    """How many pods run or wait; of an MPIJob, how many workers."""
+    counted = filter(is_worker, pods) if item["kind"] == "MPIJob" else pods
+    return sum(pod.get("status", {}).get("phase") in ("Pending", "Running") for pod in counted)
 
 
-def _refusal(item: Json, gets: str, events: Sequence[Json]) -> Problem | None:
+def _refusal(item: Json, pods: Sequence[Json], events: Sequence[Json]) -> Problem | None:
+    """Why the cluster makes no pods, or fewer than `item` wants; None where it refuses none.
+
+    The pods that a Job has do its work one after another; those that train together wait for the others.
+    """
     refusal = last_warning(events)
     for pattern, hopeless, remedy in _REFUSALS:
         if pattern.search(refusal):
-            return Problem(f"{title_of(item)} gets {gets}: {refusal}", remedy, hopeless, started=False)
+            gets = f"{_at_work(item, pods)} of {expected_pods(item)} pods" if pods else "no pods"
+            goes_on = bool(pods) and not needs_all_pods(item) and not hopeless
+            return Problem(
+                f"{title_of(item)} gets {gets}: {refusal}", remedy, hopeless, started=goes_on, may_pass=bool(pods)
+            )
     return None
 
 
@@ -238,13 +228,8 @@ def is_suspended(item: Json) -> bool:
     return bool((spec.get("runPolicy") or {}).get("suspend") if item["kind"] == "MPIJob" else spec.get("suspend"))
 
 
-def describe_suspension(cluster: Cluster, item: Json) -> str:
-    """What a suspended Job or MPIJob waits for, in one line."""
-    return _suspension(item, _workloads_of(cluster, item))
-
-
-def _suspension(item: Json, workloads: Sequence[Json]) -> str:
-    """The same, where `workloads` is what its queue keeps about it."""
+def describe_suspension(item: Json, workloads: Sequence[Json]) -> str:
+    """What a suspended Job or MPIJob waits for, in one line; `workloads` is what its queue keeps about it."""
     title = title_of(item)
     queue = (item["metadata"].get("labels") or {}).get(QUEUE_LABEL)
     own = (item.get("status") or {}).get("conditions") or ()

@@ -96,11 +96,10 @@ def _prepare_shared(cluster: Cluster, settings: PipelineSettings, manifests: Man
             raise InputError(f"kubernetes.{key}: no claim {name} in namespace {cluster.namespace}; see `kubectl get pvc`")
     if kubernetes.store:
         return kubernetes.store
-    own = [item for item in manifests.shared if item["kind"] == "PersistentVolumeClaim"]
-    name = own[0]["metadata"]["name"] if own else str(kubernetes.work_claim)
+    name = work_claim_name(settings)
     existing = cluster.read("PersistentVolumeClaim", name)
     _check_claim(cluster, settings, existing)
-    claim = existing or _create(cluster, own[0])
+    claim = existing or _create(cluster, manifests.shared["PersistentVolumeClaim"])
     phase = claim.get("status", {}).get("phase")
     if phase == "Lost":
         raise InputError(f"volume claim {name} has lost its volume; remove it with `gaudi-bert k8s delete PIPELINE --data`")
@@ -119,8 +118,8 @@ def _create(cluster: Cluster, item: Manifest) -> Manifest:
 
 
 def _make_shared(cluster: Cluster, manifests: Manifests) -> None:
-    for item in manifests.shared:
-        kind, metadata = item["kind"], item["metadata"]
+    for kind, item in manifests.shared.items():
+        metadata = item["metadata"]
         if kind == "PersistentVolumeClaim":
             continue
         existing = cluster.read(kind, metadata["name"])
@@ -136,10 +135,9 @@ def _make_shared(cluster: Cluster, manifests: Manifests) -> None:
             cluster.replace({**item, "metadata": {**metadata, "resourceVersion": version}})
 
 
-def _signed(item: Manifest, shared: Sequence[Manifest], work: str) -> Manifest:
+def _signed(item: Manifest, shared: dict[str, Manifest], work: str) -> Manifest:
     """`item` with the digest of all that its result depends on."""
-    read = [one["data"] for one in shared if one["kind"] == "ConfigMap"]
-    read += [one["spec"] for one in shared if one["kind"] == "TrainingRuntime" and item["kind"] == "TrainJob"]
+    read = [shared["ConfigMap"]["data"]] + ([shared["TrainingRuntime"]["spec"]] if item["kind"] == "TrainJob" else [])
     text = json.dumps([item, read, work], sort_keys=True)
     digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
     metadata = {**item["metadata"], "annotations": {**item["metadata"].get("annotations", {}), _DIGEST: digest}}
@@ -291,7 +289,7 @@ def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Pa
     manifests = _named_by_content(render(settings))
     if folder.exists() and any(folder.iterdir()) and not (folder / "kustomization.yaml").exists():
         raise InputError(f"{folder}: holds other files; choose an empty folder, or one that --render wrote")
-    base = {f"{item['kind'].lower()}.yaml": item for item in (manifests.namespace, *manifests.shared)}
+    base = {f"{item['kind'].lower()}.yaml": item for item in (manifests.namespace, *manifests.shared.values())}
     files = _kustomized("base", base, [])
     parts: dict[str, list[str]] = {}
     for part in KUSTOMIZATIONS:
@@ -320,7 +318,7 @@ def _named_by_content(manifests: Manifests) -> Manifests:
     An existing Job is then refused as immutable, and never treated as one that runs the pipeline as it is now.
     """
     renamed = copy.deepcopy(manifests)
-    configuration = next(item for item in renamed.shared if item["kind"] == "ConfigMap")
+    configuration = renamed.shared["ConfigMap"]
     digest = hashlib.sha256(json.dumps(configuration["data"], sort_keys=True).encode("utf-8")).hexdigest()
     configuration["metadata"]["name"] += f"-{digest[:10]}"
     for step in renamed.steps:

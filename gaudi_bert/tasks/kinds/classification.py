@@ -22,11 +22,10 @@ import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, IntArray
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary
 from gaudi_bert.rows.answers import TagScheme, class_answers, multi_label_answers, number_answers, tag_answers, tagged_words
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import IGNORED, NO_WORD, Row, Sequences, TaggedRow
-from gaudi_bert.tasks.kinds.task import Draw, Task, TextTask
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Draw, Task, TextTask, Vocabulary
 from gaudi_bert.tasks.ranking import correlations
 
 

@@ -1,10 +1,10 @@
-"""Masked and causal language modelling: short texts, no sentence pairs.
+"""Masked and causal language modelling: of the texts of rows, and of packed tables.
 
 Both have pretraining's head that scores words, and the metrics loss, accuracy, perplexity. Loss: negative log likelihood,
 mean over the tokens that are predicted.
 
-Masked: `model/masking.py` draws the masks, other ones each epoch. Those of a token are a function of seed, epoch and the
-token's position in the data, never of its pack, so packed and unpacked evaluations mask the same tokens.
+Masked: masks are drawn again each epoch. Those of a token are a function of seed, epoch and the token's position in the
+data, never of its pack, so packed and unpacked evaluations mask the same tokens.
 
 Causal (Radford et al., 2018): the next token, within each sequence of a pack. A token sees those before it in its own
 sequence. Every token but the last of a sequence has a next one.
@@ -12,15 +12,29 @@ sequence. Every token but the last of a sequence has a next one.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import BatchArrays, random_words
-from gaudi_bert.model.masking import Masks, draw_masks, masked_features, masked_slots
+from gaudi_bert.common.arrays import (
+    AnyArray,
+    BatchArrays,
+    BoolArray,
+    Float32Array,
+    Int32Array,
+    IntArray,
+    mixed_words,
+    random_words,
+)
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Sequences
-from gaudi_bert.tasks.kinds.task import Draw, Task
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Draw, Task, Vocabulary
+from gaudi_bert.training.input.batches import Batch
 
 
 class _LanguageModelling(Task):
@@ -36,20 +50,20 @@ class MaskedLanguageModelling(_LanguageModelling):
     name = "masked-language-modelling"
     architecture = "BertForMaskedLM"
 
-    _drawn: tuple[Draw, Sequences, Masks] | None = None
+    _drawn: tuple[Draw, Sequences, _Masks] | None = None
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """`input_ids` with masks; `masked_positions`, `targets` and `target_weights`, [B, Q]."""
-        slots = masked_slots(placed.shape.length, placed.shape.depth, self.settings.masked_lm_probability)
+        slots = _masked_slots(placed.shape.length, placed.shape.depth, self.settings.masked_lm_probability)
         masks = self._masks(sequences, draw)
         is_masked_BL, ids_BL = placed.tokens(masks.is_masked), placed.tokens(sequences.input_ids)
-        return {**masked_features(is_masked_BL, ids_BL, slots), "input_ids": placed.tokens(masks.input_ids)}
+        return {**_masked_features(is_masked_BL, ids_BL, slots), "input_ids": placed.tokens(masks.input_ids)}
 
-    def _masks(self, sequences: Sequences, draw: Draw) -> Masks:
+    def _masks(self, sequences: Sequences, draw: Draw) -> _Masks:
         """Those of all sequences in an epoch, drawn at once and stored until the next one."""
         if self._drawn is None or self._drawn[0] != draw or self._drawn[1] is not sequences:
             epoch, ids = draw.epoch + 1, sequences.input_ids
-            masks = draw_masks(
+            masks = _draw_masks(
                 ids,
                 sequences.lengths,
                 self.settings.masked_lm_probability,
@@ -77,3 +91,128 @@ class CausalLanguageModelling(_LanguageModelling):
     def config_json(self) -> dict[str, Any]:
         """A decoder, as transformers calls what attends backwards only."""
         return {**super().config_json(), "is_decoder": True}
+
+
+# --- the same of packed tables, whose packs are read, not laid out
+#
+# The masks of a token are a function of the seed, the epoch, the row of the table that its sequence is from, and its
+# position there: never of its pack, of the processes, or of where a run was resumed.
+#
+# Letters: B packs, L positions, N sequences of a batch, T tokens of these.
+
+
+@dataclass(frozen=True)
+class WordTargets:
+    """What is predicted: words that were masked, or the next one."""
+
+    kind: TaskKind
+    seed: int
+    share: float
+    vocabulary: Vocabulary = NO_VOCABULARY
+
+    def of_packs(self, packs: Sequence[Mapping[str, AnyArray]], epoch: int, length: int, depth: int) -> Batch:
+        """The features of packs [B, ...], with targets and their weights, in the form of `model.heads.TaskHead`."""
+        ids_BL, numbers_BL = (np.stack([pack[name] for pack in packs]) for name in ("input_ids", "sequence_ids"))
+        ids_BL, numbers_BL = ids_BL.astype(np.int32), numbers_BL.astype(np.int32)
+        positions_BL = np.stack([pack["position_ids"] for pack in packs]).astype(np.int32) * (numbers_BL > 0)
+        segments = [pack.get("token_type_ids") for pack in packs]
+        given = [each for each in segments if each is not None]
+        counts_B = np.array([len(pack["seq_lens"]) for pack in packs])
+        batch: Batch = {
+            "input_ids": ids_BL,
+            "input_mask": numbers_BL,
+            "segment_ids": np.stack(given).astype(np.int32) if given else np.zeros_like(ids_BL),
+            "positions": positions_BL,
+            "sequence_weights": (np.arange(depth) < counts_B[:, np.newaxis]).astype(np.float32),
+        }
+        if self.kind == "causal-language-modelling":
+            same_BL = np.pad((numbers_BL[:, 1:] == numbers_BL[:, :-1]) & (numbers_BL[:, 1:] > 0), [(0, 0), (0, 1)])
+            following_BL = np.pad(ids_BL[:, 1:], [(0, 0), (0, 1)])
+            return {**batch, "targets": following_BL * same_BL, "target_weights": same_BL.astype(np.float32)}
+        slots = _masked_slots(length, depth, self.share)
+        return {**batch, **self._masked(packs, ids_BL, numbers_BL > 0, positions_BL, epoch, slots)}
+
+    def _masked(
+        self,
+        packs: Sequence[Mapping[str, AnyArray]],
+        ids_BL: Int32Array,
+        real_BL: BoolArray,
+        positions_BL: Int32Array,
+        epoch: int,
+        slots: int,
+    ) -> Batch:
+        lengths_N = np.concatenate([pack["seq_lens"] for pack in packs]).astype(np.int64)
+        if int(lengths_N.sum()) != np.count_nonzero(real_BL):
+            raise InputError("seq_lens and sequence_ids of a pack differ; pack the table again")
+        rows_N = np.concatenate([pack["indices"] for pack in packs]).astype(np.uint64)
+        starts_N = np.concatenate([pack.get("starts", np.zeros(len(pack["seq_lens"]))) for pack in packs])
+        at_T = (np.repeat(starts_N, lengths_N) + positions_BL[real_BL]).astype(np.uint64)
+        order_T, kinds_T = (
+            mixed_words(np.repeat(mixed_words(random_words(1, self.seed, purpose, epoch + 1), rows_N), lengths_N), at_T)
+            for purpose in ("masked words", "kinds of masks")
+        )
+        masks = _draw_masks(ids_BL[real_BL], lengths_N, self.share, self.vocabulary, order_T, lambda masked: kinds_T[masked])
+        is_masked_BL, changed_BL = np.zeros_like(real_BL), ids_BL.copy()
+        is_masked_BL[real_BL], changed_BL[real_BL] = masks.is_masked, masks.input_ids
+        return {**_masked_features(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}
+
+
+# --- masks: which tokens are predicted, and what the model sees in their place
+#
+# Of the n tokens of a sequence that are not special, `share` * n are chosen, at least one: 80 % of them become [MASK], 10 %
+# another token, 10 % stay (Devlin et al., 2019; other masks each epoch: Liu et al., 2019).
+#
+# Letters: T tokens of some sequences, M masked ones.
+
+
+class _Masks(NamedTuple):
+    """Which tokens are predicted, [T], and the input ids with masks, int32 [T]."""
+
+    is_masked: BoolArray
+    input_ids: Int32Array
+
+
+def _draw_masks(
+    ids_T: Int32Array,
+    lengths: IntArray,
+    share: float,
+    vocabulary: Vocabulary,
+    order_words_T: NDArray[np.uint64],
+    kind_words_of: Callable[[IntArray], NDArray[np.uint64]],
+) -> _Masks:
+    """The masks of sequences that lie one after the other, of these lengths.
+
+    `order_words_T` are random words: of each sequence the tokens with the smallest are chosen. `kind_words_of` gives the
+    random words of the chosen tokens, by their numbers among all T: they decide what becomes of these.
+    """
+    free = np.flatnonzero(~np.isin(ids_T, vocabulary.special_ids))
+    sequence = np.repeat(np.arange(len(lengths)), lengths)[free]
+    order = free[np.lexsort((order_words_T[free], sequence))]
+    counts = np.bincount(sequence, minlength=len(lengths))
+    chosen = np.minimum(counts, np.maximum(1, np.round(counts * share))).astype(np.int64)
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    masked_M = np.sort(order[rank < np.repeat(chosen, counts)])
+    other, kind = np.divmod(kind_words_of(masked_M) >> np.uint64(8), np.uint64(10))
+    words = vocabulary.ordinary_ids
+    changed_T = ids_T.copy()
+    changed_T[masked_M[kind < 8]] = vocabulary.mask_id
+    changed_T[masked_M[kind == 8]] = words[other[kind == 8] % np.uint64(len(words))]
+    is_masked_T = np.zeros(len(ids_T), bool)
+    is_masked_T[masked_M] = True
+    return _Masks(is_masked_T, changed_T)
+
+
+def _masked_slots(length: int, depth: int, share: float) -> int:
+    """The most masked tokens of a pack of `length` tokens and `depth` sequences."""
+    return min(length, int(np.ceil(share * length)) + depth)
+
+
+def _masked_features(masked_BL: BoolArray, ids_BL: Int32Array, slots: int) -> dict[str, Int32Array | Float32Array]:
+    """`masked_positions`, `targets` and `target_weights`, [B, Q], of the masked tokens of packs."""
+    packs, length = masked_BL.shape
+    pack, position = np.divmod(np.flatnonzero(masked_BL), length)
+    slot = np.arange(len(pack)) - np.searchsorted(pack, pack)
+    positions_BQ, targets_BQ = (np.zeros((packs, slots), np.int32) for _ in range(2))
+    weights_BQ = np.zeros((packs, slots), np.float32)
+    positions_BQ[pack, slot], targets_BQ[pack, slot], weights_BQ[pack, slot] = position, ids_BL[pack, position], 1.0
+    return {"masked_positions": positions_BQ, "targets": targets_BQ, "target_weights": weights_BQ}

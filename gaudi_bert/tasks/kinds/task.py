@@ -14,18 +14,20 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
-from gaudi_bert.common.arrays import BatchArrays, Float32Array
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.model.heads import TaskHead, TaskKind, VectorHead
-from gaudi_bert.model.masking import NO_VOCABULARY, Vocabulary
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.contrast import CoupledRows
+from gaudi_bert.training.objective import Objective
 
 TASKS = {
     "classification": ("classification", "Classification"),
@@ -50,7 +52,33 @@ def task_named(name: str) -> type[Task]:
     return task
 
 
+EVALUATION_EPOCH = -1
+"""That of masks for an evaluation."""
+
+
+def is_coupled(settings: TaskSettings) -> bool:
+    """Whether a task is learnt from all rows of an update together."""
+    return settings.name == "embedding" or (settings.name == "reranking" and settings.loss == "listwise")
+
+
 # --- what a task has
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What masks are drawn from: how many tokens there are, which of them are special, and [MASK]."""
+
+    size: int
+    special_ids: tuple[int, ...]
+    mask_id: int
+
+    @cached_property
+    def ordinary_ids(self) -> Int32Array:
+        """All others, int32."""
+        return np.setdiff1d(np.arange(self.size, dtype=np.int32), np.array(self.special_ids, np.int32))
+
+
+NO_VOCABULARY = Vocabulary(0, (), 0)
 
 
 class Draw(NamedTuple):
@@ -152,3 +180,38 @@ class TextTask(Task):
         if sequences.target is None:
             return {"target_weights": weights}
         return {"targets": placed.each(sequences.target[placed.sequences]), "target_weights": weights}
+
+
+# --- what training for a task minimises: like the losses of pretraining, a sum and what it is divided by
+
+
+@dataclass(frozen=True)
+class TaskFigures:
+    """Mean loss of a task, and the share of right answers; None where answers are not right or wrong."""
+
+    loss: float
+    accuracy: float | None
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `metrics.jsonl`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def line(self) -> str:
+        """For people."""
+        return ", ".join(f"{name} {value:.4f}" for name, value in self.as_json().items())
+
+
+@dataclass(frozen=True)
+class TaskObjective(Objective):
+    """The loss of a task; the sums are those of `model.heads.TaskHead`."""
+
+    task: Task
+
+    def weights(self, batch: BatchArrays) -> FloatArray:
+        """What the loss is a mean of, the only loss."""
+        return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
+
+    def figures(self, sums: FloatArray) -> TaskFigures:
+        """The loss, and the share of right answers where the task has such."""
+        loss, _, right = sums / max(sums[1], 1.0)
+        return TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)

@@ -13,6 +13,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -21,7 +22,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, open_file, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.engines.choose import choose_engine, load_engine
+from gaudi_bert.engines.protocol import choose_engine, load_engine
 from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.model.heads import TaskHead
 from gaudi_bert.model.huggingface import to_hugging_face
@@ -29,9 +30,7 @@ from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.window_plan import deepest
 from gaudi_bert.tasks.models.task_models import check_finished, open_model, read_task_folder, start_weights
 from gaudi_bert.training.model_files import TaskConfig
-from gaudi_bert.training.results import ExportResult
-from gaudi_bert.training.stored_inputs import local_weights
-from gaudi_bert.training.weights import Weights, read_weights
+from gaudi_bert.training.weights import Weights, local_weights, read_weights
 
 Format = Literal["huggingface", "google", "savedmodel"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -41,6 +40,17 @@ TASK_HEADS = ("BertForSequenceClassification", "BertForTokenClassification", "Be
 
 # Of sizes that nothing records: BERT masks 15 % of a sequence, and packs of three are what was published.
 MASKED_SHARE, COMMON_DEPTH = 0.15, 3
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written: its files, the model's parameters, the vocabulary next to it, a SavedModel's sizes."""
+
+    format: str
+    files: tuple[str, ...]
+    parameters: int
+    vocabulary: str | None
+    sizes: dict[str, int] | None = None
 
 
 def export(

@@ -8,6 +8,7 @@ as they are; a bare `vocab.txt` becomes a `tokenizer.json`.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib.util
 import zlib
 from collections.abc import Sequence
@@ -18,30 +19,27 @@ import numpy as np
 from safetensors.numpy import save
 
 from gaudi_bert.common.arrays import WeightArrays
-from gaudi_bert.common.errors import InputError, install_command
-from gaudi_bert.common.files import atomic_file, check_model, read_json, write_json
+from gaudi_bert.common.errors import InputError, install_command, shortened
+from gaudi_bert.common.files import atomic_file, check_model, file_identity, read_json, write_json
+from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.config.shipped import MODELS, name_of_sizes
 from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, initial_value, misfit, parameter_specs, shapes_of
-from gaudi_bert.model.heads import TaskHead, VectorHead, variables_of
+from gaudi_bert.model.heads import TASK_OF_PROBLEM, TaskHead, TaskKind, VectorHead, variables_of
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.model.masking import Vocabulary
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
 from gaudi_bert.rows.types import TASKS_WITH_LABELS
-from gaudi_bert.tasks.kinds.task import Task, task_named
-from gaudi_bert.tasks.task_data import file_identity
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_named
 from gaudi_bert.training.checkpoint import newest_settings
-from gaudi_bert.training.model_files import TaskConfig, read_config, tokenizer_length
+from gaudi_bert.training.model_files import TaskConfig, model_config, read_config, tokenizer_length
 from gaudi_bert.training.weights import Weights, read_weights
 
 KEY = "gaudi_bert"
+_MASKED: TaskKind = "masked-language-modelling"
+_FRESH = "fresh weights"
 # What transformers means where config.json names no labels: it leaves out the names of two classes that were not named.
 _UNNAMED_LABELS = ("LABEL_0", "LABEL_1")
-PROBLEMS: dict[str, TaskName] = {
-    "single_label_classification": "classification",
-    "multi_label_classification": "multi-label",
-    "regression": "regression",
-}
 _ARCHITECTURES: dict[str, TaskName] = {
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
@@ -59,7 +57,7 @@ def is_bert(path: Path) -> bool:
     content = read_json(config) if config.is_file() else {}
     kind = content.get("model_type", "bert") if isinstance(content, dict) else "bert"
     if kind != "bert":
-        check_transformers(f"{path}: is a model of type {kind}, which")
+        _check_transformers(f"{path}: is a model of type {kind}, which")
     return bool(kind == "bert")
 
 
@@ -88,7 +86,7 @@ def check_finished(path: Path) -> None:
         )
 
 
-def check_transformers(what: str) -> None:
+def _check_transformers(what: str) -> None:
     """Refuse what needs `transformers` where it is not installed."""
     if importlib.util.find_spec("transformers") is None:
         raise InputError(f"{what} needs transformers; run: {install_command('pytorch')}")
@@ -120,6 +118,60 @@ class StartWeights:
 def start_weights(path: Path, task: Task, *, lacks_head: bool = True) -> StartWeights:
     """The encoder of weights of any kind for a task, and the head where it fits; without `lacks_head` it has to."""
     return _weights_for(path, task.head, task.architecture, lacks_head)
+
+
+def start_of_words(
+    path: Path | None, settings: PipelineSettings, tokenizer: RowTokenizer, length: int
+) -> tuple[Task, StartWeights]:
+    """The task of words of a model, and what it begins with: for rows of so many tokens, and of this tokenizer.
+
+    `path` is a folder with weights; a config.json, or a type of `transformers`: fresh weights; None: a BERT of the sizes in
+    the settings.
+    """
+    if path is not None and path.is_dir():
+        task = _task_of_words(_kind_of_folder(path), settings, tokenizer)
+        return task, start_weights(path, task)
+    if path is None:
+        config = model_config(settings.model, tokenizer.vocabulary_size, length)
+        task = _task_of_words(_kind_of_bert(config), settings, tokenizer)
+        name = name_of_sizes(settings.model) or "sizes of the settings"
+        return task, StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
+    _check_transformers(f"--model {path}")
+    from gaudi_bert.pytorch import encoder_weights as encoders
+
+    is_file = path.suffix == ".json"
+    given = encoders.read_encoder_config(path) if is_file else _config_of_type(path, encoders.known_types())
+    task = _task_of_words(encoders.word_task_of(given), settings, tokenizer)
+    complete = encoders.fresh_config(given.values, tokenizer.vocabulary_size, tokenizer.token_ids(), length)
+    architecture = encoders.class_of(encoders.config_of(complete, task.head), task.head).__name__
+    return task, StartWeights(path, _FRESH, complete, encoders.sizes_of(complete, task.head), architecture, {}, (), "")
+
+
+def _task_of_words(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
+    vocabulary = vocabulary_of(tokenizer) if kind == _MASKED else NO_VOCABULARY
+    return task_named(kind)(settings.task.model_copy(update={"name": kind}), (), vocabulary)
+
+
+def _kind_of_folder(path: Path) -> TaskKind:
+    file = path / "config.json"
+    if is_bert(path):
+        return _kind_of_bert(read_config(file)) if file.is_file() else _MASKED
+    from gaudi_bert.pytorch import encoder_weights
+
+    return encoder_weights.word_task_of(encoder_weights.read_encoder_config(file))
+
+
+def _kind_of_bert(config: BertConfig) -> TaskKind:
+    return "causal-language-modelling" if config.attention == "causal" else _MASKED
+
+
+def _config_of_type(path: Path, known_types: Sequence[str]) -> EncoderConfig:
+    name = str(path)
+    if name not in known_types:
+        near = difflib.get_close_matches(name, [*MODELS, *known_types], n=1, cutoff=0.6) if "/" not in name else []
+        hint = f"did you mean {near[0]}?" if near else "not a folder; give one, a config.json, or a type of transformers"
+        raise InputError(f"--model {shortened(name)}: {hint}")
+    return EncoderConfig({"model_type": name})
 
 
 def encoder_sizes(folder: Path) -> ModelSizes | None:
@@ -239,7 +291,7 @@ def read_task_folder(path: Path) -> TaskDescription:
 def _task_of(architectures: Sequence[str] | None, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
     name = architectures[0] if architectures else "nothing"
     if name.endswith("ForSequenceClassification"):
-        return PROBLEMS[problem or ("regression" if len(labels) == 1 else "single_label_classification")]
+        return TASK_OF_PROBLEM[problem or ("regression" if len(labels) == 1 else "single_label_classification")]
     task = next((task for ending, task in _ARCHITECTURES.items() if name.endswith(ending)), None)
     if task is None:
         raise InputError(f"{path}: its architecture is {name}, which has no head for a task; fine-tune it first")

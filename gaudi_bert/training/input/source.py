@@ -2,7 +2,7 @@
 
 Every size of packed data is taken from its metadata; those of unpacked records from their first record. An unpacked sequence
 is fed to the model as a pack of one sequence, so both kinds go through the same graph. What does not fit the model is
-refused before anything is built.
+refused before anything is built. Of an object store, packed shards are fetched as they are needed, all else before.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import METADATA_NAME
 from gaudi_bert.artefacts.pack_kinds import pack_kind
 from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import open_file
+from gaudi_bert.common.files import in_store, open_file
+from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.reading.global_order import MOST_STREAMS, streams_of
 from gaudi_bert.reading.streams import StoredPacks
-from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
+from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files, open_inputs
 from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_before_reading, open_packs, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.shard_cache import ShardCache
@@ -110,6 +113,25 @@ class DataSource:
         """Records in all files, counted by reading them, but no further than `limit`."""
         records = (record for file in self.files for record in read_records(file))
         return sum(1 for _ in itertools.islice(records, limit))
+
+
+@contextmanager
+def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[DataSource]:
+    """A packed folder, or unpacked records, on a disk or in an object store; as `open_source`."""
+    if not in_store(path):
+        yield open_source(path)
+        return
+    settings = store or StoreSettings()
+    with mirrored(Path(path), settings) as folder:
+        fetch(folder / METADATA_NAME)
+        if (folder / METADATA_NAME).exists():
+            metadata = read_metadata(folder)
+            with closing(ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)) as cache:
+                yield packed_source(folder, metadata, cache)
+            return
+    with open_inputs(path, settings) as inputs:
+        fetch(*inputs.paths)
+        yield open_source(inputs.folder)
 
 
 def open_source(path: Path | str) -> DataSource:

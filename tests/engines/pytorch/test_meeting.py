@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.launch import Launch, free_port
-from gaudi_bert.engines.pytorch import meeting
-from gaudi_bert.engines.pytorch.meeting import meet
+from gaudi_bert.engines.pytorch import distributed
+from gaudi_bert.engines.pytorch.distributed import meet
 
 FACTS = {"gaudi-bert": "1.0", "training.updates": 7}
 
@@ -84,7 +84,7 @@ def test_who_does_not_come_is_waited_for_a_limited_time(
     host: str, rank: int, said: str, port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", host)
-    monkeypatch.setattr(meeting, "_QUIET_SECONDS", 0.5)
+    monkeypatch.setattr(distributed, "_QUIET_SECONDS", 0.5)
     error = end_of(rank, 4, FACTS, seconds=1)
     assert isinstance(error, FailedError), "worth another try"
     assert said.format(port=port) in str(error)
@@ -103,8 +103,8 @@ def test_a_port_in_use_is_a_wrong_setting(port: int) -> None:
 
 def test_what_listens_and_never_answers_is_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of somebody else, or a rank 0 that is stopped or lost its network: torch would wait without end."""
-    monkeypatch.setattr(meeting, "_ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr(meeting, "_CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(distributed, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(distributed, "_CONNECT_SECONDS", 1.0)
     with socket.socket() as silent:
         silent.bind(("", port))
         silent.listen()
@@ -121,7 +121,7 @@ def test_what_listens_and_never_answers_is_given_up(port: int, monkeypatch: pyte
 RANK = """
 import signal, sys
 from gaudi_bert.common.launch import Launch
-from gaudi_bert.engines.pytorch.meeting import meet
+from gaudi_bert.engines.pytorch.distributed import meet
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 print("ready", flush=True)
 meet(Launch("torchrun", 0, 3), 60, {})

@@ -39,10 +39,10 @@ SETTINGS = {
 POD = """
 import os, signal, subprocess, sys
 from gaudi_bert.cli import main
-from gaudi_bert.engines.pytorch import meeting
+from gaudi_bert.engines.pytorch import distributed
 from gaudi_bert.training.objective import TrainingStep
 end, at = sys.argv[1:3]
-introduce, step = meeting._introduce, TrainingStep.run
+introduce, step = distributed._introduce, TrainingStep.run
 
 def end_now():
     if end == "no network":
@@ -61,7 +61,7 @@ def run(self, micro_batches, update, learning_rate):
         end_now()
     return sums
 
-meeting._introduce, TrainingStep.run = meet, run
+distributed._introduce, TrainingStep.run = meet, run
 main(sys.argv[3:])
 """
 Ends = list[tuple[int, str]]

@@ -12,7 +12,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.tensorflow.bert import PretrainingOutputs, attend, attention_bias, outputs_of_every_token
 from gaudi_bert.engines.tensorflow.dropout import ForwardPass, keep_mask, keep_scale
 from gaudi_bert.engines.tensorflow.graph import matrix_flops
-from gaudi_bert.engines.tensorflow.losses import cross_entropy, pretraining_sums
+from gaudi_bert.engines.tensorflow.model import cross_entropy, pretraining_sums
 from gaudi_bert.engines.tensorflow.operations import (
     activation,
     dense,

@@ -97,27 +97,21 @@ def test_the_vendors_memory_lock_and_network_are_there_for_who_asks(tmp_path: Pa
     assert container["entrypoint"][0] == "gaudi-bert"
 
 
-def test_three_workers_are_three_containers_that_know_their_rank(tmp_path: Path) -> None:
-    run = docker_run(tmp_path, {"resources": {"workers": 3}})
-    containers = stage_containers(run, "train")
-    assert [container["environment"]["HOROVOD_RANK"] for container in containers] == ["0", "1", "2"]
-    assert {container["environment"]["HOROVOD_SIZE"] for container in containers} == {"3"}
-    assert len({container["name"] for container in containers}) == 3
-    assert {container["network"] for container in containers} == {rendezvous_container(run)["network"]}
-    assert containers[0]["environment"]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == rendezvous_container(run)["name"]
-    assert len(stage_containers(run, "evaluate")) == 1
-
-
 @pytest.mark.parametrize(("engine", "horovod"), [("pytorch", False), ("auto", True)])
-def test_workers_of_pytorch_meet_at_the_first_of_them(engine: str, horovod: bool, tmp_path: Path) -> None:
-    run = docker_run(tmp_path, {"resources": {"workers": 2}, "training": {"engine": engine}})
-    containers = stage_containers(run, "train")
+def test_three_workers_are_three_containers_that_know_their_rank(engine: str, horovod: bool, tmp_path: Path) -> None:
+    """Those of PyTorch meet at the first of them, those of Horovod at a further container."""
+    run = docker_run(tmp_path, {"resources": {"workers": 3}, "training": {"engine": engine}})
+    containers, rendezvous = stage_containers(run, "train"), rendezvous_container(run)
+    assert len({container["name"] for container in containers}) == 3
+    assert {container["network"] for container in containers} == {rendezvous["network"]}
+    assert len(stage_containers(run, "evaluate")) == 1
     suffix = "-pytorch" if engine == "pytorch" else ""
     assert {container["image"] for container in containers} == {f"gaudi-bert-train-cpu{suffix}:{__version__}"}
     for rank, container in enumerate(containers):
-        torch = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500"}
+        torch = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500"}
         assert {**torch, "MASTER_ADDR": containers[0]["name"]}.items() <= container["environment"].items()
-        assert ("HOROVOD_RANK" in container["environment"]) == horovod
+        told = {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": "3", "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous["name"]}
+        assert (told.items() <= container["environment"].items()) == ("HOROVOD_RANK" in container["environment"]) == horovod
     assert run.needs_rendezvous("train") == horovod
 
 

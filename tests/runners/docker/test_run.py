@@ -112,6 +112,7 @@ def test_each_stage_runs_in_its_container_and_its_result_comes_back(engine: Fake
     assert "plan: 50 %\nplan: 100 %\nZürich\n" in said.getvalue()
     assert "a library's line\n" in said.getvalue()
     assert [container["labels"]["gaudi-bert.stage"] for container in engine.created] == ["plan", "write"]
+    assert engine.images == [engine.created[0]["image"]], "each image is made sure of once"
     assert engine.present == []
     assert not (tmp_path / "work" / "tiny" / ".pipeline-in-docker.yaml").exists()
 

@@ -15,7 +15,7 @@ from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.follow import _StartLimit
 from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
-from gaudi_bert.runners.kubernetes.problems import _suspension
+from gaudi_bert.runners.kubernetes.problems import describe_suspension
 from tests.builders.fake_api_server import FakeApiServer, Run, State
 from tests.builders.recorded_answers import (
     ACTIVE,
@@ -149,17 +149,6 @@ def test_a_worker_that_was_deleted_is_the_reason(pods: list[Json], said: str) ->
     assert said in str(worst_problem(pods))
 
 
-def test_a_deleted_worker_is_one_line_and_never_mpiruns(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
-    lost = [launcher(exitCode=205, message=LOST), *REPLACED]
-    again = [lost[0], launcher("launcher-b", "2026-01-01T01:00:20Z"), *REPLACED]
-    states = [[launcher(), *workers()], lost, again, again]
-    server.script("demo-train", *(State({}, pods) for pods in states), TRAINED)
-    assert run(["train"], "resources.workers=2") == {"train": "done"}
-    lines = [line for line in said.getvalue().splitlines() if "worker" in line or "205" in line]
-    assert lines[0] == f"{DELETED}stopped on request after update 614, saved; retrying"
-    assert "205" not in said.getvalue()
-
-
 # Stops on request count for nothing, and are not left to the backoff of a Job.
 
 DRAINED = failed("p", 75, "error: /work/demo/run: stopped on request after update 614 of 800; run it again to resume")
@@ -265,7 +254,7 @@ def waiting(item: Json | None = PENDING) -> State:
 )
 def test_the_reason_is_what_the_workload_says(found: list[Json], said: str) -> None:
     prefix = "Job demo-plan waits for its queue gpus: "
-    assert re.fullmatch(prefix + (said or "not looked at yet").replace("(", r"\("), _suspension(QUEUED_JOB, found))
+    assert re.fullmatch(prefix + (said or "not looked at yet").replace("(", r"\("), describe_suspension(QUEUED_JOB, found))
 
 
 def test_the_newest_workload_counts() -> None:
@@ -273,16 +262,16 @@ def test_the_newest_workload_counts() -> None:
     old["metadata"] = {"name": "a", "creationTimestamp": "2026-01-01T00:00:00Z"}
     new["metadata"] = {"name": "b", "creationTimestamp": "2026-01-01T00:00:01Z"}
     for workloads in ([new, old], [old, new]):
-        assert _suspension(QUEUED_JOB, workloads).endswith(f": {NO_ROOM}")
+        assert describe_suspension(QUEUED_JOB, workloads).endswith(f": {NO_ROOM}")
 
 
 def test_without_a_workload_the_job_speaks_for_itself() -> None:
     item = {"kind": "Job", "metadata": {"name": "demo-plan"}, "spec": {"suspend": True}, "status": SUSPENDED}
     suspended = "Job demo-plan is suspended: Job suspended; a queue of the cluster, or `kubectl edit`, resumes it"
-    assert _suspension(item, []) == suspended
+    assert describe_suspension(item, []) == suspended
     item["metadata"] = {"name": "demo-plan", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
-    assert _suspension(item, []) == "Job demo-plan waits for its queue gpus: Job suspended"
-    assert _suspension({**item, "status": {}}, []) == "Job demo-plan waits for its queue gpus: not looked at yet"
+    assert describe_suspension(item, []) == "Job demo-plan waits for its queue gpus: Job suspended"
+    assert describe_suspension({**item, "status": {}}, []) == "Job demo-plan waits for its queue gpus: not looked at yet"
 
 
 def test_a_job_that_waits_may_outlive_the_time_to_start(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
@@ -295,28 +284,6 @@ def test_a_job_that_waits_may_outlive_the_time_to_start(server: FakeApiServer, s
     assert "Job demo-plan waits for its queue gpus: Job suspended\n" in said.getvalue()
     assert said.getvalue().count(f"Job demo-plan waits for its queue gpus: {NO_ROOM}\n") == 1
     assert "has no pods" not in said.getvalue()
-
-
-def test_an_mpijob_waits_and_goes_on_after_a_suspension(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
-    trained = State({"conditions": [{"type": "Succeeded", "status": "True"}]})
-    server.script(
-        "demo-train",
-        waiting(),
-        active(running("demo-train-launcher-a", "train")),
-        State(SUSPENDED, [failed("demo-train-launcher-a", 75, container="train")], suspended=True, workload=PREEMPTED),
-        waiting(PREEMPTED),
-        active(unschedulable("demo-train-worker-0", "0/1 nodes are available: 1 Insufficient cpu.")),
-        active(running("demo-train-launcher-b", "train")),
-        trained,
-    )
-    assert run(["train"], "kubernetes.queue=gpus", "resources.workers=2") == {"train": "done"}
-    assert server.created("MPIJob") == ["demo-train"], "the same MPIJob is followed on"
-    assert f"MPIJob demo-train waits for its queue gpus: {NO_ROOM}\n" in said.getvalue()
-    assert said.getvalue().count("waits for its queue gpus: Preempted to accommodate a higher priority Workload") == 1
-    item = server.objects["MPIJob", "demo-train"]
-    assert item["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
-    for replica in item["spec"]["mpiReplicaSpecs"].values():
-        assert "kueue.x-k8s.io/queue-name" not in replica["template"]["metadata"]["labels"]
 
 
 def test_the_time_to_start_begins_when_it_is_admitted(server: FakeApiServer, run: Run) -> None:

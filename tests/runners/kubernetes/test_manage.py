@@ -41,12 +41,12 @@ def test_status_tells_each_step(server: FakeApiServer, cluster: Cluster) -> None
     for name in ("demo-prepare", "demo-plan", "demo-write"):
         server.put("Job", {"metadata": {"name": name}, "status": ACTIVE})
     server.script("demo-prepare", complete())
-    server.script("demo-plan", active(running("p-1"), failed("p-0", 1, "disk full")))
+    server.script("demo-plan", active(running("p-1"), running("p-2"), failed("p-0", 1, "disk full")))
     server.script("demo-write", active(unschedulable("w", "1 Insufficient cpu.")))
     found = manage.status(SETTINGS, cluster)
     assert found["prepare"].as_json() == {"state": "complete", "pods": {}, "problem": None}
     assert found["plan"].state == "running"
-    assert found["plan"].pods == {"Failed": 1, "Running": 1}
+    assert found["plan"].pods == {"Failed": 1, "Running": 2}
     assert "exit code 1: disk full" in str(found["plan"].problem)
     assert found["write"].state == "waiting"
     assert found["train"].as_json() == {"state": "not submitted"}

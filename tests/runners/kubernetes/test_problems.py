@@ -145,13 +145,12 @@ def test_all_pods_with_the_same_problem_are_named() -> None:
     ],
 )
 def test_what_a_pod_mounts_and_is_not_there_is_a_reason_at_once(message: str, reason: str, remedy: str) -> None:
-    waits = pod("p", "Pending", waiting={"reason": "ContainerCreating"})
     refused = pod("p", "Pending", waiting={"reason": "CreateContainerConfigError", "message": message})
-    for problem in (missing_object(waits, [{"type": "Warning", "message": message}]), pod_problem(refused)):
+    for problem in (missing_object("pod p", message), pod_problem(refused)):
         assert only(problem).hopeless
         assert reason in only(problem).reason
         assert remedy in only(problem).remedy
-    assert missing_object(waits, [{"type": "Warning", "message": "Unable to attach or mount volumes: timed out"}]) is None
+    assert missing_object("pod p", "Unable to attach or mount volumes: timed out") is None
 
 
 def test_the_hopeless_problem_is_told_first() -> None:

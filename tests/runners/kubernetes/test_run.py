@@ -26,7 +26,6 @@ from tests.builders.recorded_answers import (
     failed,
     gave_up,
     pod,
-    preempted,
     running,
     succeeded,
     unschedulable,
@@ -126,14 +125,6 @@ def test_a_failure_has_its_reason_and_remedy(states: list[State], said_why: str,
     with pytest.raises(FailedError, match=said_why):
         run(["plan", "write"])
     assert server.created("Job") == ["demo-plan"], "nothing is submitted after a failure"
-
-
-@pytest.mark.parametrize("taken", [evicted("p"), preempted("p")], ids=["evicted", "preempted"])
-def test_a_step_that_is_taken_away_is_submitted_again(taken: dict[str, Any], server: FakeApiServer, run: Run) -> None:
-    lost = [active(), gave_up(taken), gave_up(taken)]
-    server.script("demo-plan", *lost, *lost, active(running("q")), complete(succeeded("q")))
-    assert run(PLAN) == {"plan": "done"}
-    assert server.created("Job") == ["demo-plan"] * 3
 
 
 def test_a_step_that_is_always_taken_away_ends_the_run(server: FakeApiServer, run: Run) -> None:
@@ -371,19 +362,24 @@ def test_the_error_of_the_rank_that_failed_is_the_reason(
 
 
 @pytest.mark.parametrize(
-    ("stage", "override", "error", "said_why"),
+    ("stage", "overrides", "said_why"),
     [
-        ("train", "resources.workers=2", InputError, "this cluster serves no MPIJobs; install the MPI operator"),
-        ("plan", "kubernetes.namespace=nowhere", InputError, "namespace nowhere does not exist .*`kubectl create"),
-        ("plan", "kubernetes.data_claim=corpus", InputError, "kubernetes.data_claim: no claim corpus in namespace gaudi"),
+        ("train", ["resources.workers=2"], "this cluster serves no MPIJobs; install the MPI operator"),
+        (
+            "train",
+            ["resources.workers=2", "training.engine=pytorch", "kubernetes.training=trainjob"],
+            "serves no TrainJobs; install Kubeflow Trainer 2 .*or set kubernetes.training to job",
+        ),
+        ("plan", ["kubernetes.namespace=nowhere"], "namespace nowhere does not exist .*`kubectl create"),
+        ("plan", ["kubernetes.data_claim=corpus"], "kubernetes.data_claim: no claim corpus in namespace gaudi"),
     ],
 )
 def test_what_the_cluster_does_not_have_is_refused(
-    stage: str, override: str, error: type[Exception], said_why: str, server: FakeApiServer, run: Run
+    stage: str, overrides: list[str], said_why: str, server: FakeApiServer, run: Run
 ) -> None:
-    server.kinds_unknown = {"MPIJob"}
-    with pytest.raises(error, match=said_why):
-        run([stage], override)
+    server.kinds_unknown = {"MPIJob", "TrainJob", "TrainingRuntime"}
+    with pytest.raises(InputError, match=said_why):
+        run([stage], *overrides)
     assert server.objects == {}, "something was made before"
 
 
