@@ -279,7 +279,7 @@ def test_many_shards_and_many_tables_are_read_with_few_of_them_open(case: Packin
     for number in range(SHARDS):
         source = tmp_path / "few-tables" / f"packed-00000-{number % 3:05d}.parquet"
         shutil.copyfile(source, tmp_path / "tables" / f"packed-00000-{number:05d}.parquet")
-    records, tables = read_in_a_process("rows", 128, packed, tmp_path / "tables")
+    records, tables = read_in_a_process(128, packed, tmp_path / "tables")
     assert records["packs"] == tables["packs"] == read_metadata(packed).packs
     assert 16 < records["mapped"] <= MOST_OPEN
     assert max(records["opened"], tables["opened"]) <= MOST_OPEN

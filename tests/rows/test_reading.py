@@ -64,6 +64,18 @@ ROWS: list[tuple[str, str, str | None, dict[str, Any], list[Row]]] = [
         {"text": "sentence", "label": "score"},
         [TextRow(RowPosition(1, 2), 'one, "two"\nthree', None, 0.5), TextRow(RowPosition(2, 4), "four", None, -2.0)],
     ),
+    (  # a query with its documents is so many pairs
+        "x.jsonl",
+        '{"q": "a", "positive": ["b", "c"], "negatives": ["d"]}\n{"q": "e", "positive": "f"}\n'
+        '{"q": "g", "d": "h", "label": 0.5}',
+        "reranking",
+        {"query": "q", "document": "d"},
+        [
+            *(TextRow(RowPosition(1, 1), "a", text, label) for text, label in (("b", 1.0), ("c", 1.0), ("d", 0.0))),
+            TextRow(RowPosition(2, 2), "e", "f", 1.0),
+            TextRow(RowPosition(3, 3), "g", "h", 0.5),
+        ],
+    ),
     ("x.txt", "one\n\ntwo\n", None, {}, [TextRow(RowPosition(1, 1), "one"), TextRow(RowPosition(2, 3), "two")]),
     (
         "x.conll",

@@ -104,7 +104,6 @@ def test_any_encoder(name: str, kind: str, tmp_path: Path) -> None:
     ("stages", "options", "checked"),
     [
         ("", (), ""),
-        ("", ("--task", "reranking"), "reranking"),
         ("task: {name: reranking}", (), "reranking"),
         ("task: {name: reranking}\nfinetune: {data: x.jsonl}", (), ""),
         ("task: {name: reranking}\nfinetune: {data: x.jsonl}", ("--task", "embedding"), "embedding"),

@@ -65,22 +65,14 @@ def train(data: Path, evaluation: Path | None, model: Path, out: Path, reporter:
     return run("embedding", data, evaluation, model, out, reporter, finetune=changes, **options)
 
 
-def test_one_update_whatever_the_micro_batches_and_the_engine(tmp_path: Path) -> None:
-    model, data = (
-        without_dropout(write_bert(tmp_path / "m", layers=1), tmp_path),
-        write_lines(tmp_path / "x.jsonl", pairs(29, 1)),
-    )
-    for name, changes in {
-        "big": {"engine": "pytorch"},
-        "small": {"engine": "pytorch", "micro_batch_packs": 1},
-        "tensorflow": {"engine": "tensorflow", "micro_batch_packs": 2},
-    }.items():
-        if name == "tensorflow":
-            pytest.importorskip("tensorflow", exc_type=ImportError)
-        train(data, None, model, tmp_path / name, finetune=changes)
-    expected = losses_of(tmp_path / "big")
+def test_both_engines_learn_the_same_in_any_micro_batches(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow", exc_type=ImportError)
+    model = without_dropout(write_bert(tmp_path / "m", layers=1), tmp_path)
+    data = write_lines(tmp_path / "x.jsonl", pairs(29, 1))
+    for engine, packs in (("pytorch", 1), ("tensorflow", 2)):
+        train(data, None, model, tmp_path / engine, finetune={"engine": engine, "micro_batch_packs": packs})
+    expected = losses_of(tmp_path / "pytorch")
     assert len(expected) == 6
-    agree(losses_of(tmp_path / "small"), expected, 1e-6)
     agree(losses_of(tmp_path / "tensorflow"), expected, 1e-5)
 
 

@@ -110,35 +110,40 @@ def check_answers(folder: Path, task: str, rows: list[dict[str, Any]], answers: 
     assert task == "classification" or any(answer["tags"] for answer in answers)
 
 
-# --- single sequences, packs, and packs in rows of several lengths
+# --- packs of rows of one length and of several, and single sequences
 
 SEVERAL = {"row_lengths": [10, 16, 61], "max_sequence_length": 61}
 
 
 @pytest.mark.parametrize(
-    ("engine", "name", "task"),
+    ("engine", "name", "task", "other"),
     [
-        ("tensorflow", "bert", "classification"),
-        ("pytorch", "bert", "token-classification"),
-        ("pytorch", "modernbert", "regression"),
+        ("tensorflow", "bert", "classification", SEVERAL),
+        ("pytorch", "bert", "token-classification", SEVERAL),
+        ("pytorch", "modernbert", "regression", SEVERAL),
+        ("pytorch", "roberta", "token-classification", {"depth": 1}),
     ],
+    ids=["tensorflow", "pytorch", "modernbert", "single sequences"],
 )
-def test_packs_of_one_length_and_of_several_learn_what_single_sequences_do(
-    engine: str, name: str, task: str, tmp_path: Path
+def test_packs_of_several_lengths_and_single_sequences_learn_what_packs_of_one_length_do(
+    engine: str, name: str, task: str, other: dict[str, Any], tmp_path: Path
 ) -> None:
     """All sequences in each of twenty updates: the same losses."""
     if engine == "tensorflow":
         pytest.importorskip("tensorflow", exc_type=ImportError)
     model, rows = write_model(tmp_path / "m", name), write_rows(tmp_path / "rows.jsonl", task, ALL_ROWS, 1)
     listener = Listener()
-    for out, changes in (("single", {"depth": 1}), ("packed", {"depth": 5}), ("several", SEVERAL)):
-        run(task, rows, None, model, tmp_path / out, listener, finetune={**FULL_BATCH, "engine": engine, **changes})
-    assert re.search(r"an update is 13\.0 sequences on average: 1\.0 x .* 1\.0 x", listener.text)
-    single, packed = (json.loads((tmp_path / out / "metrics.json").read_text())["packs"] for out in ("single", "packed"))
-    assert packed < single == ALL_ROWS
-    assert len(losses_of(tmp_path / "packed")) == UPDATES
-    agree(losses_of(tmp_path / "packed"), losses_of(tmp_path / "single"), 1e-4)
-    agree(losses_of(tmp_path / "several"), losses_of(tmp_path / "packed"), 1e-5, scale=1.0)
+    packs = []
+    for out, changes in (("packed", {"depth": 5}), ("other", other)):
+        finetune = {**FULL_BATCH, "engine": engine, **changes}
+        packs.append(run(task, rows, None, model, tmp_path / out, listener, finetune=finetune).content.packs)
+    if other == SEVERAL:
+        assert re.search(r"an update is 13\.0 sequences on average: 1\.0 x .* 1\.0 x", listener.text)
+    else:
+        assert packs[0] < packs[1] == ALL_ROWS
+    packed, others = losses_of(tmp_path / "packed"), losses_of(tmp_path / "other")
+    assert len(packed) == UPDATES
+    agree(others, packed, 1e-5, scale=1.0)
 
 
 def test_rows_of_several_lengths_are_taken_up_to_the_same_bits(files: Any, model: Path, tmp_path: Path) -> None:

@@ -311,14 +311,13 @@ def prompted(folder: Path, tmp_path: Path) -> Path:
 
 def test_prompts_precede_each_text_before_it_is_cut(folder: Path, data: Path, prompted: Path, tmp_path: Path) -> None:
     prompts = [({}, "the dog: "), ({"prompt_name": "passage"}, "cat: "), ({"prompt": "on "}, "on "), ({"prompt": ""}, "")]
-    for number, (options, prompt) in enumerate(prompts):
-        result = embedded(prompted, data, tmp_path / f"{number}.npy", EmbedOptions(**options))
-        assert result.max_sequence_length == 9
-        rows = write_lines(tmp_path / f"{number}.jsonl", [{"text": prompt + text} for text in SENTENCES])
-        plain = tmp_path / f"plain-{number}.npy"
-        same = embedded(folder, rows, plain, EmbedOptions(max_sequence_length=9))
-        assert same.cut_rows == result.cut_rows
-        agree(np.load(tmp_path / f"{number}.npy"), np.load(plain), 1e-6, scale=1.0)
+    rows = write_lines(tmp_path / "x.jsonl", [{"text": prompt + text} for _, prompt in prompts for text in SENTENCES])
+    same = embedded(folder, rows, tmp_path / "plain.npy", EmbedOptions(max_sequence_length=9))
+    found = [embedded(prompted, data, tmp_path / f"{n}.npy", EmbedOptions(**each)) for n, (each, _) in enumerate(prompts)]
+    assert [result.max_sequence_length for result in found] == [9] * 4
+    assert sum(result.cut_rows for result in found) == same.cut_rows
+    vectors = np.concatenate([np.load(tmp_path / f"{number}.npy") for number in range(4)])
+    agree(vectors, np.load(tmp_path / "plain.npy"), 1e-6, scale=1.0)
     with pytest.raises(InputError, match="written with prompt = THE dog: , not prompt = nothing"):
         embedded(prompted, data, tmp_path / "0.npy", EmbedOptions(prompt=""))
 

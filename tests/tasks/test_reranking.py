@@ -64,30 +64,6 @@ def test_documents_ranked_by_query(finished: Any, tmp_path: Path) -> None:
         answers_of(finished("classification").out, data, tmp_path / "a.jsonl", group_by="query")
 
 
-def test_rows_with_positives_and_negatives_are_pairs(model: Path, tmp_path: Path) -> None:
-    """Both forms of the same rows train the same model."""
-    groups = [
-        {
-            "query": query,
-            "positive": [row["document"] for row in scored_rows() if row["query"] == query and row["label"] == 1],
-            "negatives": [row["document"] for row in scored_rows() if row["query"] == query and row["label"] == 0],
-        }
-        for query in QUERIES
-    ]
-    pairs = [
-        {"q": group["query"], "d": text, "label": label}
-        for group in groups
-        for label, key in ((1, "positive"), (0, "negatives"))
-        for text in group[key]
-    ]
-    results = [
-        run("reranking", write_lines(tmp_path / f"{name}.jsonl", rows), None, model, tmp_path / name, task_settings=settings)
-        for name, rows, settings in (("a", groups, {}), ("b", pairs, {"query": "q", "document": "d"}))
-    ]
-    assert results[0].content.sequences == len(pairs) == 15
-    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
-
-
 def test_listwise(model: Path, tmp_path: Path) -> None:
     """The documents of a query are learnt together, whatever the micro-batches."""
     rows = [

@@ -189,7 +189,7 @@ if sys.argv[1] == "killed" and rank == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 try:
     settings = TrainingSettings(updates=7 if sys.argv[1] == "settings" and rank == "1" else 8)
-    with connect(settings, {"data": rank if sys.argv[1] == "data" else "0"}).watched(settings):
+    with connect(settings, {}).watched(settings):
         pass
 except GaudiBertError as error:
     print(error, file=sys.stderr)
@@ -201,12 +201,6 @@ except GaudiBertError as error:
     ("case", "kind", "reason", "printed"),
     [
         ("killed", FailedError, "rank 1 of 2 .* was killed by SIGKILL; .*run it again", ["Wait timeout"]),
-        (
-            "data",
-            InputError,
-            "exit code 2",
-            [r"rank 1 \(.*\) has data = 1, rank 0 \(.*\) has 0; start all ranks with the same"],
-        ),
         ("settings", InputError, "exit code 2", [r"rank 1 \(.*\) has training.updates = 7, rank 0 \(.*\) has 8; start"]),
     ],
 )

@@ -238,25 +238,22 @@ def test_variables_that_come_too_late_are_not_set_and_are_named(monkeypatch: pyt
     assert len(notes) == len(VARIABLES)
 
 
-@pytest.mark.parametrize("kind", ["bert", *(["roberta", "modernbert"] if LONG else [])])
-def test_fine_tuning_sets_the_variables_before_anything_loads_torch(
+@pytest.mark.parametrize("kind", ["evaluate", "bert", *(["roberta", "modernbert"] if LONG else [])])
+def test_evaluation_and_fine_tuning_set_the_variables_before_anything_loads_torch(
     folder: Path, one: Path, tmp_path: Path, kind: str
 ) -> None:
-    model = ["--model", str(one / "run"), "--vocab", "vocab"]
-    if kind != "bert":
-        write_encoder(tmp_path / kind, kind)
-        model = ["--model", str(tmp_path / kind), "--set", "finetune.max_sequence_length=60"]
-    data = ["--data", "rows.jsonl", "--evaluation", "rows.jsonl", "--out", str(tmp_path / "task")]
-    run(folder, tmp_path, ["finetune", "--pipeline", "pipeline.yaml", *model, *data])
+    command = ["evaluate", "--engine", "pytorch", "--data", "held-out", "--checkpoint", str(one / "run")]
+    if kind != "evaluate":
+        model = ["--model", str(one / "run"), "--vocab", "vocab"]
+        if kind != "bert":
+            write_encoder(tmp_path / kind, kind)
+            model = ["--model", str(tmp_path / kind), "--set", "finetune.max_sequence_length=60"]
+        data = ["--data", "rows.jsonl", "--evaluation", "rows.jsonl", "--out", str(tmp_path / "task")]
+        command = ["finetune", "--pipeline", "pipeline.yaml", *model, *data]
+    run(folder, tmp_path, command)
     (events,) = calls_of(tmp_path)
     check_order(events)
-    assert "compile" in names(events)
-
-
-def test_an_evaluation_sets_them_too(folder: Path, one: Path, tmp_path: Path) -> None:
-    run(folder, tmp_path, ["evaluate", "--engine", "pytorch", "--data", "held-out", "--checkpoint", str(one / "run")])
-    (events,) = calls_of(tmp_path)
-    check_order(events)
+    assert kind == "evaluate" or "compile" in names(events)
 
 
 # --- several processes

@@ -13,7 +13,6 @@ from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Communicator, UpdateScalars
 from gaudi_bert.engines.tensorflow import updates as optimizers
 from gaudi_bert.engines.tensorflow.updates import Optimizer, clip_factor
-from gaudi_bert.model.config import is_decayed
 from gaudi_bert.training.input.source import open_source
 from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for, dropout_seed
 from tests.builders import training_data as data
@@ -197,13 +196,6 @@ def test_zero_gradients_of_zero_variables_leave_lamb_finite() -> None:
     values = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     ours = run_ours(TrainingSettings(optimizer="lamb"), values, [values], [0.1])
     assert all((value == 0).all() for value in ours.values())
-
-
-def test_decay_spares_biases_and_layer_norms() -> None:
-    assert [name for name in SHAPES if is_decayed(name)] == [
-        "bert/embeddings/word_embeddings",
-        "bert/encoder/layer_0/attention/self/query/kernel",
-    ]
 
 
 @pytest.mark.parametrize("largest", [0.0, 0.5, 1e6])

@@ -19,14 +19,12 @@ from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.finetune_job import run_settings
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.task_data import TaskData, task_batches
-from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, evaluation_batches, training_batches, value_limits
 from gaudi_bert.training.input.source import check_fits, open_source
 from gaudi_bert.training.run_plan import RunPlan
 from tests.builders import training_data as data
 from tests.builders.effort import tries
 from tests.builders.packing_case import make_case
-from tests.builders.shards import read_in_a_process, write_many_shards
 
 CONFIG = BertConfig(
     vocab_size=data.VOCABULARY,
@@ -203,16 +201,6 @@ def test_not_an_example_and_not_records(tmp_path) -> None:
 def test_packs_without_metadata_are_not_taken_for_sequences(packed, tmp_path) -> None:
     shutil.copytree(packed, tmp_path / "bare", ignore=shutil.ignore_patterns("metadata.json"))
     assert "metadata.json is missing" in one_error(tmp_path / "bare")
-
-
-@pytest.mark.slow
-@pytest.mark.repeated
-def test_hundreds_of_shards_are_read_with_few_descriptors(tmp_path: Path) -> None:
-    folder = write_many_shards(tmp_path / "many", make_case(tmp_path / "case").packed, tries(664, 2656))
-    (found,) = read_in_a_process("batches", 256, folder)
-    assert found["packs"] == read_metadata(folder).packs // 8 * 8
-    assert 16 < found["mapped"] <= 100
-    assert found["opened"] <= 100
 
 
 # --- batches of a task: every sequence once an epoch, the same packs whatever the number of processes, and resumed anywhere
