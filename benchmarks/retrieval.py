@@ -35,7 +35,8 @@ from measuring import InOwnProcess, show, show_processor
 from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.corpus.python_texts import python_texts, titled_docstrings
-from gaudi_bert.engines.protocol import Communicator, ModelSpec, load_engine
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import RowPosition, Sequences, TupleRow

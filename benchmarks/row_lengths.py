@@ -113,7 +113,8 @@ class Packed:
 
     def __init__(self, model: Path, lengths: IntArray, given: tuple[int, ...] | None) -> None:
         from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
-        from gaudi_bert.engines.protocol import Communicator, ModelSpec, load_engine
+        from gaudi_bert.engines.choose import load_engine
+        from gaudi_bert.engines.protocol import Communicator, ModelSpec
         from gaudi_bert.tasks.finetune_job import plan_run
         from gaudi_bert.tasks.kinds.task import TaskObjective, task_named
         from gaudi_bert.tasks.models.task_models import start_weights

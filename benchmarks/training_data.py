@@ -15,7 +15,8 @@ from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.engines.protocol import Communicator, ModelSpec, load_engine
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.tfrecords.packed_folder import read_metadata

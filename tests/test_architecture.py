@@ -44,6 +44,8 @@ def file_imports(path: Path, tree: ast.AST, late: bool = False) -> Iterator[Impo
         elif isinstance(node, ast.ImportFrom):
             parent = "." * node.level + (node.module or "")
             yield from (Import(path, node.lineno, f"{parent}.{alias.name}", late) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+            yield from (Import(path, node.lineno, name.value, True) for name in node.args if isinstance(name, ast.Constant))
         else:
             inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             yield from file_imports(path, node, late or inside)
@@ -150,7 +152,7 @@ STOREYS = {
         *("run_plan", "input", "objective", "metrics", "checkpoint", "model_files", "weights", "mlperf"),
         *("evaluate", "loop", "run", "train", "verify_model"),
     ),
-    "engines": ("protocol", "watchdog", "tensorflow", "pytorch"),
+    "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": (
         *("kinds", "task_data", "answers", "models", "finetune_job", "coupled", "finetune"),
         *("check_graph", "pretrain", "predict"),

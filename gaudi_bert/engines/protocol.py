@@ -1,4 +1,4 @@
-"""What a framework does for a run: the list that `engines/tensorflow` and `engines/pytorch` fulfil, and which a run gets.
+"""What a framework does for a run: the list that `engines/tensorflow` and `engines/pytorch` fulfil, and nothing else.
 
 Everything else (the plan of a run, its loop, data, denominators, figures, checkpoints) is written once, in `training/`.
 Arrays go in and out as numpy; how they are computed is the engine's.
@@ -12,21 +12,17 @@ Letters: B packs, M micro-batches of an update on one process, K sums of a head.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
-from gaudi_bert.common.errors import InputError, has_tensorflow, install_command
-from gaudi_bert.common.tensorflow_environment import without_keras
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import GaudiSettings, LoopSettings
-from gaudi_bert.config.values import Engine as Choice
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.graph_report import GraphReport
 from gaudi_bert.model.config import BertConfig, EncoderConfig, misfit
@@ -279,83 +275,3 @@ class Engine(Protocol):
 
     def report_on_step(self, step: StepSpec, settings: LoopSettings, communication_MB: int) -> GraphReport:
         """Trace a step, check that it is fit for Gaudi, and say what it costs; nothing is run."""
-
-
-# --- Which engine computes a run, and why. An engine is imported when it is chosen, and never both.
-
-_PACKAGES: dict[EngineName, str] = {"tensorflow": "tensorflow", "pytorch": "torch"}
-_TITLES: dict[EngineName, str] = {"tensorflow": "TensorFlow", "pytorch": "PyTorch"}
-
-
-class ChosenEngine(NamedTuple):
-    """An engine's name, and why it was chosen."""
-
-    name: EngineName
-    reason: str
-
-    def line(self) -> str:
-        """For people."""
-        return f"engine {self.name}: {self.reason}"
-
-
-def is_installed(name: EngineName) -> bool:
-    """Whether the framework of an engine can be imported, without importing it."""
-    return importlib.util.find_spec(_PACKAGES[name]) is not None
-
-
-def choose_engine(
-    requested: Choice, *, is_bert: bool = True, key: str = "training.engine", stored: EngineName | None = None
-) -> ChosenEngine:
-    """The engine of a run.
-
-    `stored` is that of the run that is resumed; `key` is the setting that `requested` comes from.
-
-    Raises:
-        InputError: it is not installed, or cannot run the model.
-    """
-    if requested == "auto":
-        chosen = _automatic(is_bert, stored)
-    else:
-        chosen = ChosenEngine(requested, f"{key} says so")
-    if chosen.name == "tensorflow" and not is_bert:
-        raise InputError(f"{key} = tensorflow: TensorFlow runs BERT only here; set it to pytorch")
-    if not is_installed(chosen.name):
-        raise InputError(_missing(chosen, requested, key))
-    return chosen
-
-
-def load_engine(name: EngineName) -> Engine:
-    """The engine's module; its framework is imported now."""
-    if name == "tensorflow":
-        with without_keras():
-            return cast(Engine, importlib.import_module("gaudi_bert.engines.tensorflow.engine"))
-    return cast(Engine, importlib.import_module("gaudi_bert.engines.pytorch.engine"))
-
-
-def _automatic(is_bert: bool, stored: EngineName | None) -> ChosenEngine:
-    if stored is not None:
-        return ChosenEngine(stored, "the run began with it")
-    if not is_bert:
-        return ChosenEngine("pytorch", "the model is not a BERT")
-    if _has_gaudi_pytorch():
-        return ChosenEngine("pytorch", "the vendor's software here is that of PyTorch")
-    if is_installed("tensorflow"):
-        return ChosenEngine("tensorflow", "TensorFlow is installed, and the model is a BERT")
-    return ChosenEngine("pytorch", "TensorFlow is not installed")
-
-
-def _has_gaudi_pytorch() -> bool:
-    """Whether the software of Gaudi cards is here in a release of today, which has no TensorFlow."""
-    has_vendor = importlib.util.find_spec("habana_frameworks") is not None
-    return has_vendor and importlib.util.find_spec("habana_frameworks.torch") is not None
-
-
-def _missing(chosen: ChosenEngine, requested: Choice, key: str) -> str:
-    title, remedy = _TITLES[chosen.name], f"run: {install_command(chosen.name)}"
-    if requested == "auto":
-        reason = "" if chosen.name == "pytorch" and chosen.reason.startswith("TensorFlow") else f", and {chosen.reason}"
-        return f"{title} is not installed{reason}; {remedy}"
-    other = "pytorch" if chosen.name == "tensorflow" else "tensorflow"
-    if chosen.name == "tensorflow" and not has_tensorflow():
-        return f"{key} = tensorflow: TensorFlow 2.15 needs Python 3.10 or 3.11; set it to pytorch, or {remedy}"
-    return f"{key} = {chosen.name}: {title} is not installed; {remedy}; or set it to {other}"

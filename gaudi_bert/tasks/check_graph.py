@@ -22,8 +22,9 @@ from gaudi_bert.common.files import path_below
 from gaudi_bert.common.progress import Reporter, human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName
+from gaudi_bert.engines.choose import choose_engine, load_engine
 from gaudi_bert.engines.graph_report import CardFit, GraphReport
-from gaudi_bert.engines.protocol import ModelSpec, StepSpec, choose_engine, load_engine
+from gaudi_bert.engines.protocol import ModelSpec, StepSpec
 from gaudi_bert.model.config import BertConfig, EncoderConfig
 from gaudi_bert.model.features import BatchSizes, packed_shapes
 from gaudi_bert.model.heads import PretrainingHead, TaskHead

@@ -28,16 +28,8 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.tensorflow_environment import native_lines_to
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
-from gaudi_bert.engines.protocol import (
-    ChosenEngine,
-    Communicator,
-    Engine,
-    Model,
-    ModelSpec,
-    Updates,
-    choose_engine,
-    load_engine,
-)
+from gaudi_bert.engines.choose import ChosenEngine, choose_engine, load_engine
+from gaudi_bert.engines.protocol import Communicator, Engine, Model, ModelSpec, Updates
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, beginning_of, resume_run, share_state
 from gaudi_bert.training.evaluate import EvaluationSet
 from gaudi_bert.training.input.batches import Batch, TrainingOrder

@@ -22,7 +22,8 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, IntA
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.values import Engine as EngineChoice
-from gaudi_bert.engines.protocol import Engine, Model, ModelSpec, choose_engine, load_engine
+from gaudi_bert.engines.choose import choose_engine, load_engine
+from gaudi_bert.engines.protocol import Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import PACKED_FEATURES, PlacedSequence, Sequence, as_packed, join_sequences, split_packs
 from gaudi_bert.model.heads import Loss, PretrainingHead

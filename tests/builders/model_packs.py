@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.engines.protocol import ComputeDtype, Model, ModelSpec, StepSpec, is_installed, load_engine
+from gaudi_bert.engines.choose import is_installed, load_engine
+from gaudi_bert.engines.protocol import ComputeDtype, Model, ModelSpec, StepSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import BatchSizes, Sequence, packed_shapes
 from gaudi_bert.model.heads import Head, Loss, PretrainingHead

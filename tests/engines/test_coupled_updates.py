@@ -12,7 +12,8 @@ pytest.importorskip("torch", exc_type=ImportError)
 pytest.importorskip("tensorflow", exc_type=ImportError)
 
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.protocol import Communicator, Coupling, ModelSpec, UpdateScalars, load_engine
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.protocol import Communicator, Coupling, ModelSpec, UpdateScalars
 from gaudi_bert.model.heads import VectorHead
 from gaudi_bert.tasks.contrast import contrast_of, in_batch_negatives
 from tests.builders.agree import agree

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.engines.protocol import Communicator, load_engine
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.models.task_models import open_model, read_task_folder, start_weights

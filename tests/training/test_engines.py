@@ -19,7 +19,7 @@ from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.launch import free_port
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.engines import protocol
-from gaudi_bert.engines.protocol import choose_engine
+from gaudi_bert.engines.choose import choose_engine
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.train import train

@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, open_file, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.engines.protocol import choose_engine, load_engine
+from gaudi_bert.engines.choose import choose_engine, load_engine
 from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.model.heads import TaskHead
 from gaudi_bert.model.huggingface import to_hugging_face
