@@ -18,7 +18,7 @@ pytest.importorskip("torch", exc_type=ImportError)
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.launch import free_port
 from gaudi_bert.config.pipeline import pipeline_from_mapping
-from gaudi_bert.engines import protocol
+from gaudi_bert.engines import choose
 from gaudi_bert.engines.choose import choose_engine
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.evaluate import evaluate
@@ -117,7 +117,7 @@ def test_a_step_is_compiled_once(packed, held_out, tmp_path, compiler: str, monk
     ],
 )
 def test_which_engine_and_why(monkeypatch, requested, is_bert, stored, installed, expected, reason) -> None:
-    monkeypatch.setattr(protocol, "is_installed", lambda name: name in installed)
+    monkeypatch.setattr(choose, "is_installed", lambda name: name in installed)
     chosen = choose_engine(requested, is_bert=is_bert, stored=stored)
     assert chosen == (expected, reason)
     assert chosen.line() == f"engine {expected}: {reason}"
@@ -134,7 +134,7 @@ def test_which_engine_and_why(monkeypatch, requested, is_bert, stored, installed
     ],
 )
 def test_an_engine_that_cannot_run_is_one_line(monkeypatch, requested, is_bert, installed, message) -> None:
-    monkeypatch.setattr(protocol, "is_installed", lambda name: name in installed)
+    monkeypatch.setattr(choose, "is_installed", lambda name: name in installed)
     with pytest.raises(InputError, match=message) as caught:
         choose_engine(requested, is_bert=is_bert)
     assert "\n" not in str(caught.value)
