@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gaudi_bert.artefacts.base import METADATA_NAME, NOTES_NAME, Artefact, Length
-from gaudi_bert.artefacts.completion import read_signature
+from gaudi_bert.artefacts.completion import read_signature, settings_path
 from gaudi_bert.common.errors import InputError, enumerated
 from gaudi_bert.common.files import followed
 
@@ -36,12 +36,15 @@ def pack_kind(folder: Path) -> PackKind | None:
 
 def settings_paths(folder: Path) -> tuple[Path, Path]:
     """Where the settings of packs are stored, of TFRecords and of tables; they are written first, the metadata last."""
-    return folder / "settings.json", folder / NOTES_NAME / "settings.json"
+    return settings_path(folder, folder / METADATA_NAME), settings_path(folder, RowTables.path_in(folder))
 
 
 def _refuse_unfinished(folder: Path) -> None:
-    for path in settings_paths(folder):
-        command = _COMMANDS.get(read_signature(path).stage) if path.is_file() else None
+    for path in filter(Path.is_file, settings_paths(folder)):
+        try:
+            command = _COMMANDS.get(read_signature(path).stage)
+        except InputError:  # the user's own file of this name
+            continue
         if command is not None:
             raise InputError(f"{folder}: packing has not finished; run the `{command}` that began it again, to its end")
 
