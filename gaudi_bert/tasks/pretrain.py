@@ -28,11 +28,7 @@ from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, local_copy, mirrored
 from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordFigures
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
-from gaudi_bert.common.arrays import (
-    Float32Array,
-    FloatArray,
-    IntArray,
-)
+from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter, count_of
@@ -58,7 +54,6 @@ from gaudi_bert.training.run import Job, run_job
 from gaudi_bert.training.run_plan import TABLE_KEYS, MicroBatch, RowPacks, RunPlan
 
 _MASKED: TaskKind = "masked-language-modelling"
-_FRESH = "fresh weights"
 
 
 def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
