@@ -110,6 +110,7 @@ ROOMS = {
         *("common", "config", "artefacts", "packing", "reading", "corpus", "rows", "tables", "model", "pytorch", "engines"),
         "training",
     },
+    "serving": {"common", "config", "rows", "model", "engines", "training", "tasks"},
     "reporting": {"common", "config", "artefacts", "packing", "tfrecords", "rows", "tables"},
     "runners": {
         *("common", "config", "artefacts", "packing", "reading", "tfrecords", "corpus", "tables", "training", "tasks"),
