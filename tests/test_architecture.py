@@ -183,7 +183,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     **dict.fromkeys(
         ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/store/objects"})
     ),
-    "docker": (set(), {"runners/docker/daemon"}),
+    "docker": (set(), {"runners/docker"}),
     "kubernetes": (set(), {"runners/kubernetes", "runners/doctor/cluster"}),
     "torch": ({"pytorch", "engines/pytorch"}, set()),
     "transformers": ({"pytorch", "engines/pytorch"}, set()),

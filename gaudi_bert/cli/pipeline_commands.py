@@ -30,10 +30,13 @@ k8s = typer.Typer(
 )
 
 
-def _run_docker(run: RunRequest, stages: Sequence[str], pipeline: Path, json: bool) -> dict[str, list[str]]:
-    from gaudi_bert.runners.docker.run import run_on_docker
+def _run_docker(
+    run: RunRequest, stages: Sequence[str], pipeline: Path, overrides: Sequence[str], json: bool
+) -> dict[str, list[str]]:
+    from gaudi_bert.runners.docker import run_on_docker
 
     how, flags = run.how, ["--json"] if json else []
+    flags += [word for override in overrides for word in ("--set", override)]
     flags += ["--overwrite"] if how.overwrite else []
     flags += ["--finish"] if how.finish else []
     flags += ["--shard", "/".join(map(str, how.part))] if how.part is not None else []
@@ -120,14 +123,14 @@ def run(
         _render(settings, names, render, overwrite, json)
     else:
         how = replace(how, reporter=Reporter(quiet=how.part is None and not is_first_process()))
-        _run(RunRequest(settings, work, pipeline.parent, how), names, on, pipeline, json)
+        _run(RunRequest(settings, work, pipeline.parent, how), names, on, pipeline, set_ or (), json)
 
 
-def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, json: bool) -> None:
+def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, overrides: Sequence[str], json: bool) -> None:
     from gaudi_bert.runners.local import run_stages
 
     if on == "docker":
-        printed = _run_docker(run, stages, pipeline, json)
+        printed = _run_docker(run, stages, pipeline, overrides, json)
         output.print_result(_printed_by_containers(printed, json), json, lambda lines: list(chain(*lines.values())))
     elif on == "kubernetes":
         output.print_result(_run_kubernetes(run, stages), json, _describe_steps)
