@@ -155,7 +155,7 @@ STOREYS = {
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": (
         *("kinds", "task_data", "answers", "models", "finetune_job", "coupled", "finetune"),
-        *("check_graph", "pretrain", "predict"),
+        *("pretrain", "predict"),
     ),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": (*("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands", "main"),),
@@ -176,7 +176,6 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "habana_frameworks": (set(), {"engines"}),
     "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/encoder_weights"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
-    "prometheus_client": (set(), {"training/metrics"}),
     "jinja2": (set(), {"reporting/report"}),
     "h5py": (set(), {"tfrecords/wire/hdf5"}),
     "pyarrow": (set(), {"common/arrow", "tables", "rows"}),
