@@ -173,7 +173,7 @@ class UpdateScalars(NamedTuple):
     second_correction: float
 
 
-Coupling = Callable[[Sequence[NDArray[Any]]], tuple[FloatArray, Sequence[FloatArray]]]
+UpdateLoss = Callable[[Sequence[NDArray[Any]]], tuple[FloatArray, Sequence[FloatArray]]]
 """A loss of all micro-batches of an update together, those of other processes too.
 
 From what the head gives for each micro-batch of this process, [M] arrays [B, ...], to the K sums and the loss's gradients by
@@ -198,14 +198,14 @@ class Updates(Protocol):
         factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
-        coupling: Coupling | None = None,
+        update_loss: UpdateLoss | None = None,
     ) -> Sums:
         """Gradients of M micro-batches, summed over them and over processes, clipped once, and applied.
 
         The two losses of a micro-batch are multiplied by its `factors`; `seeds` are those of dropout. The result: the K sums
         over this process's micro-batches, and the gradient's norm over all processes before clipping.
 
-        With a `coupling` the loss is what it says, the sums are its own, and `factors` are not used: all micro-batches are
+        With an `update_loss`, loss and sums are its own, and `factors` are not used: all micro-batches are
         computed once, and all but the last once more, with gradients and the same dropout (GradCache, Gao et al., 2021).
         """
 

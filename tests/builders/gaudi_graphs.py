@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gaudi_bert.common.arrays import BatchArrays
-from gaudi_bert.engines.protocol import Coupling
+from gaudi_bert.engines.protocol import UpdateLoss
 
 # --- TensorFlow: the graphs that an update was traced to, and every function that they call
 
@@ -112,7 +112,7 @@ def pytorch_problems(graph: Any) -> set[tuple[str, str]]:
     return found
 
 
-def traced_pass(model: Any, batch: BatchArrays, coupling: Coupling | None = None) -> Any:
+def traced_pass(model: Any, batch: BatchArrays, update_loss: UpdateLoss | None = None) -> Any:
     """The graph of one forward and backward pass of a model of the PyTorch engine; a BERT computes attention as on Gaudi."""
     import numpy as np
     import torch
@@ -135,7 +135,7 @@ def traced_pass(model: Any, batch: BatchArrays, coupling: Coupling | None = None
             self.module = getattr(model, "module", torch.nn.Module())
 
         def forward(self, tensors: dict[str, Any]) -> Any:
-            if coupling is not None:
+            if update_loss is not None:
                 return widen(model.training_outputs(tensors, seed))
             return model.loss(tensors, seed, torch.ones(2))[0]
 

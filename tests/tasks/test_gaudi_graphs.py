@@ -30,9 +30,9 @@ NUMBERS = tf.TensorSpec([4], tf.float32)
 def problems(engine: str, spec: ModelSpec, batches: list[Any], settings: Any, objective: Objective) -> set[tuple[str, str]]:
     """Of an update of these micro-batches."""
     model = load_engine(engine).build(spec, seed=None)
-    coupling = objective.coupling(batches, 1, Communicator())
+    update_loss = objective.update_loss(batches, 1, Communicator())
     if engine == "pytorch":
-        return pytorch_problems(traced_pass(model, batches[0], coupling))
+        return pytorch_problems(traced_pass(model, batches[0], update_loss))
     return tensorflow_problems(graphs_of(model, batches, settings, objective))
 
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.engines.protocol import Communicator, Coupling, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, UpdateLoss, UpdateScalars
 from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.operations import as_graph, kernel
@@ -47,7 +47,7 @@ class TensorFlowUpdates:
         self._next = as_graph(self._trace_next)
         self._finish = as_graph(self._trace_finish)
         self._outputs = as_graph(self._trace_outputs)
-        self._finish_coupled = as_graph(self._update)
+        self._finish_two_passes = as_graph(self._update)
 
     def run(
         self,
@@ -56,7 +56,7 @@ class TensorFlowUpdates:
         factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
-        coupling: Coupling | None = None,
+        update_loss: UpdateLoss | None = None,
     ) -> tf.Tensor:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         inputs = [
@@ -68,8 +68,8 @@ class TensorFlowUpdates:
             for number, batch in enumerate(micro_batches)
         ]
         tensors = UpdateScalars(*(tf.constant(value, tf.float32) for value in scalars))
-        if coupling is not None:
-            return self._coupled_update([(batch, seed) for batch, seed, _ in inputs], tensors, update, coupling)
+        if update_loss is not None:
+            return self._update_in_two_passes([(batch, seed) for batch, seed, _ in inputs], tensors, update, update_loss)
         if self._is_single_graph:
             (only,) = inputs
             return self._single_update(*only, tensors)
@@ -83,12 +83,12 @@ class TensorFlowUpdates:
             self._communicator.arrive()
         return self._finish(sums, tensors)
 
-    def _coupled_update(
+    def _update_in_two_passes(
         self,
         inputs: Sequence[tuple[Mapping[str, tf.Tensor], tf.Tensor]],
         scalars: UpdateScalars,
         update: int,
-        coupling: Coupling,
+        update_loss: UpdateLoss,
     ) -> tf.Tensor:
         """Do one update of one loss of all micro-batches; the last is computed once, the others twice."""
         last, outputs = len(inputs) - 1, []
@@ -97,14 +97,14 @@ class TensorFlowUpdates:
             outputs.append(self._outputs(*each).numpy())
         self._note(last, update, inputs[last][0])
         output, tape = self._taped(*inputs[last])
-        sums, gradients = coupling([*outputs, output.numpy()])
+        sums, gradients = update_loss([*outputs, output.numpy()])
         totals = self._gradients_by(output, tape, gradients[last])
         for number, each in enumerate(inputs[:-1]):
             self._note(number, update, each[0])
             added = self._gradients_by(*self._taped(*each), gradients[number])
             totals = [total + gradient for total, gradient in zip(totals, added, strict=True)]
         self._communicator.arrive()
-        return self._finish_coupled(totals, tf.constant(sums, tf.float32), scalars)
+        return self._finish_two_passes(totals, tf.constant(sums, tf.float32), scalars)
 
     def _taped(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.GradientTape]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
