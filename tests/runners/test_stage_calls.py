@@ -17,7 +17,6 @@ from gaudi_bert.runners.local import _missing_inputs, run_stages
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import stages_of
 from gaudi_bert.tasks.task_data import make_built_in_rows
-from gaudi_bert.tfrecords.scanning.scan import scan_unpacked
 from tests.builders import folders
 from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.folders import comparable
