@@ -19,6 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.serving.app import make_app
 from gaudi_bert.serving.device import measured
@@ -153,7 +154,7 @@ def _read_key(file: Path) -> str:
     try:
         if stat.S_IMODE(file.stat().st_mode) & stat.S_IROTH:
             raise InputError(f"--api-key-file {file}: everybody may read it; run: chmod 600 {file}")
-        key = file.read_text(encoding="utf-8").strip()
+        key = read_text(file).strip()
     except OSError as error:
         raise InputError(f"--api-key-file {file}: {error.strerror}; give a file with the key") from error
     if not key or not key.isascii() or len(key.split()) != 1:
