@@ -154,7 +154,7 @@ STOREYS = {
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": (
-        *("kinds", "task_data", "answers", "models", "finetune_job", "coupled", "finetune"),
+        *("kinds", "task_data", "answers", "models", "finetune_job", "pairs", "finetune"),
         *("check_graph", "pretrain", "predict"),
     ),
     "runners": ("docker", "kubernetes", "doctor"),

@@ -120,14 +120,14 @@ class StepSpec:
     Attributes:
         features: of one pack, by name: shape and type.
         accumulation_steps: micro-batches of an update on one process.
-        is_coupled: whether the loss is one of all micro-batches together (`Coupling`).
+        has_update_loss: whether the loss is one of all micro-batches together (`UpdateLoss`).
     """
 
     model: ModelSpec
     features: Mapping[str, tuple[tuple[int, ...], str]]
     packs: int
     accumulation_steps: int
-    is_coupled: bool = False
+    has_update_loss: bool = False
 
 
 class Trial(NamedTuple):
@@ -191,7 +191,7 @@ class UpdateScalars(NamedTuple):
     second_correction: float
 
 
-Coupling = Callable[[Sequence[NDArray[Any]]], tuple[FloatArray, Sequence[FloatArray]]]
+UpdateLoss = Callable[[Sequence[NDArray[Any]]], tuple[FloatArray, Sequence[FloatArray]]]
 """A loss of all micro-batches of an update together, those of other processes too.
 
 From what the head gives for each micro-batch of this process, [M] arrays [B, ...], to the K sums and the loss's gradients by
@@ -216,14 +216,14 @@ class Updates(Protocol):
         factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
-        coupling: Coupling | None = None,
+        update_loss: UpdateLoss | None = None,
     ) -> Sums:
         """Gradients of M micro-batches, summed over them and over processes, clipped once, and applied.
 
         The two losses of a micro-batch are multiplied by its `factors`; `seeds` are those of dropout. The result: the K sums
         over this process's micro-batches, and the gradient's norm over all processes before clipping.
 
-        With a `coupling` the loss is what it says, the sums are its own, and `factors` are not used: all micro-batches are
+        With an `update_loss`, loss and sums are its own, and `factors` are not used: all micro-batches are
         computed once, and all but the last once more, with gradients and the same dropout (GradCache, Gao et al., 2021).
         """
 

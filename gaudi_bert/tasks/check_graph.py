@@ -31,11 +31,11 @@ from gaudi_bert.model.heads import PretrainingHead, TaskHead
 from gaudi_bert.rows.fields import read_label_names
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Sequences
-from gaudi_bert.tasks.coupled import coupled_features
 from gaudi_bert.tasks.finetune import job_of
 from gaudi_bert.tasks.finetune_job import FineTuneInput
-from gaudi_bert.tasks.kinds.task import Draw, Task, Vocabulary, is_coupled, task_named
+from gaudi_bert.tasks.kinds.task import Draw, Task, Vocabulary, learns_pairs, task_named
 from gaudi_bert.tasks.models.task_models import start_weights
+from gaudi_bert.tasks.pairs import pair_features
 from gaudi_bert.training.input.batches import TrainingOrder
 from gaudi_bert.training.model_files import model_config
 from gaudi_bert.training.run_plan import RunPlan
@@ -165,7 +165,7 @@ def _of_task(settings: PipelineSettings, packed: Path, pipeline_folder: Path) ->
     model = None if section.init_checkpoint is None else Path(section.init_checkpoint)
     if model is not None and data is not None and data.is_file():
         return str(data), _of_rows(settings, FineTuneInput(data, None, model, vocabulary), processes)
-    origin = f"{_UNPACKED}{', two of each row' * is_coupled(settings.task)}"
+    origin = f"{_UNPACKED}{', two of each row' * learns_pairs(settings.task)}"
     return origin, _of_task_settings(settings, model, packed, processes)
 
 
@@ -202,16 +202,16 @@ def _of_task_settings(settings: PipelineSettings, model: Path | None, packed: Pa
     task = task_named(name)(settings.task, labels, Vocabulary(sizes.vocab_size, (), 0))
     if isinstance(config, BertConfig) and task.head.is_causal:
         config = replace(config, attention="causal")
-    sequences = section.batch_sequences * (2 if is_coupled(settings.task) else 1)  # a row has two texts at least
+    sequences = section.batch_sequences * (2 if learns_pairs(settings.task) else 1)  # a row has two texts at least
     steps = -(-sequences // (section.micro_batch_packs * processes))
     shape = BatchShape(
         -(-sequences // (steps * processes)), length, length if section.depth == "max" else int(section.depth)
     )
-    batch = _batch_of_task(task, shape, is_coupled(settings.task))
+    batch = _batch_of_task(task, shape, learns_pairs(settings.task))
     return _step(ModelSpec(config, task.head), batch, steps, settings)
 
 
-def _batch_of_task(task: Task, shape: BatchShape, coupled: bool) -> BatchArrays:
+def _batch_of_task(task: Task, shape: BatchShape, paired: bool) -> BatchArrays:
     """A batch with one sequence of one token."""
     one, head = np.zeros(1, np.int64), task.head
     target: AnyArray = np.zeros(1, np.int32)
@@ -222,13 +222,13 @@ def _batch_of_task(task: Task, shape: BatchShape, coupled: bool) -> BatchArrays:
     bounds = np.arange(2)
     sequences = Sequences(one, bounds, np.zeros(1, np.int32), np.zeros(1, np.int8), target=target)
     placed = lay_out_packs(sequences, Packs(one, bounds), one, shape)
-    targets = coupled_features(placed, one) if coupled else task.target_features(sequences, placed, Draw(0, 0))
+    targets = pair_features(placed, one) if paired else task.target_features(sequences, placed, Draw(0, 0))
     return {**placed.features(sequences), **targets}
 
 
 def _step(model: ModelSpec, batch: BatchArrays, accumulation_steps: int, settings: PipelineSettings) -> StepSpec:
     features = {name: (values.shape[1:], values.dtype.name) for name, values in batch.items()}
-    return StepSpec(model, features, len(batch["input_ids"]), accumulation_steps, is_coupled(settings.task))
+    return StepSpec(model, features, len(batch["input_ids"]), accumulation_steps, learns_pairs(settings.task))
 
 
 # --- for people

@@ -52,7 +52,7 @@ def report_on_step(step: StepSpec, settings: LoopSettings, communication_MB: int
         parameters=parameters,
         operations=sum(node.op == "call_function" for node in few.graph.nodes),
         flops_per_micro_batch=flops(forward_only=False),
-        repeated_flops=flops(forward_only=True) if step.is_coupled else 0,
+        repeated_flops=flops(forward_only=True) if step.has_update_loss else 0,
         accumulation_steps=step.accumulation_steps,
         few=_pass_memory(few, _FEW_PACKS),
         many=_pass_memory(many, _MANY_PACKS),
@@ -79,7 +79,7 @@ def trace_pass(model: TorchModel, step: StepSpec, packs: int) -> torch.fx.GraphM
     shapes, seed = {name: parameter.shape for name, parameter in model.parameters_by_name.items()}, np.zeros(2, np.int32)
 
     def forward(batch: dict[str, Any]) -> tuple[Any, Any]:
-        if step.is_coupled:
+        if step.has_update_loss:
             outputs = widen(model.training_outputs(batch, seed))
             return outputs, outputs
         loss, sums = model.loss(batch, seed, torch.ones(2))

@@ -39,14 +39,14 @@ def report_on_step(step: StepSpec, settings: LoopSettings, communication_MB: int
     refuse_recompute(settings)
     config = cast(BertConfig, step.model.config)
     updates, batch = abstract_step(step, settings, "float32")
-    graphs = updates.trace(batch, is_coupled=step.is_coupled)
+    graphs = updates.trace(batch, has_update_loss=step.has_update_loss)
     few, many = (_memory(replace(step, packs=packs), settings) for packs in (FEW_PACKS, MANY_PACKS))
     return GraphReport.of(
         check_graphs(graphs),
         parameters=sum(math.prod(variable.shape) for variable in variables_of(config, step.model.head).values()),
         operations=sum(len(graph.get_operations()) for graph in graphs.values()),
         flops_per_micro_batch=max(matrix_flops(graph) for graph in graphs.values()),
-        repeated_flops=matrix_flops(graphs["outputs"]) if step.is_coupled else 0,
+        repeated_flops=matrix_flops(graphs["outputs"]) if step.has_update_loss else 0,
         accumulation_steps=step.accumulation_steps,
         few=few,
         many=many,
@@ -61,7 +61,7 @@ def _memory(step: StepSpec, settings: LoopSettings) -> PassMemory:
     With bfloat16, Gaudi's conversion is stood in for by the model's own, which rounds about the same tensors.
     """
     updates, batch = abstract_step(replace(step, accumulation_steps=2), settings, settings.precision)
-    graph = updates.trace_pass(batch, is_coupled=step.is_coupled)
+    graph = updates.trace_pass(batch, has_update_loss=step.has_update_loss)
     return pass_memory(graph, graph.get_operation_by_name(SUMS_NAME), step.packs)
 
 
