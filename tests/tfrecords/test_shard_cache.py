@@ -193,17 +193,17 @@ def test_a_shard_whose_room_is_needed_is_not_fetched_to_its_end(s3: S3Server, tm
     ):
         cache.bring(0, complete=False)
         cache.fetch_parts([(0, 100, 300), (0, 1999, 2000)])
-        assert (folder / "shard-0").read_bytes() == bytes(2000)
+        assert (folder / table.name(0)).read_bytes() == bytes(2000)
         cache.release(0)
         filling = cache.fill(0)
         cache.bring(1)
         filling.result()
-        assert [path.name for path in folder.iterdir()] == ["shard-1"]
-        assert (folder / "shard-1").read_bytes() == b"\1" * 2000
+        assert [path.name for path in folder.iterdir()] == [table.name(1)]
+        assert (folder / table.name(1)).read_bytes() == b"\1" * 2000
         assert cache.bytes_here(1) == 2000
         cache.release(1)
         cache.bring(0)
-        assert [path.name for path in folder.iterdir()] == ["shard-0"]
+        assert [path.name for path in folder.iterdir()] == [table.name(0)]
 
 
 def test_what_the_streams_need_must_fit(tmp_path: Path) -> None:
