@@ -155,7 +155,7 @@ STOREYS = {
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": (
         *("kinds", "task_data", "answers", "models", "finetune_job", "pairs", "finetune"),
-        *("check_graph", "pretrain", "predict"),
+        *("pretrain", "predict"),
     ),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": (*("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands", "main"),),
@@ -176,14 +176,13 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "habana_frameworks": (set(), {"engines"}),
     "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/encoder_weights"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
-    "prometheus_client": (set(), {"training/metrics"}),
     "jinja2": (set(), {"reporting/report"}),
     "h5py": (set(), {"tfrecords/wire/hdf5"}),
     "pyarrow": (set(), {"common/arrow", "tables", "rows"}),
     **dict.fromkeys(
         ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/store/objects"})
     ),
-    "docker": (set(), {"runners/docker/daemon"}),
+    "docker": (set(), {"runners/docker"}),
     "kubernetes": (set(), {"runners/kubernetes", "runners/doctor/cluster"}),
     "torch": ({"pytorch", "engines/pytorch"}, set()),
     "transformers": ({"pytorch", "engines/pytorch"}, set()),
@@ -298,7 +297,7 @@ def test_no_function_swallows_everything_or_asserts_on_input() -> None:
 
 
 # What a process has one of, and a path or a thread must find: which folders are mounted, and who writes on the terminal.
-GLOBAL_STATE = {"common/files.py: _MOUNTED", "common/progress.py: _PASSING_LINE_TAKEN"}
+GLOBAL_STATE = {"common/files.py: _MOUNTED"}
 
 
 def global_state(path: Path, tree: ast.Module) -> Iterator[str]:

@@ -173,7 +173,6 @@ ADDED = {
     r"gaudi-bert train .*": SMALL,
     r"gaudi-bert finetune .*triplets.*": ["--set=finetune.epochs=1", "--set=finetune.batch_sequences=7"],
     r"gaudi-bert finetune .*": ["--set=finetune.epochs=1"],
-    r"gaudi-bert doctor --graph .*": SMALL[:4],
     r".*gaudi-bert run .* --on docker.*|gaudi-bert run pipelines/wnut17.*": ["--dry-run"],
 }
 # Root may run mpirun, and each of two processes on two cores computes with one thread.

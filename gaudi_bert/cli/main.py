@@ -145,7 +145,6 @@ _EXTRAS = {
     "jinja2": "report",
     "kubernetes": "kubernetes",
     "matplotlib": "report",
-    "prometheus_client": "pytorch",
     "pyarrow": "parquet",
     "safetensors": "pytorch",
     "seqeval": "pytorch",
@@ -156,7 +155,7 @@ _EXTRAS = {
     "transformers": "pytorch",
 }
 # Both engines need them. PyTorch runs on every Python and takes every model, so it is offered where neither is there.
-_OF_EITHER_ENGINE = ("prometheus_client", "safetensors", "seqeval", "sklearn")
+_OF_EITHER_ENGINE = ("safetensors", "seqeval", "sklearn")
 
 
 def _run_to_the_end(command: Callable[[], int | None]) -> NoReturn:
