@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import islice
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.shards import Shard, ShardTable
+from gaudi_bert.artefacts.shards import GroupShards, ShardTable
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
@@ -125,10 +126,14 @@ def test_a_shard_that_is_not_the_one_of_the_metadata_is_refused(case: PackingCas
             stored.cache.bring(shard)
 
 
+def table_of(packs: Iterable[int], sizes: Iterable[int]) -> ShardTable:
+    return ShardTable.of_groups([GroupShards(packs=tuple(packs), bytes=tuple(sizes), manifest_crc32c=0)], "")
+
+
 def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3Server, tmp_path: Path) -> None:
-    table = ShardTable.of([Shard(name=f"shard-{number}", packs=1, bytes=10) for number in range(4)])
+    table = table_of([1] * 4, [10] * 4)
     for number in range(3):
-        (tmp_path / f"shard-{number}").write_bytes(b"0123456789")
+        (tmp_path / table.name(number)).write_bytes(b"0123456789")
     upload(tmp_path, "s3://bucket/held", Objects(quick(s3.endpoint)))
     with mirrored(Path("s3://bucket/held"), quick(s3.endpoint)) as folder:
         cache = ShardCache(folder, table, 20, 1)
@@ -144,15 +149,15 @@ def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3
         cache.release(2)
         cache.bring(1)
         assert here() == [1, 2]
-        with pytest.raises(InputError, match="s3://bucket/held/shard-3"):
+        with pytest.raises(InputError, match="s3://bucket/held/packed-00000-00003"):
             cache.bring(3)
 
 
 def test_what_the_streams_need_must_fit(tmp_path: Path) -> None:
     """The largest shards: one of each stream, and as many of the next as a process reads at once."""
-    shards = [Shard(name=f"{number}", packs=7, bytes=50 + number) for number in range(100)]
-    ShardCache(tmp_path, ShardTable.of(shards), 9_000, 1).check_room(32, 1)  # 64 of at most 149 bytes
-    cache = ShardCache(tmp_path, ShardTable.of(shards), 7_519, 1)
+    table = table_of([7] * 100, range(50, 150))
+    ShardCache(tmp_path, table, 9_000, 1).check_room(32, 1)  # 64 of at most 149 bytes
+    cache = ShardCache(tmp_path, table, 7_519, 1)
     cache.check_room(32, 2)
     with pytest.raises(InputError, match="7,520 bytes"):
         cache.check_room(32, 1)
