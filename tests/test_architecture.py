@@ -110,6 +110,7 @@ ROOMS = {
         *("common", "config", "artefacts", "packing", "reading", "corpus", "rows", "tables", "model", "pytorch", "engines"),
         "training",
     },
+    "serving": {"common", "config", "rows", "model", "engines", "training", "tasks"},
     "reporting": {"common", "config", "artefacts", "packing", "tfrecords", "rows", "tables"},
     "runners": {
         *("common", "config", "artefacts", "packing", "reading", "tfrecords", "corpus", "tables", "training", "tasks"),
@@ -117,7 +118,7 @@ ROOMS = {
     },
     "cli": {
         *("common", "config", "artefacts", "tfrecords", "corpus", "tables", "training", "pytorch", "tasks", "reporting"),
-        "runners",
+        *("serving", "runners"),
     },
     "__main__": {"cli"},
     "__init__": {"packing"},
@@ -158,7 +159,17 @@ STOREYS = {
         *("pretrain", "predict"),
     ),
     "runners": ("docker", "kubernetes", "doctor"),
-    "cli": (*("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands", "main"),),
+    "cli": (
+        *(
+            "table_commands",
+            "data_commands",
+            "estimate_commands",
+            "model_commands",
+            "serve_command",
+            "pipeline_commands",
+            "main",
+        ),
+    ),
 }
 
 # Modules that are slow to load or that some environments lack: where a file may import them when it is itself imported,
@@ -184,6 +195,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     ),
     "docker": (set(), {"runners/docker"}),
     "kubernetes": (set(), {"runners/kubernetes"}),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), ({"serving"}, set())),
     "torch": ({"pytorch", "engines/pytorch"}, set()),
     "transformers": ({"pytorch", "engines/pytorch"}, set()),
 }
