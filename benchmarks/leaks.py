@@ -42,6 +42,7 @@ from tests.builders.torch_models import MODELS, small_model
 ATTENTIONS = ("sdpa", "eager", "flex_attention")
 LENGTH = 256
 Batch = dict[str, Any]
+Feed = Callable[[Feeding, list[Row]], Batch]
 
 
 def target(
@@ -56,7 +57,7 @@ def target(
     return feed
 
 
-def mask(make: Callable[[Feeding, Any], Any]) -> Callable[[Feeding, list[Row]], Batch]:
+def mask(make: Callable[[Feeding, Any], Any]) -> Feed:
     """The batch of transformers-5 with a mask that is computed from the numbers of the sequences."""
     return target("transformers-5", lambda feeding, batch: {"attention_mask": make(feeding, batch["sequence_ids"])})
 

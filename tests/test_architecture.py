@@ -111,6 +111,7 @@ ROOMS = {
         *("common", "config", "artefacts", "packing", "reading", "corpus", "rows", "tables", "model", "encoders", "engines"),
         "training",
     },
+    "serving": {"common", "config", "rows", "model", "engines", "training", "tasks"},
     "reporting": {"common", "config", "artefacts", "packing", "tfrecords", "rows", "tables"},
     "runners": {
         *("common", "config", "artefacts", "packing", "reading", "tfrecords", "corpus", "tables", "training", "tasks"),
@@ -118,7 +119,7 @@ ROOMS = {
     },
     "cli": {
         *("common", "config", "artefacts", "tfrecords", "corpus", "tables", "training", "tasks", "reporting"),
-        "runners",
+        *("serving", "runners"),
     },
     "__main__": {"cli"},
     "__init__": {"packing"},
@@ -159,7 +160,17 @@ STOREYS = {
         *("pretrain", "predict"),
     ),
     "runners": ("docker", "kubernetes", "doctor"),
-    "cli": (*("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands", "main"),),
+    "cli": (
+        *(
+            "table_commands",
+            "data_commands",
+            "estimate_commands",
+            "model_commands",
+            "serve_command",
+            "pipeline_commands",
+            "main",
+        ),
+    ),
 }
 
 # Modules that are slow to load or that some environments lack: where a file may import them when it is itself imported,
@@ -185,6 +196,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     ),
     "docker": (set(), {"runners/docker"}),
     "kubernetes": (set(), {"runners/kubernetes", "runners/doctor/cluster"}),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), ({"serving"}, set())),
     "torch": ({"encoders", "pytorch", "engines/pytorch"}, set()),
     "transformers": ({"encoders", "pytorch", "engines/pytorch"}, set()),
 }

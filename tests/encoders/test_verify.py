@@ -14,7 +14,7 @@ from tests.builders.reporters import QUIET
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 pytest.importorskip("transformers")
 
-from gaudi_bert.encoders import feeding_trial, verify  # noqa: E402
+from gaudi_bert.encoders import feeding_trial, packed_model, verify  # noqa: E402
 from tests.builders.encoders import LABELS, write_encoder  # noqa: E402
 
 
@@ -54,10 +54,8 @@ def test_a_gradient_of_packs_that_differs_is_found(tmp_path: Path, monkeypatch: 
 def test_a_leaking_mask_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_encoder(tmp_path / "m", "roberta", "AutoModel")
     right = feeding_trial.packed_batch
-    monkeypatch.setattr(
-        "gaudi_bert.encoders.packed_model.packed_batch", lambda *given: {**right(*given), "attention_mask": None}
-    )
-    with pytest.raises(FailedError, match="roberta|Roberta"):
+    monkeypatch.setattr(packed_model, "packed_batch", lambda *given: {**right(*given), "attention_mask": None})
+    with pytest.raises(FailedError, match="Roberta"):
         verify_model(checkpoint=tmp_path / "m", data=None, reporter=QUIET)
 
 
