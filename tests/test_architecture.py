@@ -103,11 +103,12 @@ ROOMS = {
     "rows": {"common", "config", "packing", "corpus"},
     "tables": {"common", "config", "artefacts", "packing", "reading", "proof", "tfrecords", "corpus", "rows"},
     "model": {"common"},
-    "pytorch": {"common", "config", "artefacts", "reading", "tfrecords", "rows", "tables", "model"},
-    "engines": {"common", "config", "artefacts", "model", "pytorch"},
-    "training": {"common", "config", "artefacts", "reading", "tfrecords", "model", "engines"},
+    "encoders": {"common", "model"},
+    "pytorch": {"common", "config", "artefacts", "reading", "tfrecords", "rows", "tables", "model", "encoders"},
+    "engines": {"common", "config", "artefacts", "model", "encoders"},
+    "training": {"common", "config", "artefacts", "reading", "tfrecords", "model", "encoders", "engines"},
     "tasks": {
-        *("common", "config", "artefacts", "packing", "reading", "corpus", "rows", "tables", "model", "pytorch", "engines"),
+        *("common", "config", "artefacts", "packing", "reading", "corpus", "rows", "tables", "model", "encoders", "engines"),
         "training",
     },
     "serving": {"common", "config", "rows", "model", "engines", "training", "tasks"},
@@ -117,7 +118,7 @@ ROOMS = {
         "reporting",
     },
     "cli": {
-        *("common", "config", "artefacts", "tfrecords", "corpus", "tables", "training", "pytorch", "tasks", "reporting"),
+        *("common", "config", "artefacts", "tfrecords", "corpus", "tables", "training", "tasks", "reporting"),
         *("serving", "runners"),
     },
     "__main__": {"cli"},
@@ -185,7 +186,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "tensorflow": ({"engines/tensorflow"}, set()),
     "horovod": (set(), {"engines/tensorflow/horovod"}),
     "habana_frameworks": (set(), {"engines"}),
-    "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/encoder_weights"}, {"training"}),
+    "safetensors": ({"training/checkpoint", "tasks/models", "encoders/encoder_weights"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
     "jinja2": (set(), {"reporting/report"}),
     "h5py": (set(), {"tfrecords/wire/hdf5"}),
@@ -196,8 +197,8 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "docker": (set(), {"runners/docker"}),
     "kubernetes": (set(), {"runners/kubernetes"}),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), ({"serving"}, set())),
-    "torch": ({"pytorch", "engines/pytorch"}, set()),
-    "transformers": ({"pytorch", "engines/pytorch"}, set()),
+    "torch": ({"encoders", "pytorch", "engines/pytorch"}, set()),
+    "transformers": ({"encoders", "pytorch", "engines/pytorch"}, set()),
 }
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 240) -> None:
     """Wait until a condition holds; it is a failure if it does not within `seconds`, many times what it takes."""
     deadline = time.monotonic() + seconds
     while not condition():
