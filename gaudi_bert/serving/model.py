@@ -22,6 +22,7 @@ from gaudi_bert.rows.types import Row, Sequences, TextRow
 from gaudi_bert.serving.settings import ServeSettings
 from gaudi_bert.tasks.kinds.task import Task
 from gaudi_bert.tasks.models.task_models import encoder_weights, is_bert, read_task_folder, start_weights
+from gaudi_bert.tasks.predict import with_a_way_on
 from gaudi_bert.training.model_files import SentenceFolder, TaskConfig, read_sentence_folder, tokenizer_length
 
 if TYPE_CHECKING:  # it loads torch
@@ -172,7 +173,14 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
     Raises:
         InputError: the folder is damaged or lacks a part, or its model has nothing to serve or cannot be given packs.
     """
-    is_bert(path)  # refuses what is no folder of a model
+    is_bert(path)  # refuses what is no model
+    if not any(path.glob("*.safetensors")):
+        raise InputError(f"{path}: holds no *.safetensors, and no other weights are read; save it with save_pretrained")
+    with with_a_way_on(path):
+        return _opened(path, settings)
+
+
+def _opened(path: Path, settings: ServeSettings) -> ServedModel:
     tokenizer = open_tokenizer(path)
     task = _task_of(path)
     folder = SentenceFolder(settings.pooling or "mean")
@@ -195,8 +203,8 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
     model = cast("TorchModel", engine.build(ModelSpec(start.config, head), device, seed=None, compiled=is_compiled))
     model.load_values(start.variables)
     kind: Kind = "embedding" if task is None else _KINDS.get(task.name, "classifier")
-    kind_name = str(getattr(start.config, "model_type", "bert"))
-    return ServedModel(kind, task, kind_name, model, device, tokenizer, folder, longest, positions, width)
+    name = str(getattr(start.config, "model_type", "bert"))
+    return ServedModel(kind, task, name, model, device, tokenizer, folder, longest, positions, width)
 
 
 def _task_of(path: Path) -> Task | None:

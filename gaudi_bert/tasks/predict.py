@@ -97,7 +97,7 @@ def predict(
         _check_groups(options, settings, described.task, out)
         check_first_row(rows_file, described.task, settings)
         engine = _engine_of(path)
-        with _with_a_way_on(path):
+        with with_a_way_on(path):
             start = start_weights(path, described.make_task(), lacks_head=False)
         tokenizer, positions = _tokenizer_of(path, start), start.sizes.positions
         length = options.sequence_length(positions, min(described.max_sequence_length or positions, positions))
@@ -171,7 +171,7 @@ def _opened(
     longest: int,
 ) -> LoadedModel:
     """The model on a device, for sequences of at most `longest` tokens; a card that compiles gets one shape."""
-    with _with_a_way_on(path):
+    with with_a_way_on(path):
         device = engine.open_device(TrainingSettings(precision=options.precision))
         model, one_shape = open_model(start, head, engine, device), device.kind == "hpu"
     plan = partial(
@@ -187,7 +187,7 @@ def _opened(
 
 
 @contextmanager
-def _with_a_way_on(path: Path) -> Iterator[None]:
+def with_a_way_on(path: Path) -> Iterator[None]:
     """What packs are not right for can still be run elsewhere, as the refusal states."""
     try:
         yield
@@ -322,7 +322,7 @@ def embed(
         own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
         prompt = _prompt(path, own, options)
         engine = _engine_of(path)
-        with _with_a_way_on(path):
+        with with_a_way_on(path):
             start = encoder_weights(path)
         tokenizer, positions = _tokenizer_of(path, start), start.sizes.positions
         usual = own.max_sequence_length or tokenizer_length(path if path.is_dir() else path.parent) or positions
