@@ -103,7 +103,9 @@ class RowPart:
     def not_text(self, where: str, error: UnicodeDecodeError) -> InputError:
         """The error for a line, `where`, that is not text of the encoding."""
         encoding = "UTF-8" if self.encoding == "utf-8" else self.encoding
-        return InputError(f"{where}: not {encoding} at its byte {error.start}; {self.encoding_remedy(error).partition(': ')[2]}")
+        return InputError(
+            f"{where}: not {encoding} at its byte {error.start}; {self.encoding_remedy(error).partition(': ')[2]}"
+        )
 
     def encoding_remedy(self, error: UnicodeDecodeError) -> str:
         """Return what to do about a line that is not text of the encoding."""

@@ -78,7 +78,7 @@ def _ranking_figures(
     answers_Q = np.maximum(answers_Q, 1)
 
     def sums(values_R: FloatArray) -> FloatArray:
-        return np.bincount(query_R, values_R, queries)
+        return np.bincount(query_R, values_R, queries).astype(np.float64)
 
     figures = {
         "accuracy@1": share_R[first_Q],
@@ -106,7 +106,7 @@ def figures_of_groups(scores: Float32Array, gains: FloatArray, queries: Sequence
     query_R = query_of[order]
     place_R = np.arange(len(order)) - np.searchsorted(query_R, query_R)
     discounts_R = np.where(place_R < _TOP, _DISCOUNTS[np.minimum(place_R, _TOP - 1)], 0.0)
-    ideal_Q = np.bincount(query_R, gains[best] * discounts_R)
+    ideal_Q = np.bincount(query_R, gains[best] * discounts_R).astype(np.float64)
     answers_Q = np.bincount(query_of, gains >= _ANSWERS)
     figures = _ranking_figures(query_R, scores[order], gains[order], answers_Q, ideal_Q)
     return {name: figures[name] for name in ("ndcg@10", "mrr@10", "map")}
