@@ -24,7 +24,6 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int3
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import GaudiSettings, LoopSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.engines.graph_report import GraphReport
 from gaudi_bert.model.config import BertConfig, EncoderConfig, misfit
 from gaudi_bert.model.heads import Head, Loss
 
@@ -111,23 +110,6 @@ class ModelSpec:
 
     config: BertConfig | EncoderConfig
     head: Head
-
-
-@dataclass(frozen=True)
-class StepSpec:
-    """A training step to be traced: its model, which only PyTorch traces unless it is a BERT, and its micro-batches.
-
-    Attributes:
-        features: of one pack, by name: shape and type.
-        accumulation_steps: micro-batches of an update on one process.
-        has_update_loss: whether the loss is one of all micro-batches together (`UpdateLoss`).
-    """
-
-    model: ModelSpec
-    features: Mapping[str, tuple[tuple[int, ...], str]]
-    packs: int
-    accumulation_steps: int
-    has_update_loss: bool = False
 
 
 class Trial(NamedTuple):
@@ -272,6 +254,3 @@ class Engine(Protocol):
 
         `accumulation_steps`: the most micro-batches of an update on one process.
         """
-
-    def report_on_step(self, step: StepSpec, settings: LoopSettings, communication_MB: int) -> GraphReport:
-        """Trace a step, check that it is fit for Gaudi, and say what it costs; nothing is run."""

@@ -234,20 +234,6 @@ def test_where_no_policy_is_wanted_or_works_there_is_none() -> None:
         assert "NetworkPolicy" not in render(cluster_settings(PIPELINES[0], variant)).shared
 
 
-@pytest.mark.parametrize("variant", ["as it is", "metrics"])
-def test_prometheus_finds_and_reaches_the_worker_that_serves_figures(variant: str) -> None:
-    """The launcher of an MPIJob does not train; the annotations are those that Prometheus' usual set-up reads."""
-    manifests = render(cluster_settings(PIPELINES[0], variant, "training.metrics_port=9400"))
-    *others, worker = _pod_templates(manifests.steps["train"])
-    announced = {"prometheus.io/scrape": "true", "prometheus.io/port": "9400", "prometheus.io/path": "/metrics"}
-    assert worker["metadata"]["annotations"] == announced
-    assert worker["spec"]["containers"][0]["ports"] == [{"name": "metrics", "containerPort": 9400}]
-    rest = [*others, *_pod_templates(manifests.steps["evaluate"])]
-    assert all("annotations" not in template["metadata"] for template in rest)
-    if variant == "metrics":
-        assert manifests.shared["NetworkPolicy"]["spec"]["ingress"][1] == {"ports": [{"port": 9400, "protocol": "TCP"}]}
-
-
 def test_the_pods_of_nodes_are_told_who_they_are_and_where_they_meet() -> None:
     """Kubernetes puts the Job's name and the pod's index where `$(JOB_NAME)` and the two fields stand."""
     manifests = render(cluster_settings(PIPELINES[0], "nodes and cards"), (1, 31))
@@ -313,7 +299,7 @@ def test_with_a_queue_the_top_of_a_rendered_folder_holds_no_quota_for_training(t
 
 def test_fine_tuning_on_a_cluster_is_one_worker_with_all_its_cards() -> None:
     """However many workers train the model: an update is said in sequences, so their number changes nothing of it."""
-    steps = render(load_pipeline(None, [*TASKS, *VARIANTS["cards and mpijob"], "finetune.metrics_port=9401"])).steps
+    steps = render(load_pipeline(None, [*TASKS, *VARIANTS["cards and mpijob"]])).steps
     assert (steps["train"]["kind"], steps["finetune"]["kind"], steps["predict"]["kind"]) == ("MPIJob", "Job", "Job")
     (template,) = _pod_templates(steps["finetune"])
     command = template["spec"]["containers"][0]["command"]
@@ -322,7 +308,6 @@ def test_fine_tuning_on_a_cluster_is_one_worker_with_all_its_cards() -> None:
     assert next(pod_specs(nodes["finetune"]))["containers"][0]["command"] == command[command.index("gaudi-bert") :]
     assert nodes["finetune"]["spec"].get("completions") is None
     assert command[-6:] == ["--stages", "finetune", "--set", "resources.workers=1", "--set", "kubernetes.efa=0"]
-    assert template["spec"]["containers"][0]["ports"] == [{"name": "metrics", "containerPort": 9401}]
     (spec,) = pod_specs(steps["predict"])
     assert spec["containers"][0]["resources"]["limits"]["habana.ai/gaudi"] == "1"
 

@@ -24,8 +24,8 @@ from tests.builders.recorded_answers import MPIRUN_FOOTER_ONLY, MPIRUN_OUTPUT
 from tests.builders.ssh_hosts import USER, WORKERS, Hosts, made_hosts, wait_until
 
 HOSTFILE = "OMPI_MCA_orte_default_hostfile"
-# How a stand-in waits for a signal, for a minute at most: one that comes between two steps of the interpreter is handled after
-# the sleep that follows, so no sleep may be long.
+# How a stand-in waits for a signal, for a minute at most: one that comes between two steps of the interpreter is handled
+# after the sleep that follows, so no sleep may be long.
 WAIT = "for _ in range(1200): time.sleep(0.05)\n"
 # In the position of mpirun: it counts its starts, and ends the first of them as ranks that were stopped.
 COUNTS = """

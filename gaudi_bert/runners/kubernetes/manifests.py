@@ -172,7 +172,7 @@ def _needs_user_name(settings: PipelineSettings) -> bool:
 
 
 def _fill_selectors(settings: PipelineSettings, item: Manifest) -> None:
-    """Say which pods a Service names, or a NetworkPolicy lets reach one another; their figures are open to anyone."""
+    """Say which pods a Service names, or a NetworkPolicy lets reach one another."""
     spec = item["spec"]
     kind = {"job": "Job", "mpijob": "MPIJob", "trainjob": "TrainJob"}[settings.training_kind]
     pods = {POD_LABELS[kind]: f"{settings.name}-train"}
@@ -181,8 +181,6 @@ def _fill_selectors(settings: PipelineSettings, item: Manifest) -> None:
         return
     spec["podSelector"] = {"matchLabels": pods}
     spec["ingress"] = [{"from": [{"podSelector": {"matchLabels": pods}}]}]
-    if settings.training.metrics_port is not None:
-        spec["ingress"].append({"ports": [{"port": settings.training.metrics_port, "protocol": "TCP"}]})
 
 
 # --- the Job or MPIJob of a step: how many pods, what they run, what they request, where they run

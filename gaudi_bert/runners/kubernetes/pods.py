@@ -19,11 +19,6 @@ def fill_pods(settings: PipelineSettings, step: str, item: Manifest) -> None:
     for spec in pod_specs(item):
         _fill_pod(settings, step, spec)
     _set_placement(settings, step, item)
-    port = {"train": settings.training.metrics_port, "finetune": settings.finetune.metrics_port}.get(step)
-    if port is not None:
-        # Rank 0 is on the only worker, or on the first one, and all workers share one template.
-        *_, worker = _pod_templates(item)
-        _announce_metrics(port, worker)
     _use_store(settings, item)
 
 
@@ -80,14 +75,6 @@ def _fill_placement(placement: PodPlacement, template: Manifest, *, chooses_node
     metadata["labels"] = {**placement.labels, **metadata["labels"]}
     if placement.annotations:
         metadata["annotations"] = {**metadata.get("annotations", {}), **placement.annotations}
-
-
-def _announce_metrics(port: int, template: Manifest) -> None:
-    """Announce where a pod serves its figures: a named port, and the annotations that Prometheus usually reads."""
-    annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(port), "prometheus.io/path": "/metrics"}
-    metadata = template["metadata"]
-    metadata["annotations"] = {**annotations, **metadata.get("annotations", {})}
-    template["spec"]["containers"][0]["ports"] = [{"name": "metrics", "containerPort": port}]
 
 
 def training_placement(settings: PipelineSettings) -> PodPlacement:
