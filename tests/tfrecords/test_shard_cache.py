@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.shards import Shard, ShardTable, index_path
+from gaudi_bert.artefacts.shards import GroupShards, ShardTable, index_path
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
@@ -151,10 +152,14 @@ def test_a_shard_that_is_not_the_one_of_the_metadata_is_refused(case: PackingCas
             files.prepare(other)
 
 
+def table_of(packs: Iterable[int], sizes: Iterable[int]) -> ShardTable:
+    return ShardTable.of_groups([GroupShards(packs=tuple(packs), bytes=tuple(sizes), manifest_crc32c=0)], "")
+
+
 def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3Server, tmp_path: Path) -> None:
-    table = ShardTable.of([Shard(name=f"shard-{number}", packs=1, bytes=10) for number in range(4)])
+    table = table_of([1] * 4, [10] * 4)
     for number in range(3):
-        (tmp_path / f"shard-{number}").write_bytes(b"0123456789")
+        (tmp_path / table.name(number)).write_bytes(b"0123456789")
     upload(tmp_path, "s3://bucket/held", Objects(quick(s3.endpoint)))
     with (
         mirrored(Path("s3://bucket/held"), quick(s3.endpoint)) as folder,
@@ -172,15 +177,15 @@ def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3
         cache.release(2)
         cache.bring(1)
         assert here() == [1, 2]
-        with pytest.raises(InputError, match="s3://bucket/held/shard-3: no such object; write the packed data again"):
+        with pytest.raises(InputError, match="s3://bucket/held/packed-00000-00003: no such object"):
             cache.bring(3)
 
 
 def test_a_shard_whose_room_is_needed_is_not_fetched_to_its_end(s3: S3Server, tmp_path: Path) -> None:
     """Nor is that an error; and it is fetched again when it is read again."""
-    table = ShardTable.of([Shard(name=f"shard-{number}", packs=1, bytes=2000) for number in range(2)])
+    table = table_of([1, 1], [2000, 2000])
     for number in range(2):
-        (tmp_path / f"shard-{number}").write_bytes(bytes([number]) * 2000)
+        (tmp_path / table.name(number)).write_bytes(bytes([number]) * 2000)
     upload(tmp_path, "s3://bucket/stopped", Objects(quick(s3.endpoint)))
     with (
         mirrored(Path("s3://bucket/stopped"), quick(s3.endpoint)) as folder,
@@ -188,24 +193,24 @@ def test_a_shard_whose_room_is_needed_is_not_fetched_to_its_end(s3: S3Server, tm
     ):
         cache.bring(0, complete=False)
         cache.fetch_parts([(0, 100, 300), (0, 1999, 2000)])
-        assert (folder / "shard-0").read_bytes() == bytes(2000)
+        assert (folder / table.name(0)).read_bytes() == bytes(2000)
         cache.release(0)
         filling = cache.fill(0)
         cache.bring(1)
         filling.result()
-        assert [path.name for path in folder.iterdir()] == ["shard-1"]
-        assert (folder / "shard-1").read_bytes() == b"\1" * 2000
+        assert [path.name for path in folder.iterdir()] == [table.name(1)]
+        assert (folder / table.name(1)).read_bytes() == b"\1" * 2000
         assert cache.bytes_here(1) == 2000
         cache.release(1)
         cache.bring(0)
-        assert [path.name for path in folder.iterdir()] == ["shard-0"]
+        assert [path.name for path in folder.iterdir()] == [table.name(0)]
 
 
 def test_what_the_streams_need_must_fit(tmp_path: Path) -> None:
     """The largest shards: one of each stream, and as many of the next as a process reads at once."""
-    shards = [Shard(name=f"{number}", packs=7, bytes=50 + number) for number in range(100)]
-    ShardCache(tmp_path, ShardTable.of(shards), 9_000, 1).check_room(32, 1)  # 64 of at most 149 bytes
-    cache = ShardCache(tmp_path, ShardTable.of(shards), 7_519, 1)
+    table = table_of([7] * 100, range(50, 150))
+    ShardCache(tmp_path, table, 9_000, 1).check_room(32, 1)  # 64 of at most 149 bytes
+    cache = ShardCache(tmp_path, table, 7_519, 1)
     cache.check_room(32, 2)
     with pytest.raises(
         InputError,
