@@ -94,12 +94,14 @@ def _header(
     if other is not None and columns != [settings.text]:
         remedies.append(other)
         columns = [cell.strip().strip('"') for cell in columns[0].split(_separator_in(columns, separator))]
+    twice = next((column for column, times in Counter(columns).items() if times > 1), None)
+    if twice is not None and not remedies:
+        raise InputError(f"{part.name}: two columns are called {shown(twice)}; name them apart, or pass --columns")
     missing = needed(columns) if columns else []
     if not remedies and not missing:
-        twice = next((column for column, times in Counter(columns).items() if times > 1), None)
-        if twice is not None:
-            raise InputError(f"{part.name}: two columns are called {shown(twice)}; name them apart, or pass --columns")
         return columns
+    if missing:
+        missing.append("without a header line, name all: --columns text,label,id")
     if part.path is not None and len(remedies) == (other is not None):
         with part.lines() as lines:
             wrong = next((each for _, each in islice(lines, _LINES_LOOKED_AT) if isinstance(each, UnicodeDecodeError)), None)
