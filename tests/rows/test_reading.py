@@ -200,7 +200,7 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
         "x.tsv",
         "good\tjoy\nbad\tfear\n",
         "classification",
-        "line 1: its header is 'good, joy'; it has no column 'text': name one with --text-column NAME; it has no column 'label'",
+        "line 1: its header is 'good, joy'; it has no column 'text': name one with --text-column NAME",
     ),
     ("x.csv", "good,joy\nbad,fear\n", "classification", "without a header line, name all: --columns text,label,id"),
     ("x.csv", 'text,label\n"a,b\n', "classification", "line 2: not CSV"),
