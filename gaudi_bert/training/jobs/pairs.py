@@ -28,13 +28,13 @@ from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.rows.packs import Packs, Placement, lay_out_packs
 from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.tasks.contrast import PairedRows
-from gaudi_bert.tasks.finetune_job import FineTuneJob, run_settings
 from gaudi_bert.tasks.kinds.embedding import CORRELATIONS
 from gaudi_bert.tasks.kinds.task import Task, TaskFigures
 from gaudi_bert.tasks.models.task_models import sees_only_before
 from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, TaskResult
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.jobs.rows import FineTuneJob, run_settings
 from gaudi_bert.training.loop import RunContext
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, write_sentence_folder
 from gaudi_bert.training.objective import Evaluation, Objective
