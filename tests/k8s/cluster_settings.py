@@ -44,7 +44,6 @@ VARIANTS: dict[str, list[str]] = {
     "TensorFlow, cards": [*CARDS, "resources.workers=1", "training.engine=tensorflow"],
     "selected": [*CARDS, "kubernetes.node_selector={kind: gaudi2}"],
     "mpijob of another user": [*MPIJOB, "kubernetes.user=4711"],
-    "metrics": [*MPIJOB, "training.metrics_port=9400"],
     "open mpijob in a queue": [*MPIJOB, "kubernetes.network_policy=false", "kubernetes.queue=gpus"],
     "object store": ["kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=bucket", "resources.data_workers=3"],
     "object store and mpijob": [*MPIJOB, "kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=bucket"],

@@ -16,8 +16,8 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import Manifests, render
-from gaudi_bert.runners.kubernetes.pods import _pod_templates, pod_specs
-from gaudi_bert.runners.kubernetes.run import write_rendered
+from gaudi_bert.runners.kubernetes.pods import pod_specs, pod_templates
+from gaudi_bert.runners.kubernetes.rendered import write_rendered
 from gaudi_bert.runners.stage_table import stages_of
 from tests.builders.effort import LONG
 from tests.k8s.cluster_settings import MAIN_VARIANTS, PIPELINES, VARIANTS, cluster_settings, existing_claims
@@ -27,7 +27,13 @@ Json = dict[str, Any]
 
 
 def all_objects(manifests: Manifests) -> list[Json]:
-    return [manifests.namespace, *manifests.shared.values(), *manifests.steps.values()]
+    return [manifests.namespace, *manifests.shared, *manifests.steps.values()]
+
+
+def shared(manifests: Manifests, kind: str) -> Json:
+    """The one object of a kind that the steps share."""
+    (item,) = manifests.of_kind(kind)
+    return item
 
 
 # The demo in every variant, every other pipeline in those that change most.
@@ -180,8 +186,8 @@ def test_pods_are_placed_and_marked_as_the_pipeline_says() -> None:
     assert prepare["metadata"]["labels"]["app.kubernetes.io/component"] == "prepare"
     assert prepare["spec"]["volumes"][2] == {"name": "scratch", "emptyDir": {"sizeLimit": "3Gi"}}
     assert prepare["spec"]["containers"][0]["resources"]["requests"]["ephemeral-storage"] == "3Gi"
-    launcher, worker = _pod_templates(steps["train"])
-    for template in (launcher, worker, *_pod_templates(steps["evaluate"])):
+    launcher, worker = pod_templates(steps["train"])
+    for template in (launcher, worker, *pod_templates(steps["evaluate"])):
         assert template["spec"]["priorityClassName"] == "high"
         assert template["spec"]["tolerations"][0]["key"] == "gaudi"
         assert template["metadata"]["annotations"] == {"example.org/owner": "me"}
@@ -204,13 +210,13 @@ def test_the_selector_of_nodes_that_train_is_for_them_alone() -> None:
 def test_the_user_of_an_mpijob_has_a_name_in_its_pods() -> None:
     """The image has one for 1000 only, and neither ssh nor sshd works for a user without."""
     manifests = render(cluster_settings(PIPELINES[0], "mpijob of another user"))
-    configuration = manifests.shared["ConfigMap"]
+    configuration = shared(manifests, "ConfigMap")
     assert configuration["data"]["passwd"] == "gaudi-bert:x:4711:4711::/tmp:/bin/sh\n"
     for spec in pod_specs(manifests.steps["train"]):
         mounts = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["mountPath"] == "/etc/passwd"]
         assert mounts == [{"name": "pipeline", "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True}]
         assert spec["securityContext"]["runAsUser"] == 4711
-    usual = render(cluster_settings(PIPELINES[0], "mpijob")).shared["ConfigMap"]
+    usual = shared(render(cluster_settings(PIPELINES[0], "mpijob")), "ConfigMap")
     assert list(usual["data"]) == ["pipeline.yaml"]
 
 
@@ -224,34 +230,20 @@ def test_the_user_of_an_mpijob_has_a_name_in_its_pods() -> None:
 )
 def test_only_pods_that_train_together_reach_one_another(variant: str, label: str) -> None:
     settings = cluster_settings(PIPELINES[0], variant)
-    policy = render(settings).shared["NetworkPolicy"]
+    policy = shared(render(settings), "NetworkPolicy")
     ours = {"podSelector": {"matchLabels": {label: f"{settings.name}-train"}}}
     assert policy["spec"] == {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours]}]}
 
 
 def test_where_no_policy_is_wanted_or_works_there_is_none() -> None:
     for variant in ("as it is", "cards, mpijob and EFA", "open mpijob in a queue", "open nodes in a queue"):
-        assert "NetworkPolicy" not in render(cluster_settings(PIPELINES[0], variant)).shared
-
-
-@pytest.mark.parametrize("variant", ["as it is", "metrics"])
-def test_prometheus_finds_and_reaches_the_worker_that_serves_figures(variant: str) -> None:
-    """The launcher of an MPIJob does not train; the annotations are those that Prometheus' usual set-up reads."""
-    manifests = render(cluster_settings(PIPELINES[0], variant, "training.metrics_port=9400"))
-    *others, worker = _pod_templates(manifests.steps["train"])
-    announced = {"prometheus.io/scrape": "true", "prometheus.io/port": "9400", "prometheus.io/path": "/metrics"}
-    assert worker["metadata"]["annotations"] == announced
-    assert worker["spec"]["containers"][0]["ports"] == [{"name": "metrics", "containerPort": 9400}]
-    rest = [*others, *_pod_templates(manifests.steps["evaluate"])]
-    assert all("annotations" not in template["metadata"] for template in rest)
-    if variant == "metrics":
-        assert manifests.shared["NetworkPolicy"]["spec"]["ingress"][1] == {"ports": [{"port": 9400, "protocol": "TCP"}]}
+        assert render(cluster_settings(PIPELINES[0], variant)).of_kind("NetworkPolicy") == []
 
 
 def test_the_pods_of_nodes_are_told_who_they_are_and_where_they_meet() -> None:
     """Kubernetes puts the Job's name and the pod's index where `$(JOB_NAME)` and the two fields stand."""
     manifests = render(cluster_settings(PIPELINES[0], "nodes and cards"), (1, 31))
-    job, service = manifests.steps["train"], manifests.shared["Service"]
+    job, service = manifests.steps["train"], shared(manifests, "Service")
     spec = job["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 4, 4)
     assert (spec["backoffLimit"], spec["podReplacementPolicy"]) == (40, "Failed")
@@ -282,8 +274,8 @@ def test_a_trainjob_runs_the_pods_of_the_job_and_lets_trainer_tell_them_who_they
     job = next(pod_specs(render(cluster_settings(PIPELINES[0], "nodes and cards")).steps["train"]))
     manifests = render(cluster_settings(PIPELINES[0], "trainjob"))
     train = manifests.steps["train"]
-    runtime = manifests.shared["TrainingRuntime"]
-    assert "Service" not in manifests.shared
+    runtime = shared(manifests, "TrainingRuntime")
+    assert manifests.of_kind("Service") == []
     assert train["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"] == train["metadata"]["name"]
     (pod,) = manifests.pod_specs("train")
     ours, theirs = job["containers"][0], pod["containers"][0]
@@ -298,7 +290,7 @@ def test_a_queue_is_named_by_jobs_and_by_no_pod() -> None:
     for item in render(cluster_settings(PIPELINES[0], "open mpijob in a queue")).steps.values():
         assert item["metadata"]["labels"][label] == "gpus"
         assert "suspend" not in item["spec"].get("runPolicy", item["spec"]), "a queue suspends what is its own"
-        assert all(label not in template["metadata"]["labels"] for template in _pod_templates(item))
+        assert all(label not in template["metadata"]["labels"] for template in pod_templates(item))
     for item in render(cluster_settings(PIPELINES[0], "mpijob")).steps.values():
         assert label not in item["metadata"]["labels"]
 
@@ -313,16 +305,15 @@ def test_with_a_queue_the_top_of_a_rendered_folder_holds_no_quota_for_training(t
 
 def test_fine_tuning_on_a_cluster_is_one_worker_with_all_its_cards() -> None:
     """However many workers train the model: an update is said in sequences, so their number changes nothing of it."""
-    steps = render(load_pipeline(None, [*TASKS, *VARIANTS["cards and mpijob"], "finetune.metrics_port=9401"])).steps
+    steps = render(load_pipeline(None, [*TASKS, *VARIANTS["cards and mpijob"]])).steps
     assert (steps["train"]["kind"], steps["finetune"]["kind"], steps["predict"]["kind"]) == ("MPIJob", "Job", "Job")
-    (template,) = _pod_templates(steps["finetune"])
+    (template,) = pod_templates(steps["finetune"])
     command = template["spec"]["containers"][0]["command"]
     assert command[command.index("-np") + 1] == "8"
     nodes = render(load_pipeline(None, [*TASKS, *VARIANTS["nodes and cards"]])).steps
     assert next(pod_specs(nodes["finetune"]))["containers"][0]["command"] == command[command.index("gaudi-bert") :]
     assert nodes["finetune"]["spec"].get("completions") is None
     assert command[-6:] == ["--stages", "finetune", "--set", "resources.workers=1", "--set", "kubernetes.efa=0"]
-    assert template["spec"]["containers"][0]["ports"] == [{"name": "metrics", "containerPort": 9401}]
     (spec,) = pod_specs(steps["predict"])
     assert spec["containers"][0]["resources"]["limits"]["habana.ai/gaudi"] == "1"
 
@@ -331,7 +322,7 @@ def test_weights_that_are_given_leave_no_step_before_fine_tuning() -> None:
     given = ["finetune.init_checkpoint=/data/bert", "kubernetes.data_claim=models", *VARIANTS["mpijob"]]
     manifests = render(load_pipeline(None, [*TASKS, *given]))
     assert list(manifests.steps) == ["finetune", "predict", "report"]
-    assert list(manifests.shared) == ["ServiceAccount", "PersistentVolumeClaim", "ConfigMap"]
+    assert [item["kind"] for item in manifests.shared] == ["ServiceAccount", "PersistentVolumeClaim", "ConfigMap"]
 
 
 # --- a cluster without a volume: what the pods get of a bucket; `test_commands.py` runs their commands
@@ -340,7 +331,7 @@ def test_weights_that_are_given_leave_no_step_before_fine_tuning() -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_no_pod_has_a_volume_for_the_work_folder(workers: int) -> None:
     manifests = render(load_pipeline(None, [*STORE, f"resources.workers={workers}"]))
-    assert "PersistentVolumeClaim" not in manifests.shared
+    assert manifests.of_kind("PersistentVolumeClaim") == []
     for item in manifests.steps.values():
         for spec in pod_specs(item):
             assert "work" not in {volume["name"] for volume in spec["volumes"]}
@@ -365,7 +356,7 @@ def test_ranks_on_other_pods_get_the_credentials_by_name() -> None:
 def test_shards_that_training_keeps_fit_the_scratch() -> None:
     text = ["kubernetes.scratch=6Gi", "store.connections=2"]
     manifests = render(load_pipeline(None, [*STORE, *text]))
-    configuration = manifests.shared["ConfigMap"]
+    configuration = shared(manifests, "ConfigMap")
     written = yaml.safe_load(configuration["data"]["pipeline.yaml"])
     assert written["store"] == {"connections": 2, "cache_bytes": 3 * 2**30}
 

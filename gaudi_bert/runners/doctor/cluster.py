@@ -15,18 +15,18 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.docker.containers import STORE_TOOLS
 from gaudi_bert.runners.doctor.checks import CheckResult, ClusterAnswers, failed, passed, warning
 from gaudi_bert.runners.doctor.room import check_limits, check_nodes
-from gaudi_bert.runners.kubernetes.client import KINDS, Cluster, Connection, ForbiddenError, Json, NotFoundError
-from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE
-from gaudi_bert.runners.kubernetes.pods import work_claim_name
-from gaudi_bert.runners.kubernetes.run import (
+from gaudi_bert.runners.kubernetes.claims import (
     ALONE,
-    OPERATOR_REMEDIES,
     SHARED,
     find_class,
     has_several_workers,
     shares_volumes,
     sharing_remedy,
 )
+from gaudi_bert.runners.kubernetes.client import KINDS, Cluster, Connection, ForbiddenError, Json, NotFoundError
+from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE
+from gaudi_bert.runners.kubernetes.pods import work_claim_name
+from gaudi_bert.runners.kubernetes.run import OPERATOR_REMEDIES
 from gaudi_bert.runners.stage_table import STAGES, quantity_value, stage_image, stages_of
 
 _OLDEST = (1, 24)

@@ -17,7 +17,7 @@ from gaudi_bert.runners.doctor.checks import CheckResult, ClusterAnswers, failed
 from gaudi_bert.runners.kubernetes.client import Json
 from gaudi_bert.runners.kubernetes.manifests import Manifests, render
 from gaudi_bert.runners.kubernetes.pods import Manifest, training_placement
-from gaudi_bert.runners.kubernetes.problems import expected_pods, needs_all_pods
+from gaudi_bert.runners.kubernetes.reasons import expected_pods, needs_all_pods
 from gaudi_bert.runners.stage_table import (
     CARD_RESOURCE,
     EFA_RESOURCE,
@@ -198,7 +198,7 @@ def check_limits(answers: ClusterAnswers, settings: PipelineSettings) -> list[Ch
 
 def _new_claim(answers: ClusterAnswers, manifests: Manifests) -> _Amounts | None:
     """The storage of the claim that a run creates; None if it exists, or none is needed."""
-    item = manifests.shared.get("PersistentVolumeClaim")
+    item = next(iter(manifests.of_kind("PersistentVolumeClaim")), None)
     if item is None or item["metadata"]["name"] in answers.claims:
         return None
     return _values(item["spec"]["resources"]["requests"])

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gaudi_bert.runners.kubernetes.pod_problems import Problem, missing_object, pod_problem, worst_problem
+from gaudi_bert.runners.kubernetes.problems import _claim_problem, _no_pods_problem, job_outcome
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.pod_problems import Problem, missing_object, pod_problem, worst_problem
-from gaudi_bert.runners.kubernetes.problems import _claim_problem, _no_pods_problem, job_outcome
-from gaudi_bert.runners.kubernetes.run import check_access_mode, shares_volumes
+from gaudi_bert.runners.kubernetes.claims import check_access_mode, shares_volumes
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer, Run
 from tests.builders.recorded_answers import (
