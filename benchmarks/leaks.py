@@ -1,4 +1,4 @@
-"""Which way of feeding packs is right for which model and attention, as the table of docs/leaks.md.
+"""Which way of feeding packs is right for which model and attention, as the table of docs/what-packing-changes.md#how-packs-leak-and-how-to-feed-them-correctly.
 
     python benchmarks/leaks.py [MODEL...]
 

@@ -40,9 +40,9 @@ from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import RowPosition, Sequences, TupleRow
-from gaudi_bert.tasks.coupled import CoupledData, CoupledObjective
 from gaudi_bert.tasks.kinds.embedding import Embedding, texts_of_rows
 from gaudi_bert.tasks.models.task_models import start_weights
+from gaudi_bert.tasks.pairs import PairData, PairObjective
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
 from gaudi_bert.training.objective import TrainingStep
 
@@ -72,8 +72,8 @@ class Planned:
         self.start = start_weights(model, self.task)
         self.rows = tuple(TupleRow(RowPosition(number), pair) for number, pair in enumerate(read_pairs(data), start=1))
         self.sequences = self.tokenized(self.rows)
-        self.coupled = self.task.coupled(self.sequences, self.rows)
-        self.stream = RowStream(self.sequences.lengths, self.coupled.groups, size, 1, 5)
+        self.paired = self.task.paired(self.sequences, self.rows)
+        self.stream = RowStream(self.sequences.lengths, self.paired.groups, size, 1, 5)
         self.shape = self.shape_of(999)
 
     def shape_of(self, most_packs: int) -> UpdateShape:
@@ -102,12 +102,12 @@ class Packed:
     def __init__(self, model: Path, data: str, size: int, micro_batches: int) -> None:
         self.planned, self.update = Planned(model, data, size), 0
         start, shape = self.planned.start, self.planned.shape_of(-(-self.planned.shape.packs // micro_batches))
-        self.data = CoupledData(self.planned.sequences, self.planned.coupled, self.planned.stream, shape)
+        self.data = PairData(self.planned.sequences, self.planned.paired, self.planned.stream, shape)
         engine, settings = load_engine("pytorch"), TrainingSettings(learning_rate=RATE, warmup_updates=0)
         network = engine.build(ModelSpec(start.config, self.planned.task.head), seed=None)
         network.load_values(start.variables)
         updates = engine.updates(network, settings, Communicator(), shape.micro_batches)
-        objective = CoupledObjective(self.planned.task, self.data)
+        objective = PairObjective(self.planned.task, self.data)
         self.step = TrainingStep(updates, Communicator(), settings, objective)
 
     def run(self, updates: int) -> None:

@@ -42,8 +42,7 @@ PARTS = {
     "demo": [
         ["run", "{root}/pipelines/demo.yaml", "--work", "work", "--json", *DEMO],
         ["run", "{root}/pipelines/demo.yaml", "--work", "work", "--json", "--stages", "plan,write,verify,train", *DEMO],
-        ["export", "--checkpoint", "work/demo/train", "--format", "huggingface", "--out", "bert", "--json"],
-        ["export", "--checkpoint", "work/demo/train", "--format", "google", "--out", "google", "--json"],
+        ["export", "--checkpoint", "work/demo/train", "--out", "bert", "--json"],
         ["train", "--data", "work/demo/packed/train", "--out", "dry", "--dry-run", "--json"],
     ],
     "task": [

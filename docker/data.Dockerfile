@@ -25,10 +25,11 @@ COPY . /src
 WORKDIR /src
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf --mount=type=cache,target=/root/.cache/pip \
     PIP_CONSTRAINT=/constraints.txt pip-install --no-deps .
-# Kernels are compiled here, beside the package, for every processor that has AVX2, and not again by each container.
-ENV NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul
+# Kernels are compiled here, for every processor that has AVX2, and not again by each container.
+ENV NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul NUMBA_CACHE_DIR=/opt/venv/kernels
 WORKDIR /tmp
 RUN python3 -m gaudi_bert.runners.compile_kernels \
+ && chmod -R a+rX $NUMBA_CACHE_DIR \
  && find /opt/venv -type d -name tests -prune -exec rm -rf {} + \
  && python3 -m pip uninstall --quiet --yes setuptools pip
 
@@ -41,7 +42,7 @@ LABEL org.opencontainers.image.title="gaudi-bert-data" \
 RUN useradd --uid 1000 --no-create-home --home-dir /tmp gaudi-bert \
  && install -d -o gaudi-bert -g gaudi-bert /work
 COPY --from=build /opt /opt
-ENV HOME=/tmp NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul
+ENV HOME=/tmp NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul NUMBA_CACHE_DIR=/opt/venv/kernels
 USER 1000:1000
 WORKDIR /work
 ENTRYPOINT ["gaudi-bert"]

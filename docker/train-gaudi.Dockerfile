@@ -15,12 +15,13 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
  && pip-install --no-cache-dir --constraint /opt/gaudi-bert/vendor/constraints.txt --requirement /opt/gaudi-bert/requirements.txt \
  && python3 /opt/gaudi-bert/vendor_packages.py check /opt/gaudi-bert/vendor
 COPY . /opt/gaudi-bert/src
-ENV NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul
-# Kernels are compiled here, beside the package, for every processor that has AVX2, and not again by each container.
+ENV NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul NUMBA_CACHE_DIR=/opt/gaudi-bert/kernels
+# Kernels are compiled here, for every processor that has AVX2, and not again by each container.
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
     PIP_CONSTRAINT=/opt/gaudi-bert/constraints.txt pip-install --no-cache-dir --no-deps /opt/gaudi-bert/src \
  && rm -rf /opt/gaudi-bert/src/build \
  && python3 -m gaudi_bert.runners.compile_kernels records \
+ && chmod -R a+rX $NUMBA_CACHE_DIR \
  && python3 /opt/gaudi-bert/vendor_packages.py check /opt/gaudi-bert/vendor
 ARG VERSION=unknown
 LABEL org.opencontainers.image.title="gaudi-bert-train-gaudi" \

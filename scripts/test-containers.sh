@@ -39,4 +39,5 @@ BASE_IMAGE=gaudi-bert-base:wheels scripts/make-images.sh train-cpu-pytorch >"$fo
 tail -q -n 1 "$folder/data.log" "$folder/train-cpu.log" "$folder/pytorch.log"
 echo "images are ready after $SECONDS s"
 
-GAUDI_BERT_TEST_CONTAINERS=1 .venv/bin/python -m pytest --durations=8 "${@:-tests/docker}"
+[ "$#" -gt 0 ] || set -- tests/docker tests/runners/test_docker.py
+GAUDI_BERT_TEST_CONTAINERS=1 .venv/bin/python -m pytest --durations=8 "$@"

@@ -110,6 +110,7 @@ ROOMS = {
         *("common", "config", "artefacts", "packing", "reading", "corpus", "rows", "tables", "model", "pytorch", "engines"),
         "training",
     },
+    "serving": {"common", "config", "rows", "model", "engines", "training", "tasks"},
     "reporting": {"common", "config", "artefacts", "packing", "tfrecords", "rows", "tables"},
     "runners": {
         *("common", "config", "artefacts", "packing", "reading", "tfrecords", "corpus", "tables", "training", "tasks"),
@@ -117,7 +118,7 @@ ROOMS = {
     },
     "cli": {
         *("common", "config", "artefacts", "tfrecords", "corpus", "tables", "training", "pytorch", "tasks", "reporting"),
-        "runners",
+        *("serving", "runners"),
     },
     "__main__": {"cli"},
     "__init__": {"packing"},
@@ -154,11 +155,21 @@ STOREYS = {
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": (
-        *("kinds", "task_data", "answers", "models", "finetune_job", "coupled", "finetune"),
-        *("check_graph", "pretrain", "predict"),
+        *("kinds", "task_data", "answers", "models", "finetune_job", "pairs", "finetune"),
+        *("pretrain", "predict"),
     ),
     "runners": ("docker", "kubernetes", "doctor"),
-    "cli": (*("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands", "main"),),
+    "cli": (
+        *(
+            "table_commands",
+            "data_commands",
+            "estimate_commands",
+            "model_commands",
+            "serve_command",
+            "pipeline_commands",
+            "main",
+        ),
+    ),
 }
 
 # Modules that are slow to load or that some environments lack: where a file may import them when it is itself imported,
@@ -176,15 +187,15 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "habana_frameworks": (set(), {"engines"}),
     "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/encoder_weights"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
-    "prometheus_client": (set(), {"training/metrics"}),
     "jinja2": (set(), {"reporting/report"}),
     "h5py": (set(), {"tfrecords/wire/hdf5"}),
     "pyarrow": (set(), {"common/arrow", "tables", "rows"}),
     **dict.fromkeys(
         ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/store/objects"})
     ),
-    "docker": (set(), {"runners/docker/daemon"}),
+    "docker": (set(), {"runners/docker"}),
     "kubernetes": (set(), {"runners/kubernetes", "runners/doctor/cluster"}),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), ({"serving"}, set())),
     "torch": ({"pytorch", "engines/pytorch"}, set()),
     "transformers": ({"pytorch", "engines/pytorch"}, set()),
 }
@@ -298,7 +309,7 @@ def test_no_function_swallows_everything_or_asserts_on_input() -> None:
 
 
 # What a process has one of, and a path or a thread must find: which folders are mounted, and who writes on the terminal.
-GLOBAL_STATE = {"common/files.py: _MOUNTED", "common/progress.py: _PASSING_LINE_TAKEN"}
+GLOBAL_STATE = {"common/files.py: _MOUNTED"}
 
 
 def global_state(path: Path, tree: ast.Module) -> Iterator[str]:

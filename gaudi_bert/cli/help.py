@@ -33,7 +33,7 @@ EXAMPLES = {
     "train": "gaudi-bert train --data packed/ --out run/ --model bert-base --set training.learning_rate=1e-4",
     "evaluate": "gaudi-bert evaluate --data packed-held-out/ --checkpoint run/",
     "verify-model": "gaudi-bert verify-model --checkpoint run/",
-    "export": "gaudi-bert export --checkpoint run/ --format huggingface --out model/",
+    "export": "gaudi-bert export --checkpoint run/ --out model/",
     "finetune": (
         "gaudi-bert finetune --task classification --data train.jsonl --evaluation dev.jsonl --model model/ --out tuned/"
     ),
@@ -60,7 +60,6 @@ CHOICES: dict[tuple[str, str], tuple[str, ...]] = {
     ("run", "on"): ("local", "docker", "kubernetes"),
     ("plan", "leftovers"): ("best-fit", "complement"),
     ("convert", "to"): ("hdf5", "parquet", "predecessor"),
-    ("export", "format_"): ("huggingface", "google", "savedmodel"),
     ("embed", "pooling"): ("cls", "mean", "max"),
     ("verify-model", "attention"): ("sdpa", "eager", "flex_attention"),
 }

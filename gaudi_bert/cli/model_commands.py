@@ -68,7 +68,7 @@ def train(
         output.print_shared_result(trained, json, output.describe_training, None if dry_run else following)
         return
     result = train.train(settings, data, evaluation_data, out, **common)
-    following = output.words_of("export", "--checkpoint", out, "--format", "huggingface", "--out", "model/")
+    following = output.words_of("export", "--checkpoint", out, "--out", "model/")
     output.print_shared_result(result, json, output.describe_training, None if dry_run else following)
 
 
@@ -131,27 +131,23 @@ def _describe_proof(proof: VerifyModelResult) -> list[str]:
 
 def export(
     checkpoint: Annotated[Path, typer.Option(help="Weights: ours, Hugging Face's or Google's.", show_default=False)],
-    format_: Annotated[str, typer.Option("--format", help="What reads it.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The folder to create.", show_default=False)],
     vocab: Annotated[Path | None, typer.Option(help="A vocab.txt; default: that of the examples or weights.")] = None,
-    rows: Annotated[int, typer.Option(min=1, help="savedmodel: rows per batch.")] = 1,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Write a model for transformers, for TF1 BERT, or for serving."""
+    """Write a model as a folder that transformers opens."""
     from gaudi_bert.tasks.models import export
 
-    result = export.export(
-        checkpoint, out, kind=format_, vocabulary=vocab, rows=rows, reporter=Reporter(), overwrite=overwrite
-    )
+    result = export.export(checkpoint, out, vocabulary=vocab, reporter=Reporter(), overwrite=overwrite)
     following = "finetune --task classification --data train.jsonl --out tuned/ " + output.words_of("--model", out)
-    output.print_result(result, json, _describe_export, following if format_ == "huggingface" else None)
+    output.print_result(result, json, _describe_export, following)
 
 
 def _describe_export(exported: ExportResult) -> list[str]:
     vocabulary = f", with the vocabulary {exported.vocabulary}" if exported.vocabulary else ", without a vocabulary"
     parameters = count_of(exported.parameters, "parameter")
-    return [f"{exported.format}: {parameters} in {', '.join(exported.files)}{vocabulary}"]
+    return [f"{parameters} in {', '.join(exported.files)}{vocabulary}"]
 
 
 # --- tasks

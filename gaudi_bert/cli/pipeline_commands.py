@@ -17,7 +17,7 @@ from gaudi_bert.cli import arguments, help, output
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.launch import find_launch, is_first_process
-from gaudi_bert.common.progress import RESULT_ALONE, Reporter, count_of, human_seconds
+from gaudi_bert.common.progress import RESULT_ALONE, Reporter, human_seconds
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.artefacts.work_folder import WorkFolder
@@ -30,10 +30,13 @@ k8s = typer.Typer(
 )
 
 
-def _run_docker(run: RunRequest, stages: Sequence[str], pipeline: Path, json: bool) -> dict[str, list[str]]:
-    from gaudi_bert.runners.docker.run import run_on_docker
+def _run_docker(
+    run: RunRequest, stages: Sequence[str], pipeline: Path, overrides: Sequence[str], json: bool
+) -> dict[str, list[str]]:
+    from gaudi_bert.runners.docker import run_on_docker
 
     how, flags = run.how, ["--json"] if json else []
+    flags += [word for override in overrides for word in ("--set", override)]
     flags += ["--overwrite"] if how.overwrite else []
     flags += ["--finish"] if how.finish else []
     flags += ["--shard", "/".join(map(str, how.part))] if how.part is not None else []
@@ -120,14 +123,14 @@ def run(
         _render(settings, names, render, overwrite, json)
     else:
         how = replace(how, reporter=Reporter(quiet=how.part is None and not is_first_process()))
-        _run(RunRequest(settings, work, pipeline.parent, how), names, on, pipeline, json)
+        _run(RunRequest(settings, work, pipeline.parent, how), names, on, pipeline, set_ or (), json)
 
 
-def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, json: bool) -> None:
+def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, overrides: Sequence[str], json: bool) -> None:
     from gaudi_bert.runners.local import run_stages
 
     if on == "docker":
-        printed = _run_docker(run, stages, pipeline, json)
+        printed = _run_docker(run, stages, pipeline, overrides, json)
         output.print_result(_printed_by_containers(printed, json), json, lambda lines: list(chain(*lines.values())))
     elif on == "kubernetes":
         output.print_result(_run_kubernetes(run, stages), json, _describe_steps)
@@ -349,9 +352,6 @@ def open_(
 def doctor(
     cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster, not this machine.")] = False,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file that must fit; default: all defaults.")] = None,
-    graph: Annotated[Path | None, typer.Option(metavar="PIPELINE", help="Check a pipeline's training step.")] = None,
-    task: Annotated[str | None, typer.Option(help="With --graph: that of fine-tuning for this task.")] = None,
-    work: arguments.Work = Path("work"),
     store: Annotated[str | None, typer.Option(metavar="URL", help="Check a folder in an object store.")] = None,
     set_: arguments.SetLocation = None,
     json: arguments.Json = False,
@@ -361,11 +361,6 @@ def doctor(
     from gaudi_bert.runners.doctor.cluster import examine_cluster
     from gaudi_bert.runners.doctor.host import ask_host, check_host
 
-    if graph is not None:
-        _check_graph(graph, task, work, set_, json)
-        return
-    if task is not None:
-        raise InputError("--task: for --graph PIPELINE, whose step it selects; give --graph too")
     settings = arguments.pipeline_settings(pipeline, set_)
     facts: dict[str, Any] = {}
     if store is not None:
@@ -380,19 +375,3 @@ def doctor(
     output.print_result(printed, json, lambda _: [str(result) for result in results])
     if wrong:
         raise FailedError(f"{len(wrong)} of {len(results)} checks failed; the first remedy: {wrong[0].remedy}")
-
-
-def _check_graph(pipeline: Path, task: str | None, work: Path, overrides: list[str] | None, json: bool) -> None:
-    from gaudi_bert.artefacts.work_folder import WorkFolder
-    from gaudi_bert.config.shipped import pipeline_path
-    from gaudi_bert.tasks.check_graph import check_graph, describe_graph
-
-    pipeline = pipeline_path(pipeline)
-    settings = arguments.pipeline_settings(pipeline, overrides, {"task.name": ("--task", task)})
-    packed = WorkFolder.of(settings, work, pipeline.parent).split("train").packed
-    result = check_graph(settings, packed, pipeline.parent, task=task)
-    output.print_result(result, json, lambda _: describe_graph(result))
-    problems = result.report.problems
-    if problems:
-        first = f"{problems[0].type}, {problems[0].kind}"
-        raise FailedError(f"{pipeline}: not fit for Gaudi: {count_of(len(problems), 'problem')}, the first: {first}")

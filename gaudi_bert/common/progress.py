@@ -128,19 +128,6 @@ class Task:
         return lately if is_shown and self.total - self.done < _MOST_SECONDS * lately else None
 
 
-_PASSING_LINE_TAKEN = threading.Event()
-
-
-@contextmanager
-def passing_line_taken() -> Iterator[None]:
-    """Meanwhile no reporter writes a passing line on the terminal: the caller does."""
-    _PASSING_LINE_TAKEN.set()
-    try:
-        yield
-    finally:
-        _PASSING_LINE_TAKEN.clear()
-
-
 class Reporter:
     """Where a stage reports what it does (standard error by default), or nothing at all; several threads may."""
 
@@ -170,8 +157,6 @@ class Reporter:
         """Print a passing line: on a terminal it is overwritten by the next one."""
         if not self.live:
             self.say(text)
-            return
-        if _PASSING_LINE_TAKEN.is_set():
             return
         with self._lock:
             self._clear()

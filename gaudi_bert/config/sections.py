@@ -233,12 +233,6 @@ class LoopSettings(Settings):
         description="several workers: the run ends, and names the worker, when one shows no sign of work for this long "
         "(three times as long while it builds its graph or saves)",
     )
-    metrics_port: Annotated[int | None, FREE] = Field(
-        None,
-        ge=1024,
-        le=65_535,
-        description="rank 0 serves its newest figures to Prometheus here, at /metrics; default: off",
-    )
     watch_port: Annotated[int, FREE] = Field(
         0, ge=0, le=65_535, description="several workers: the port where rank 0 listens to the others; 0: any"
     )

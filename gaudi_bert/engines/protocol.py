@@ -24,7 +24,6 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int3
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import GaudiSettings, LoopSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.engines.graph_report import GraphReport
 from gaudi_bert.model.config import BertConfig, EncoderConfig, misfit
 from gaudi_bert.model.heads import Head, Loss
 
@@ -113,23 +112,6 @@ class ModelSpec:
     head: Head
 
 
-@dataclass(frozen=True)
-class StepSpec:
-    """A training step to be traced: its model, which only PyTorch traces unless it is a BERT, and its micro-batches.
-
-    Attributes:
-        features: of one pack, by name: shape and type.
-        accumulation_steps: micro-batches of an update on one process.
-        is_coupled: whether the loss is one of all micro-batches together (`Coupling`).
-    """
-
-    model: ModelSpec
-    features: Mapping[str, tuple[tuple[int, ...], str]]
-    packs: int
-    accumulation_steps: int
-    is_coupled: bool = False
-
-
 class Trial(NamedTuple):
     """One forward and backward pass without dropout.
 
@@ -191,7 +173,7 @@ class UpdateScalars(NamedTuple):
     second_correction: float
 
 
-Coupling = Callable[[Sequence[NDArray[Any]]], tuple[FloatArray, Sequence[FloatArray]]]
+UpdateLoss = Callable[[Sequence[NDArray[Any]]], tuple[FloatArray, Sequence[FloatArray]]]
 """A loss of all micro-batches of an update together, those of other processes too.
 
 From what the head gives for each micro-batch of this process, [M] arrays [B, ...], to the K sums and the loss's gradients by
@@ -216,14 +198,14 @@ class Updates(Protocol):
         factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
-        coupling: Coupling | None = None,
+        update_loss: UpdateLoss | None = None,
     ) -> Sums:
         """Gradients of M micro-batches, summed over them and over processes, clipped once, and applied.
 
         The two losses of a micro-batch are multiplied by its `factors`; `seeds` are those of dropout. The result: the K sums
         over this process's micro-batches, and the gradient's norm over all processes before clipping.
 
-        With a `coupling` the loss is what it says, the sums are its own, and `factors` are not used: all micro-batches are
+        With an `update_loss`, loss and sums are its own, and `factors` are not used: all micro-batches are
         computed once, and all but the last once more, with gradients and the same dropout (GradCache, Gao et al., 2021).
         """
 
@@ -272,6 +254,3 @@ class Engine(Protocol):
 
         `accumulation_steps`: the most micro-batches of an update on one process.
         """
-
-    def report_on_step(self, step: StepSpec, settings: LoopSettings, communication_MB: int) -> GraphReport:
-        """Trace a step, check that it is fit for Gaudi, and say what it costs; nothing is run."""

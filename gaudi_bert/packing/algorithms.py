@@ -7,19 +7,14 @@ pipelines use it.
 from __future__ import annotations
 
 import difflib
-import functools
 from collections.abc import Callable, Collection, Mapping
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.compiled import announce_kernels
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.packing import nnls_solver, pricing
 from gaudi_bert.packing.certificate import simple_certificate
-from gaudi_bert.packing.exact import pricers, whole_packs
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.exact.optimal import solve_optimally
 from gaudi_bert.packing.heuristics import pack_first_fit, pack_greedily, pack_longest_first, pack_none, pack_shortest_first
@@ -141,9 +136,6 @@ def _close_full(open_packs: dict[Strategy, int], result: Mixture, depth: int, ca
 
 # --- every algorithm by name
 
-_LEAST_SQUARES = (pricing, nnls_solver)
-_PROOF = (pricing, pricers)
-
 
 class _Algorithm(NamedTuple):
     """An algorithm, and what it takes besides the counts, int64 [L], and the depth.
@@ -151,34 +143,26 @@ class _Algorithm(NamedTuple):
     Attributes:
         pack: returns a mixture or a `Solved`.
         needs: of `leftovers` (what `nnls` does with the last sequences), `seed` and `work` (a limit of effort).
-        modules: whose kernels it calls, unless packs are very long.
     """
 
     pack: Callable[..., Mixture | Solved]
     needs: tuple[str, ...] = ()
-    modules: tuple[ModuleType, ...] = ()
 
 
 MOST_DIFFERENT = 2**20
 """Different lengths: a plan lists them all, at worst each in a separate strategy, which then takes two gigabytes."""
 
 ALGORITHMS = {
-    "nnls": _Algorithm(pack_by_nnls, needs=("leftovers", "work"), modules=_LEAST_SQUARES),
-    "optimal": _Algorithm(solve_optimally, needs=("work",), modules=(*_LEAST_SQUARES, pricers, whole_packs)),
-    "nnlshp": _Algorithm(pack_nnlshp, modules=_LEAST_SQUARES),
-    "ennlshp": _Algorithm(pack_ennlshp, modules=_LEAST_SQUARES),
+    "nnls": _Algorithm(pack_by_nnls, needs=("leftovers", "work")),
+    "optimal": _Algorithm(solve_optimally, needs=("work",)),
+    "nnlshp": _Algorithm(pack_nnlshp),
+    "ennlshp": _Algorithm(pack_ennlshp),
     "spfhp": _Algorithm(pack_shortest_first),
     "lpfhp": _Algorithm(pack_longest_first),
     "greedy": _Algorithm(pack_greedily, needs=("seed",)),
     "ffd": _Algorithm(pack_first_fit),
     "none": _Algorithm(pack_none),
 }
-
-
-@functools.cache
-def announce(algorithm: str) -> None:
-    """Count what an algorithm and the proof of a bound may have to compile, so that the notice can say how much it is."""
-    announce_kernels((*ALGORITHMS[algorithm].modules, *_PROOF) if algorithm in ALGORITHMS else ())
 
 
 def depth_of(depth: int | str, max_sequence_length: int) -> int:
@@ -243,7 +227,6 @@ def pack_histogram(
         seed: of `greedy`, the only algorithm that draws.
         quick_bound: where the algorithm proves no bound itself, only the one of tokens and sequences.
     """
-    announce(algorithm)
     most = depth_of(depth, histogram.max_sequence_length)
     solved = solve(histogram.counts, algorithm, most, leftovers=leftovers, seed=seed)
     mixture = solved.mixture

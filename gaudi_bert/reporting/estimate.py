@@ -20,7 +20,7 @@ from gaudi_bert.common.errors import InputError, require
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TASK_NAMES, PackingSettings, TaskName, TaskSettings
-from gaudi_bert.packing.algorithms import announce, check_known, depth_of, pack_histogram
+from gaudi_bert.packing.algorithms import check_known, depth_of, pack_histogram
 from gaudi_bert.packing.estimate import (
     ACCELERATORS,
     ESTIMATE_ALGORITHMS,
@@ -112,7 +112,6 @@ def estimate(
     names = [name.strip() for name in algorithms]
     for name in names:
         check_known(name, ESTIMATE_ALGORITHMS)
-        announce(name)
     if picture is not None:
         packing_pictures.picture_kind(picture)
         require({"matplotlib": "report"}, "a picture")

@@ -81,7 +81,7 @@ def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None
 
 
 @dataclass(frozen=True)
-class ModelRows:
+class RowSource:
     """The rows of a file, and how a model takes them.
 
     Attributes:
@@ -185,7 +185,7 @@ class StreamResult:
 
 @contextmanager
 def open_answers(
-    out: str, signature: Signature, rows: ModelRows, reporter: Reporter, *, overwrite: bool, task: Task | None = None
+    out: str, signature: Signature, rows: RowSource, reporter: Reporter, *, overwrite: bool, task: Task | None = None
 ) -> Iterator[AnswerStream]:
     """Where the answers to `rows` go: a file, or `-` for standard output, which cannot be resumed.
 
@@ -228,7 +228,7 @@ class AnswerStream:
     name = "standard output"
     finished = False
 
-    def __init__(self, rows: ModelRows, reporter: Reporter, task: Task | None = None) -> None:
+    def __init__(self, rows: RowSource, reporter: Reporter, task: Task | None = None) -> None:
         self.progress = _StreamProgress(signature="0" * 64)
         self._rows, self._reporter, self._task = rows, reporter, task
         self._reported_gain, self._packed, self._last_line = False, False, 0.0
@@ -334,7 +334,7 @@ class AnswerFile(AnswerStream):
     """A file that grows by windows; it is finished if it exists already, of the same settings and inputs."""
 
     def __init__(
-        self, out: Path, signature: Signature, rows: ModelRows, reporter: Reporter, overwrite: bool, task: Task | None = None
+        self, out: Path, signature: Signature, rows: RowSource, reporter: Reporter, overwrite: bool, task: Task | None = None
     ) -> None:
         super().__init__(rows, reporter, task)
         self.out, self.name = out, str(shown_path(out))

@@ -1,6 +1,6 @@
 """Losses of all rows of an update together, and their gradients by the vectors of its texts: numpy, in float64.
 
-An engine computes vectors and takes back their gradients (`engines.protocol.Coupling`), so these serve every engine, and an
+An engine computes vectors and takes back their gradients (`engines.protocol.UpdateLoss`), so these serve every engine: an
 update does not depend on micro-batches and processes. The formulas are those of sentence-transformers 5 and 6:
 
 - `in_batch_negatives` (MultipleNegativesRankingLoss, InfoNCE): for every anchor the cross-entropy of its positive among the
@@ -27,7 +27,7 @@ from gaudi_bert.tasks.update_plan import GroupedRows
 _LEAST_NORM = 1e-12
 
 
-class CoupledLoss(NamedTuple):
+class LossAndGradient(NamedTuple):
     """A loss, its gradient by the vectors [N, H], and how many rows are answered right."""
 
     loss: float
@@ -35,7 +35,7 @@ class CoupledLoss(NamedTuple):
     right: int = 0
 
 
-class CoupledRows(Protocol):
+class PairedRows(Protocol):
     """Rows of several sequences that stay in one update, and the loss of some of them."""
 
     @property
@@ -46,11 +46,11 @@ class CoupledRows(Protocol):
     def groups(self) -> GroupedRows:
         """The sequences of each row."""
 
-    def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> CoupledLoss:
+    def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> LossAndGradient:
         """The loss of these rows; `outputs` are for these sequences, which are those of the rows, sorted."""
 
 
-LossOfVectors: TypeAlias = Callable[[FloatArray], CoupledLoss]
+LossOfVectors: TypeAlias = Callable[[FloatArray], LossAndGradient]
 
 
 class _Contrast(NamedTuple):
@@ -85,7 +85,7 @@ def contrast_of(anchors_M: IntArray, positives_M: IntArray, negatives: IntArray,
     return _Contrast(anchors_M, candidates_C, forbidden_MC)
 
 
-def in_batch_negatives(vectors_NH: FloatArray, contrast: _Contrast, scale: float, symmetric: bool) -> CoupledLoss:
+def in_batch_negatives(vectors_NH: FloatArray, contrast: _Contrast, scale: float, symmetric: bool) -> LossAndGradient:
     """The positive of each anchor among all candidates; `symmetric`: and the anchor among all anchors, the mean of both."""
     units_NH, norms_N = _units(vectors_NH)
     anchors_MH, candidates_CH = units_NH[contrast.anchors_M], units_NH[contrast.candidates_C]
@@ -103,12 +103,12 @@ def in_batch_negatives(vectors_NH: FloatArray, contrast: _Contrast, scale: float
     by_units_NH = np.zeros_like(units_NH)
     np.add.at(by_units_NH, contrast.anchors_M, scale * by_scores_MC @ candidates_CH)
     np.add.at(by_units_NH, contrast.candidates_C, scale * by_scores_MC.T @ anchors_MH)
-    return CoupledLoss(loss, _by_vectors(by_units_NH, units_NH, norms_N), right)
+    return LossAndGradient(loss, _by_vectors(by_units_NH, units_NH, norms_N), right)
 
 
 def cosent(
     vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray, scale: float
-) -> CoupledLoss:
+) -> LossAndGradient:
     """Pairs in the order of their scores."""
 
     def of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
@@ -123,7 +123,7 @@ def cosent(
     return _loss_of_cosines(vectors_NH, firsts_M, seconds_M, of_cosines)
 
 
-def cosine_error(vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray) -> CoupledLoss:
+def cosine_error(vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray) -> LossAndGradient:
     """Cosines that are the scores."""
 
     def of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
@@ -133,7 +133,7 @@ def cosine_error(vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray
     return _loss_of_cosines(vectors_NH, firsts_M, seconds_M, of_cosines)
 
 
-def listwise(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> CoupledLoss:
+def listwise(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> LossAndGradient:
     """The documents of query i are `starts[i] : starts[i + 1]`; mean over the queries that have a label above 0."""
     gradient_D1 = np.zeros_like(logits_D1)
     losses, right = [], 0
@@ -145,10 +145,10 @@ def listwise(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> C
             losses.append(-float(shares @ likelihoods))
             right += bool(labels[logits.argmax()] == labels.max())
             gradient_D1[first:last, 0] = np.exp(likelihoods) - shares
-    return CoupledLoss(float(np.sum(losses)) / max(1, len(losses)), gradient_D1 / max(1, len(losses)), right)
+    return LossAndGradient(float(np.sum(losses)) / max(1, len(losses)), gradient_D1 / max(1, len(losses)), right)
 
 
-def by_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Sequence[int]) -> CoupledLoss:
+def by_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Sequence[int]) -> LossAndGradient:
     """The sum of a loss over the first so many values of each vector (Matryoshka); over all values where none are named."""
     if not dimensions:
         return loss(vectors_NH)
@@ -157,7 +157,7 @@ def by_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Seque
         parts.append(loss(vectors_NH[:, :width]))
         total += parts[-1].loss
         gradient_NH[:, :width] += parts[-1].gradient_NH
-    return CoupledLoss(total, gradient_NH, parts[int(np.argmax(dimensions))].right)
+    return LossAndGradient(total, gradient_NH, parts[int(np.argmax(dimensions))].right)
 
 
 def _cross_entropy(scores_MC: FloatArray) -> tuple[float, FloatArray]:
@@ -177,14 +177,14 @@ def _loss_of_cosines(
     firsts_M: IntArray,
     seconds_M: IntArray,
     of_cosines: Callable[[FloatArray], tuple[float, FloatArray]],
-) -> CoupledLoss:
+) -> LossAndGradient:
     units_NH, norms_N = _units(vectors_NH)
     first_MH, second_MH = units_NH[firsts_M], units_NH[seconds_M]
     loss, by_cosines_M = of_cosines((first_MH * second_MH).sum(axis=1))
     by_units_NH = np.zeros_like(units_NH)
     np.add.at(by_units_NH, firsts_M, by_cosines_M[:, np.newaxis] * second_MH)
     np.add.at(by_units_NH, seconds_M, by_cosines_M[:, np.newaxis] * first_MH)
-    return CoupledLoss(loss, _by_vectors(by_units_NH, units_NH, norms_N))
+    return LossAndGradient(loss, _by_vectors(by_units_NH, units_NH, norms_N))
 
 
 def _units(vectors_NH: FloatArray) -> tuple[FloatArray, FloatArray]:

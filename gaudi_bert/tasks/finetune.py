@@ -17,9 +17,9 @@ from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.rows.reading import check_first_row
-from gaudi_bert.tasks.coupled import CoupledJob
 from gaudi_bert.tasks.finetune_job import FineTuneInput, FineTuneJob
-from gaudi_bert.tasks.kinds.task import is_coupled
+from gaudi_bert.tasks.kinds.task import learns_pairs
+from gaudi_bert.tasks.pairs import PairJob
 from gaudi_bert.tasks.task_data import is_labelled
 from gaudi_bert.training.run import run_job
 from gaudi_bert.training.run_plan import RunPlan
@@ -63,8 +63,8 @@ def finetune(
 def job_of(settings: PipelineSettings, files: FineTuneInput, out: Path) -> FineTuneJob:
     """What a run of the task does."""
     task = settings.task
-    if is_coupled(task):
-        return CoupledJob(settings, files, out)
+    if learns_pairs(task):
+        return PairJob(settings, files, out)
     if task.loss is not None:
         others = " but listwise" if task.name == "reranking" else ""
         raise InputError(f"task.loss = {task.loss}: {task.name} has no other loss{others}; leave it out")

@@ -37,8 +37,8 @@ from gaudi_bert.tables.packed_parquet import write_vectors
 from gaudi_bert.tasks.answers import (
     STANDARD_OUTPUT,
     AnswerStream,
-    ModelRows,
     PredictOptions,
+    RowSource,
     StreamResult,
     check_choice,
     open_answers,
@@ -101,7 +101,7 @@ def predict(
             start = start_weights(path, described.make_task(), lacks_head=False)
         tokenizer, positions = _tokenizer_of(path, start), start.sizes.positions
         length = options.sequence_length(positions, min(described.max_sequence_length or positions, positions))
-        rows = ModelRows(rows_file, settings, tokenizer, length, described.task, described.labels)
+        rows = RowSource(rows_file, settings, tokenizer, length, described.task, described.labels)
         chosen: dict[str, Any] = {
             "max_sequence_length": length,
             "precision": options.precision,
@@ -144,7 +144,7 @@ def _local_files(model: Path, data: str, out: str, store: StoreSettings | None) 
         yield weights or model, rows_file, answers
 
 
-class _Runner(NamedTuple):
+class LoadedModel(NamedTuple):
     """A model with its weights: how a window is packed for it, by the lengths of its sequences, and what runs the packs."""
 
     plan: Callable[[IntArray], WindowPlan]
@@ -169,7 +169,7 @@ def _opened(
     width: int,
     options: PredictOptions,
     longest: int,
-) -> _Runner:
+) -> LoadedModel:
     """The model on a device, for sequences of at most `longest` tokens; a card that compiles gets one shape."""
     with _with_a_way_on(path):
         device = engine.open_device(TrainingSettings(precision=options.precision))
@@ -183,7 +183,7 @@ def _opened(
     )
     per: Literal["sequence", "token"] = "token" if head.per_token else "sequence"
     rest: Literal["smaller", "single", "filled"] = "single" if engine.NAME == "tensorflow" else "smaller"
-    return _Runner(plan, PackRunner(model, per, width, rest="filled" if one_shape else rest))
+    return LoadedModel(plan, PackRunner(model, per, width, rest="filled" if one_shape else rest))
 
 
 @contextmanager
@@ -200,8 +200,8 @@ def _with_a_way_on(path: Path) -> Iterator[None]:
 
 
 def _answer_windows(
-    rows: ModelRows,
-    runner: _Runner,
+    rows: RowSource,
+    runner: LoadedModel,
     answers: AnswerStream,
     encode: Callable[[Float32Array, Sequences, Sequence[Row]], list[bytes]],
     encode_problem: Callable[[str], bytes],
@@ -327,7 +327,7 @@ def embed(
         tokenizer, positions = _tokenizer_of(path, start), start.sizes.positions
         usual = own.max_sequence_length or tokenizer_length(path if path.is_dir() else path.parent) or positions
         length = options.sequence_length(positions, min(usual, positions))
-        rows = ModelRows(rows_file, settings, tokenizer, length, lower_case=own.lower_case, prompt=prompt)
+        rows = RowSource(rows_file, settings, tokenizer, length, lower_case=own.lower_case, prompt=prompt)
         normalize = own.normalize if options.normalize is None else options.normalize
         chosen = {
             "pooling": own.pooling,

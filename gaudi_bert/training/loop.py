@@ -30,7 +30,7 @@ from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.evaluate import EvaluationSet
 from gaudi_bert.training.input.batches import Batch
-from gaudi_bert.training.metrics import MetricsServer, MetricsWriter
+from gaudi_bert.training.metrics import MetricsWriter
 from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.objective import Evaluation, Interval, IntervalReport, TrainingStep
 from gaudi_bert.training.run_plan import RunPlan
@@ -109,9 +109,6 @@ class TrainingLoop:
             stop = stack.enter_context(stop_requests())
             if context.communicator.is_first:
                 self._metrics = stack.enter_context(MetricsWriter(context.folder, first_update))
-                if self._settings.metrics_port is not None:
-                    served = MetricsServer(self._settings.metrics_port, first_update, updates, self.plan.keys)
-                    self._metrics.serve(stack.enter_context(served))
             if self.mlperf_log is not None:
                 stack.enter_context(self.mlperf_log).begins(self.progress.sequences)
             if self.held_out is not None and context.communicator.any_true(self._evaluation_pending()):

@@ -1,4 +1,4 @@
-"""Where the reports of a run go: `metrics.jsonl`, TensorBoard, and Prometheus.
+"""Where the reports of a run go: `metrics.jsonl` and TensorBoard.
 
 One JSON line is written for each report, flushed at once. When a run is resumed at an update, later lines are dropped first,
 so that the curve has one value per update, whatever was stopped and when.
@@ -11,15 +11,14 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gaudi_bert.artefacts.base import whole_lines
-from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, write_text
 from gaudi_bert.tfrecords.wire.framing import frame
-from gaudi_bert.training.run_plan import TRAINING_KEYS, RunKeys
 
 
 class MetricsWriter:
@@ -37,15 +36,6 @@ class MetricsWriter:
         with explained_os_errors(self.path, "write"):
             self._handle = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
         self._board = _EventWriter(Path(folder) / "tensorboard")
-        self._server: MetricsServer | None = None
-        self._lines = lines
-
-    def serve(self, server: MetricsServer) -> None:
-        """Also send every report to `server`, first the lines of the file."""
-        self._server = server
-        for line in self._lines:
-            values = {name: value for name, value in line.items() if name not in ("kind", "update")}
-            server.update(line["kind"], line["update"], values)
 
     def write(self, kind: str, update: int, values: Mapping[str, float]) -> None:
         """Write one report of `kind` "train" or "evaluation"."""
@@ -54,8 +44,6 @@ class MetricsWriter:
             self._handle.write(json.dumps(line, allow_nan=False) + "\n")
             self._handle.flush()
         self._board.write(update, {f"{kind}/{name}": value for name, value in values.items()})
-        if self._server is not None:
-            self._server.update(kind, update, values)
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -74,51 +62,6 @@ def _lines_until(path: Path, last_update: int) -> list[dict[str, Any]]:
         except ValueError as error:
             raise InputError(f"{path}: line {number} is not JSON; remove it, or train again with --overwrite") from error
     return [line for line in lines if line["update"] <= last_update]
-
-
-# --- The newest figures for Prometheus, at /metrics, served by a thread of the process of rank 0
-#
-# What only grows (`sequences`, `tokens`) is a counter, all else a gauge. No data and no settings are served.
-
-_COUNTERS = {"sequences": "Real sequences trained on.", "tokens": "Real tokens trained on."}
-
-
-class MetricsServer:
-    """Serves what it was given last, and from the start how many updates are done and planned; use it as a context."""
-
-    def __init__(self, port: int, done_updates: int, planned_updates: int, keys: RunKeys = TRAINING_KEYS) -> None:
-        from prometheus_client import CollectorRegistry, start_http_server
-
-        self._values: dict[str, float] = {"update": done_updates, "planned_updates": planned_updates}
-        registry = CollectorRegistry()
-        registry.register(self)
-        try:
-            self._server, _ = start_http_server(port, registry=registry)
-        except OSError as error:
-            raise FailedError(
-                f"{keys.section}.metrics_port = {port}: cannot listen there: {error.strerror}; choose another port"
-            ) from error
-        self.port: int = self._server.server_port
-
-    def update(self, kind: str, update: int, values: Mapping[str, float]) -> None:
-        """Take one report of `kind` "train" or "evaluation", as it goes into `metrics.jsonl`."""
-        named = {name if name in _COUNTERS else f"{kind}_{name}": value for name, value in values.items()}
-        self._values = {**self._values, "update": update, **named}
-
-    def collect(self) -> Iterator[Any]:
-        """The figures as `prometheus_client` asks for them, from its own thread."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        for name, value in sorted(self._values.items()):
-            kind = CounterMetricFamily if name in _COUNTERS else GaugeMetricFamily
-            yield kind(f"gaudi_bert_{name}", _COUNTERS.get(name, f"{name} as in metrics.jsonl."), value=value)
-
-    def __enter__(self) -> MetricsServer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 # --- TensorBoard's event files: a TFRecord for each report, with a protocol buffer `Event` in it

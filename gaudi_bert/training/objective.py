@@ -23,7 +23,7 @@ from gaudi_bert.common.arrays import AnyArray, BatchArrays, FloatArray, Int32Arr
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import human_rate, human_seconds
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
-from gaudi_bert.engines.protocol import Communicator, Coupling, Sums, Updates, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, Updates, UpdateScalars
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.training.input.batches import Batch
@@ -72,7 +72,9 @@ class Objective(ABC):
     def figures(self, sums: FloatArray) -> ReportFigures:
         """Figures from the K sums over any number of batches."""
 
-    def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> Coupling | None:
+    def update_loss(
+        self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator
+    ) -> UpdateLoss | None:
         """The loss of update `update`, where it is not a sum of losses of micro-batches; these are of this process."""
         return None
 
@@ -207,8 +209,8 @@ class TrainingStep:
         seeds_M2 = np.stack([dropout_seed(seed, update, number, rank) for number in range(len(micro_batches))])
         corrections = (1.0 / (1.0 - beta**update) for beta in (self.settings.beta_1, self.settings.beta_2))
         scalars = UpdateScalars(learning_rate, *corrections)
-        coupling = self.objective.coupling(micro_batches, update, self.communicator)
-        return self.updates.run(micro_batches, seeds_M2, factors_M2, scalars, update, coupling)
+        update_loss = self.objective.update_loss(micro_batches, update, self.communicator)
+        return self.updates.run(micro_batches, seeds_M2, factors_M2, scalars, update, update_loss)
 
 
 # --- The interval since the last report: sums of losses, work done, time taken

@@ -208,7 +208,7 @@ def _read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
     if not is_installed("tensorflow"):
         raise InputError(
             f"{prefix}: a TF1 checkpoint, which TensorFlow reads, and it is not installed; convert the checkpoint with "
-            "`gaudi-bert export --format huggingface` on Python 3.10 or 3.11, where TensorFlow is"
+            "`gaudi-bert export` on Python 3.10 or 3.11, where TensorFlow is"
         )
     from gaudi_bert.engines.tensorflow.stored_models import read_google_checkpoint
 

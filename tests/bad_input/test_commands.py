@@ -65,8 +65,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "embed by modules": ("model/modules.json", "embed --model model --data texts.jsonl --out out.jsonl"),
     "tokenize": ("texts.csv", "tokenize texts.csv --tokenizer model --text-column b --out out --max-sequence-length 32"),
     "embed a table": ("texts.csv", "embed --model model --data texts.csv --text-column b --out out.jsonl"),
-    "export": ("model/config.json", "export --checkpoint model --format google --out out"),
-    "export weights": ("model/model.safetensors", "export --checkpoint model --format google --out out"),
+    "export": ("model/config.json", "export --checkpoint model --out out"),
+    "export weights": ("model/model.safetensors", "export --checkpoint model --out out"),
     "evaluate": ("model/model.safetensors", "evaluate --data packed --checkpoint model --out out.json"),
     "wait": ("pipeline.yaml", "wait pipeline.yaml"),
 }

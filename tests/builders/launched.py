@@ -56,7 +56,8 @@ def run_commands(commands: list[list[str]], out: Path) -> None:
 
 def launch_one(kind: str) -> None:
     with subprocess.Popen([sys.executable, "-m", "tests.builders.launched", kind, "watched"]):
-        time.sleep(600)
+        for _ in range(12_000):  # a long sleep can lose a signal
+            time.sleep(0.05)
 
 
 def be_watched(kind: str) -> None:

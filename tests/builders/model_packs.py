@@ -9,9 +9,9 @@ import pytest
 
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.choose import is_installed, load_engine
-from gaudi_bert.engines.protocol import ComputeDtype, Model, ModelSpec, StepSpec
+from gaudi_bert.engines.protocol import ComputeDtype, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.features import BatchSizes, Sequence, packed_shapes
+from gaudi_bert.model.features import Sequence
 from gaudi_bert.model.heads import Head, Loss, PretrainingHead
 
 VOCABULARY = 53
@@ -32,11 +32,6 @@ def small_config(**changes) -> BertConfig:
         **changes,
     }
     return BertConfig(**values)
-
-
-def pretraining_step(config: BertConfig, sizes: BatchSizes, steps: int = 1, loss: Loss = "token") -> StepSpec:
-    features = {name: (tuple(shape[1:]), kind) for name, (shape, kind) in packed_shapes(sizes).items()}
-    return StepSpec(ModelSpec(config, PretrainingHead(loss)), features, sizes.packs, steps)
 
 
 def small_model(

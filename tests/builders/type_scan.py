@@ -149,7 +149,7 @@ def _difference(model: Any, head: TaskHead) -> float:
     return largest / scale
 
 
-# --- the table of docs/pytorch-models.md
+# --- the table of docs/pytorch.md
 
 _ALIKE = (
     (re.compile(r"carry a state"), "layers that carry a state from one sequence into the next"),

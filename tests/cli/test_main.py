@@ -402,7 +402,7 @@ def test_the_extra_is_named(tmp_path, monkeypatch, modules: str, extra: str, arg
         ("finetune --task classification --data rows.jsonl --out out --model", "tensorflow"),
         ("estimate rows.jsonl --task classification --model", "numpy"),
         ("tokenize rows.jsonl --out out --max-sequence-length 8 --tokenizer", "numpy"),
-        ("export --format google --out out --checkpoint", "tensorflow"),
+        ("export --out out --checkpoint", "safetensors"),
         ("verify-model --huggingface", "torch"),
     ],
 )

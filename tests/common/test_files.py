@@ -55,7 +55,8 @@ def test_a_killed_writer_leaves_what_was_there(tmp_path: Path) -> None:
 from pathlib import Path; import sys, time
 from gaudi_bert.common.files import atomic_file
 with atomic_file(Path({str(path)!r})) as handle:
-    handle.write(b"half"); handle.flush(); print("ready", flush=True); time.sleep(60)
+    handle.write(b"half"); handle.flush(); print("ready", flush=True)
+    for _ in range(1200): time.sleep(0.05)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
@@ -95,7 +96,8 @@ def test_a_lock_keeps_a_second_writer_out_and_dies_with_its_process(tmp_path: Pa
 from pathlib import Path; import time
 from gaudi_bert.common.files import exclusive_lock
 with exclusive_lock(Path({str(target)!r}), "group 0"):
-    print("locked", flush=True); time.sleep(60)
+    print("locked", flush=True)
+    for _ in range(1200): time.sleep(0.05)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None

@@ -13,7 +13,7 @@ pytest.importorskip("tensorflow", exc_type=ImportError)
 
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.protocol import Communicator, Coupling, ModelSpec, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss, UpdateScalars
 from gaudi_bert.model.heads import VectorHead
 from gaudi_bert.tasks.contrast import contrast_of, in_batch_negatives
 from tests.builders.agree import agree
@@ -41,7 +41,7 @@ def half_square(outputs: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
     return np.zeros(3), list(outputs)
 
 
-def updated(engine: str, batches: list[dict[str, Any]], seeds: np.ndarray, coupling: Coupling, dropout: float) -> Any:
+def updated(engine: str, batches: list[dict[str, Any]], seeds: np.ndarray, update_loss: UpdateLoss, dropout: float) -> Any:
     """Sums and norms of three updates, and the weights after them."""
     config = small_config(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
     model = load_engine(engine).build(ModelSpec(config, VectorHead("mean", normalize=False)), seed=3)
@@ -49,7 +49,7 @@ def updated(engine: str, batches: list[dict[str, Any]], seeds: np.ndarray, coupl
     model.load_values({k: v + noise.normal(0, 0.2, v.shape).astype(np.float32) for k, v in model.values().items()})
     updates = load_engine(engine).updates(model, SETTINGS, Communicator(), len(batches))
     figures = [
-        updates.run(batches, seeds, np.ones((len(batches), 2)), scalars_of(update), update, coupling).numpy()
+        updates.run(batches, seeds, np.ones((len(batches), 2)), scalars_of(update), update, update_loss).numpy()
         for update in (1, 2, 3)
     ]
     assert updates.graphs_built == 1

@@ -73,8 +73,8 @@ def test_what_no_mask_is_right_for_is_refused(kind: str, head: str) -> None:
     assert "\n" not in verdict
 
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "pytorch-models.md"
-AGAIN = "run `python benchmarks/pytorch_models.py`, which writes the table of docs/pytorch-models.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "pytorch.md"
+AGAIN = "run `python benchmarks/pytorch_models.py`, which writes the table of docs/pytorch.md"
 
 
 def test_the_page_has_every_type_of_the_version_that_it_names() -> None:

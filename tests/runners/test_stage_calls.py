@@ -13,12 +13,10 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
-from gaudi_bert.runners.compile_kernels import compile_kernels
 from gaudi_bert.runners.local import _missing_inputs, run_stages
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import stages_of
 from gaudi_bert.tasks.task_data import make_built_in_rows
-from gaudi_bert.tfrecords.scanning.scan import scan_unpacked
 from tests.builders import folders
 from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.folders import comparable
@@ -202,19 +200,6 @@ def test_verify_is_not_finished_before_all_its_parts(packed: tuple[PipelineSetti
     assert not run(not_verified.parent, settings, "verify", finish=True)["verify"]["train"].skipped
 
 
-# --- kernels that are compiled in advance
-
-
-def test_the_kernels_that_read_records() -> None:
-    compile_kernels("records")
-    assert scan_unpacked.signatures
-
-
-def test_an_unknown_part() -> None:
-    with pytest.raises(InputError, match="'record' is not a part of the kernels; known: all, demo, records, packing, nnls"):
-        compile_kernels("record")
-
-
 # --- a pipeline from text in a bucket to a report in a bucket: the bytes of a run on a disk
 
 
@@ -296,7 +281,7 @@ def test_weights_and_data_in_a_bucket(s3: S3Server, tmp_path: Path, monkeypatch:
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     work, store = Path("s3://bucket/work/small"), quick(s3.endpoint)
-    result = export(work / "train", Path("s3://bucket/exported"), kind="huggingface", reporter=QUIET)
+    result = export(work / "train", Path("s3://bucket/exported"), reporter=QUIET)
     made = contents("s3://bucket/exported", Objects(store))
     assert sorted(made) == sorted(result.files) == ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
     settings = stored_pipeline("s3://bucket/text", store.model_dump(), init_checkpoint="s3://bucket/exported", updates=1)

@@ -24,6 +24,9 @@ from tests.builders.recorded_answers import MPIRUN_FOOTER_ONLY, MPIRUN_OUTPUT
 from tests.builders.ssh_hosts import USER, WORKERS, Hosts, made_hosts, wait_until
 
 HOSTFILE = "OMPI_MCA_orte_default_hostfile"
+# How a stand-in waits for a signal, for a minute at most: one that comes between two steps of the interpreter is handled
+# after the sleep that follows, so no sleep may be long.
+WAIT = "for _ in range(1200): time.sleep(0.05)\n"
 # In the position of mpirun: it counts its starts, and ends the first of them as ranks that were stopped.
 COUNTS = """
 import pathlib, sys
@@ -105,7 +108,7 @@ def test_only_ranks_of_a_stopped_worker_are_started_again(
 def test_a_launcher_that_is_stopped_itself_starts_nothing_again(worker: socket.socket, tmp_path: Path) -> None:
     worker.listen()
     saves = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75)); print('x', flush=True); "
-    ranks = over_ssh(worker.getsockname()[1], sys.executable, "-c", f"{saves}time.sleep(60)")
+    ranks = over_ssh(worker.getsockname()[1], sys.executable, "-c", f"{saves}\n{WAIT}")
     process = start(ranks, write_hosts(tmp_path, "127.0.0.1"))
     assert process.stdout is not None
     assert process.stdout.readline() == "x\n"
@@ -126,15 +129,14 @@ def test_mpirun_inside_one_pod_waits_for_nobody(tmp_path: Path) -> None:
 WRAPPER = [sys.executable, "-m", "gaudi_bert.runners.stop_ranks"]
 # Says that it has started, saves when it is told to, and ends as a stopped training does. The handler does not print: the
 # signal can come before the `print` that it answers has returned, and Python's files are not reentrant.
-SAVES = """
+SAVES = f"""
 import os, signal, sys, time
 def save(number, frame):
     os.write(1, b"saved\\n")
     sys.exit(75)
 signal.signal(signal.SIGUSR1, save)
 os.write(1, b"started\\n")
-time.sleep(60)
-"""
+{WAIT}"""
 DEAF = SAVES.replace("    sys.exit(75)\n", "")
 
 
@@ -180,8 +182,8 @@ def test_requests_that_come_while_mpirun_starts_reach_it(
         return process
 
     monkeypatch.setattr(stop_ranks.subprocess, "Popen", start_and_be_stopped)
-    script = (SAVES if requests == 1 else DEAF) + f"open({str(ready)!r}, 'w').close()\ntime.sleep(60)\n"
-    script = script.replace("time.sleep(60)\n", "", 1) if is_ready else f"import time\ntime.sleep(0.5)\n{script}"
+    script = (SAVES if requests == 1 else DEAF) + f"open({str(ready)!r}, 'w').close()\n{WAIT}"
+    script = script.replace(WAIT, "", 1) if is_ready else f"import time\ntime.sleep(0.5)\n{script}"
     code = _run_ranks([sys.executable, "-c", script])
     output, said = capfd.readouterr()
     if is_ready:
@@ -236,8 +238,7 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     {code}
 time.sleep(0.5)
 print("error: rank 1 has left", file=sys.stderr, flush=True)
-time.sleep(60)
-"""
+{WAIT}"""
     done = subprocess.run([*ranks, rank], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode != 0
     assert (failed_rank(done.stdout) or done.stdout).startswith("rank 1")
@@ -258,13 +259,12 @@ def test_ranks_have_longer_to_save_than_a_lost_rank_is_waited_for(ranks: list[st
     rank = f"""
 import os, signal, sys, time
 def save(number, frame):
-    time.sleep(3)
+    for _ in range(60): time.sleep(0.05)
     open(f"{tmp_path}/saved-" + os.environ["OMPI_COMM_WORLD_RANK"], "w").close()
     sys.exit(75)
 signal.signal(signal.SIGUSR1, save)
 open(f"{tmp_path}/started-" + os.environ["OMPI_COMM_WORLD_RANK"], "w").close()
-time.sleep(60)
-"""
+{WAIT}"""
     timeout = ranks.index("odls_base_sigkill_timeout") + 1
     ranks[timeout] = "1"  # as 9 s of saving are to 4
     process = subprocess.Popen([*ranks, rank], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -283,8 +283,7 @@ signal.signal(signal.SIGTERM, lambda number, frame: None)
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     open("{tmp_path}/lost", "w").close()
     os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(120)
-"""
+{WAIT}"""
     process = subprocess.Popen([*ranks, rank], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (tmp_path / "lost").exists():
         assert process.poll() is None

@@ -19,7 +19,7 @@ from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import BadRow, Row, RowPosition, Sequences, TextRow
 from gaudi_bert.rows.window_plan import WindowPlan
 from gaudi_bert.tasks import answers as module
-from gaudi_bert.tasks.answers import ModelRows, StreamResult, open_answers, shown_progress
+from gaudi_bert.tasks.answers import RowSource, StreamResult, open_answers, shown_progress
 from tests.builders.reporters import QUIET
 
 ROWS: list[Row] = [TextRow(RowPosition(number), f"text {number}") for number in range(1, 24)]
@@ -45,7 +45,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Rows(ModelRows):
+class Rows(RowSource):
     """Rows that are given, not read; BAD is refused."""
 
     given: Callable[[], Iterator[Row]] = field(default=lambda: iter(ROWS))

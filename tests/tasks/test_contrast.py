@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.tasks.contrast import (
-    CoupledLoss,
+    LossAndGradient,
     by_dimensions,
     contrast_of,
     cosent,
@@ -38,7 +38,7 @@ def by_torch(loss_of: Callable[[Any], Any]) -> tuple[float, np.ndarray]:
     return float(loss.detach()), vectors.grad.numpy()
 
 
-def check(ours: CoupledLoss, loss_of: Callable[[Any], Any]) -> None:
+def check(ours: LossAndGradient, loss_of: Callable[[Any], Any]) -> None:
     loss, gradient = by_torch(loss_of)
     agree(ours.loss, loss, 1e-12)
     agree(ours.gradient_NH, gradient, 1e-10)

@@ -231,13 +231,13 @@ def lists(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 # Of each task whose rows are learnt together: its name, its rows, and what is set besides.
-COUPLED = {"embedding": ("embedding", pairs, {}), "listwise": ("reranking", lists, {"loss": "listwise"})}
+PAIRED = {"embedding": ("embedding", pairs, {}), "listwise": ("reranking", lists, {"loss": "listwise"})}
 
 
 @pytest.mark.repeated
-@pytest.mark.parametrize("kind", COUPLED if LONG else ["embedding"])
+@pytest.mark.parametrize("kind", PAIRED if LONG else ["embedding"])
 def test_two_processes_are_one_and_survive_a_kill(kind: str, tmp_path: Path) -> None:
-    task, rows_of, settings = COUPLED[kind]
+    task, rows_of, settings = PAIRED[kind]
     model = without_dropout(write_bert(tmp_path / "m", layers=1), tmp_path)
     files = write_lines(tmp_path / "x.jsonl", rows_of(29, 1)), write_lines(tmp_path / "y.jsonl", rows_of(9, 9))
 

@@ -119,7 +119,7 @@ def test_a_stopped_run_is_named_with_how_to_finish_it(files: dict[str, Any], tmp
         for words in (
             ("embed", "--data", rows[1], "--model", given, "--out", "v.npy"),
             ("predict", "--data", rows[1], "--model", given, "--out", "v.jsonl"),
-            ("export", "--format", "huggingface", "--checkpoint", given, "--out", "v"),
+            ("export", "--checkpoint", given, "--out", "v"),
         ):
             said = refusal(*words, folder=tmp_path)
             assert re.search(r"`gaudi-bert finetune` that was stopped; its roberta model .* again to finish it$", said), said

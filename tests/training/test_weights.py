@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +14,11 @@ from safetensors.numpy import load_file, save_file
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import pipeline_from_mapping
-from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.engines.protocol import Model
 from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
-from gaudi_bert.engines.tensorflow.stored_models import write_google_checkpoint
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
-from gaudi_bert.rows.tokenizer import open_tokenizer
-from gaudi_bert.rows.tokenizing import tokenize_rows
-from gaudi_bert.rows.types import RowPosition, TextRow
 from gaudi_bert.tasks.models.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.train import train
@@ -35,7 +27,6 @@ from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
 from tests.builders.model_packs import pretraining_model
 from tests.builders.reporters import QUIET
-from tests.tasks.test_predict import TEXTS, logits_alone, write_model
 
 SIZES = {
     "vocab_size": 11,
@@ -61,6 +52,13 @@ def save_hugging_face(folder, model):
     save_file(to_hugging_face(model.values()), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps({**model.spec.config.to_json(), "model_type": "bert"}))
     return folder
+
+
+def write_google_checkpoint(prefix: Path, values) -> None:
+    """A TF1 checkpoint with the names of google-research/bert, as TF1's saver lays it out."""
+    names = sorted(values)
+    tensors = [tf.constant(np.ascontiguousarray(values[name])) for name in names]
+    tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=tensors)
 
 
 def save_google(folder, model):
@@ -148,17 +146,6 @@ def test_what_tf1_saver_writes_while_training_is_read_without_the_optimiser(tmp_
         load_weights(prefix, (wider := make_model(vocab_size=12)), wider.spec.config)
 
 
-def test_tf1_saver_restores_what_we_write(tmp_path) -> None:
-    values = make_model().values()
-    write_google_checkpoint(tmp_path / "bert_model.ckpt", values)
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        variables = {
-            name: tf.compat.v1.get_variable(name, shape=value.shape, use_resource=False) for name, value in values.items()
-        }
-        tf.compat.v1.train.Saver().restore(session, str(tmp_path / "bert_model.ckpt"))
-        identical(session.run(variables), values)
-
-
 def test_damage_is_one_line_with_its_remedy(tmp_path) -> None:
     model = make_model()
 
@@ -195,36 +182,6 @@ def test_our_files_are_told_from_others(tmp_path) -> None:
     assert read_weights(tmp_path / "renamed.safetensors").kind == "gaudi-bert"
 
 
-# --- a fine-tuned model as a SavedModel: rows alone and packs get the logits that transformers gives
-
-
-def test_packs_are_served(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=3)
-    out = tmp_path / "served"
-    sizes = export(tmp_path / "m", out, kind="savedmodel", rows=2, reporter=QUIET).sizes
-    assert sizes == {"B": 2, "L": 64, "S": 16}
-    assert (out / "assets" / "vocab.txt").is_file()
-    texts = TEXTS[:5]
-    rows = [TextRow(RowPosition(number), text) for number, text in enumerate(texts, 1)]
-    tokenizer = open_tokenizer(tmp_path / "m")
-    sequences = tokenize_rows(rows, tokenizer, task=None, settings=TaskSettings(), max_sequence_length=64)
-    packs = Packs(np.array([4, 1, 0, 3, 2]), np.array([0, 3, 5]))
-    placed = lay_out_packs(sequences, packs, np.arange(2), BatchShape(2, 64, 16))
-    unread = ("sequence_weights", "last_positions")
-    features = {name: tf.constant(value) for name, value in placed.features(sequences).items() if name not in unread}
-    signatures = tf.saved_model.load(str(out)).signatures
-    found = np.zeros((5, 3), np.float32)
-    placed.scatter_sequences(signatures["packed"](**features)["logits"].numpy(), found)
-    expected = np.concatenate([logits_alone(model, tmp_path / "m", text).logits.numpy() for text in texts])
-    agree(found, expected, 1e-5, scale=1.0)
-    alone = lay_out_packs(sequences, Packs(np.arange(2), np.arange(3)), np.arange(2), BatchShape(2, 64, 1)).features(
-        sequences
-    )
-    row_inputs = {name: tf.constant(alone[name]) for name in ("input_ids", "input_mask", "segment_ids")}
-    served = signatures["serving_default"](**row_inputs)["logits"].numpy()[:, 0]
-    agree(served, expected[:2], 1e-5, scale=1.0)
-
-
 # --- export: others load what we write and compute what we compute; and what is refused
 
 
@@ -252,23 +209,29 @@ def expected(run: Path, packs) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in zip(OUTPUTS, (hidden_BLH, *outputs), strict=True)}
 
 
-@pytest.mark.parametrize("kind", ["huggingface", "google"])
-def test_there_and_back_again_to_the_bit(whole_run, tmp_path, kind) -> None:
-    result = export(whole_run, tmp_path / "out", kind=kind, reporter=QUIET)
+def test_there_and_back_again_to_the_bit(whole_run, tmp_path) -> None:
+    result = export(whole_run, tmp_path / "out", reporter=QUIET)
     assert result.vocabulary.endswith("train/vocab.txt")
     assert "vocab.txt" in result.files
     ours, theirs = read_weights(whole_run), read_weights(tmp_path / "out")
-    assert (theirs.kind, theirs.config) == (kind, ours.config)
+    assert (theirs.kind, theirs.config) == ("huggingface", ours.config)
     identical(dict(theirs.variables), dict(ours.variables))
-    other = {"huggingface": "google", "google": "huggingface"}[kind]
-    export(tmp_path / "out", tmp_path / "other", kind=other, reporter=QUIET)
+    export(tmp_path / "out", tmp_path / "other", reporter=QUIET)
     identical(dict(read_weights(tmp_path / "other").variables), dict(ours.variables))
     assert (tmp_path / "other" / "vocab.txt").is_file()
 
 
+def test_a_checkpoint_whose_other_settings_have_odd_types_is_exported(whole_run, tmp_path) -> None:
+    """Nothing but its model is read: the sizes of its data are not."""
+    stored = read_checkpoint(find_checkpoint(whole_run))
+    settings = {**stored.settings, "data": {"depth": "", "max_sequence_length": None}}
+    write_checkpoint(tmp_path / "odd", Checkpoint(1, stored.variables, settings=settings))
+    assert "config.json" in export(tmp_path / "odd", tmp_path / "out", reporter=QUIET).files
+
+
 def test_transformers_loads_it_and_computes_the_same(whole_run, tmp_path) -> None:
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    export(whole_run, tmp_path / "out", kind="huggingface", reporter=QUIET)
+    export(whole_run, tmp_path / "out", reporter=QUIET)
     model, loading = transformers.BertForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
@@ -287,72 +250,25 @@ def test_transformers_loads_it_and_computes_the_same(whole_run, tmp_path) -> Non
     assert tokenizer == {"tokenizer_class": "BertTokenizer", "do_lower_case": False, "model_max_length": 40}
 
 
-SERVE = """
-import sys
-import numpy as np
-import tensorflow as tf
-loaded = tf.saved_model.load(sys.argv[1])
-for signature in sys.argv[2:]:
-    served = loaded.signatures[signature]
-    assert all(spec.shape.is_fully_defined() for spec in served.structured_input_signature[1].values())
-    results = served(**{name: tf.constant(value) for name, value in np.load(f"{signature}.npz").items()})
-    np.savez(f"{signature}-served.npz", **{name: value.numpy() for name, value in results.items()})
-assert "gaudi_bert" not in sys.modules
-"""
-
-
-def served(folder: Path, batches: dict[str, dict[str, np.ndarray]], tmp_path: Path) -> list[dict[str, np.ndarray]]:
-    """What a process that knows nothing of this package computes with each signature."""
-    for signature, batch in batches.items():
-        np.savez(tmp_path / f"{signature}.npz", **batch)
-    command = [sys.executable, "-P", "-c", SERVE, str(folder), *batches]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    return [dict(np.load(tmp_path / f"{signature}-served.npz")) for signature in batches]
-
-
-def test_a_saved_model_serves_packs_and_single_sequences(whole_run, causal, tmp_path) -> None:
-    """Of a model with causal attention, which no other format can hold."""
-    folder = tmp_path / "out"
-    vocabulary = whole_run.parent / "examples" / "vocab.txt"
-    result = export(causal, folder, kind="savedmodel", rows=2, vocabulary=vocabulary, reporter=QUIET)
-    assert result.sizes == {"B": 2, "L": data.LENGTH, "P": data.PREDICTIONS, "Q": data.MASKED_SLOTS, "S": data.DEPTH}
-    assert (folder / "assets" / "vocab.txt").is_file()
-    packs = data.make_packs(3)[1:]
-    singles = [[pack[0]] for pack in packs]
-    names = ["input_ids", "input_mask", "segment_ids", "masked_lm_positions"]
-    packed_batch = join_sequences(packs, data.LENGTH, data.MASKED_SLOTS, data.DEPTH)
-    single_batch = join_sequences(singles, data.LENGTH, data.PREDICTIONS, 1)
-    batches = {
-        "packed": {name: packed_batch[name] for name in [*names, "positions", "next_sentence_positions"]},
-        "serving_default": {name: single_batch[name] for name in names},
-    }
-    for rows, outputs in zip((packs, singles), served(folder, batches, tmp_path), strict=True):
-        right = expected(causal, rows)
-        agree(outputs, {name: right[name] for name in outputs}, BOUND, scale=1.0)
-
-
 def test_what_is_there_stays_unless_told_otherwise(whole_run, tmp_path) -> None:
     out = tmp_path / "out"
-    export(whole_run, out, kind="google", reporter=QUIET)
+    export(whole_run, out, reporter=QUIET)
     with pytest.raises(InputError, match="exists already; choose another folder, or pass --overwrite"):
-        export(whole_run, out, kind="huggingface", reporter=QUIET)
-    export(whole_run, out, kind="huggingface", reporter=QUIET, overwrite=True)
+        export(whole_run, out, reporter=QUIET)
+    export(whole_run, out, reporter=QUIET, overwrite=True)
     assert sorted(file.name for file in out.iterdir()) == [
         *("config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt")
     ]
 
 
 def test_what_cannot_be_exported_is_refused(whole_run, causal, tmp_path) -> None:
-    with pytest.raises(InputError, match="--format onnx: choose one of huggingface, google, savedmodel"):
-        export(whole_run, tmp_path / "out", kind="onnx", reporter=QUIET)
     with pytest.raises(InputError, match="no such folder"):
-        export(tmp_path / "nothing", tmp_path / "out", kind="google", reporter=QUIET)
-    with pytest.raises(InputError, match="its attention is causal; only savedmodel can hold that"):
-        export(causal, tmp_path / "out", kind="huggingface", reporter=QUIET)
+        export(tmp_path / "nothing", tmp_path / "out", reporter=QUIET)
+    with pytest.raises(InputError, match="causal"):
+        export(causal, tmp_path / "out", reporter=QUIET)
     (tmp_path / "vocab.txt").write_text("word\n" * (data.VOCABULARY + 1))
     with pytest.raises(InputError, match="has 62 tokens, the model has 61; give the vocabulary"):
-        export(whole_run, tmp_path / "out", kind="google", vocabulary=tmp_path / "vocab.txt", reporter=QUIET)
+        export(whole_run, tmp_path / "out", vocabulary=tmp_path / "vocab.txt", reporter=QUIET)
     assert not (tmp_path / "out").exists()
 
 

@@ -100,11 +100,6 @@ class _TorchEncoder(TorchModel):
         """What the module stores in addition to its parameters: statistics of its layers, for one."""
         return stored_buffers(self.module)
 
-    def with_parameters(self, parameters: dict[str, Any], forward: Callable[[], Any]) -> Any:
-        """What a pass of this model gives with other parameters."""
-        named = {f"module.{name}": value for name, value in parameters.items()}
-        return torch.func.functional_call(_Pass(self.module, forward), named, ())
-
     def is_decayed(self, name: str) -> bool:
         """Whether weight decay applies to a variable: not to biases, nor to the scales of norms."""
         return name not in self._undecayed and self.parameters_by_name[name].requires_grad
@@ -122,15 +117,3 @@ class _TorchEncoder(TorchModel):
     def _outputs(self, batch: Tensors) -> Tensor:
         head = self.spec.head
         return self.packed.vectors(batch, head) if isinstance(head, VectorHead) else self.packed.answers(batch)
-
-
-class _Pass(torch.nn.Module):
-    """A pass as a module that holds another one, so that its parameters can be replaced while it lasts."""
-
-    def __init__(self, module: torch.nn.Module, forward: Callable[[], Any]) -> None:
-        super().__init__()
-        self.module, self._forward = module, forward
-
-    def forward(self) -> Any:
-        """What the pass gives."""
-        return self._forward()

@@ -24,7 +24,6 @@ from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, DeviceKind, ModelSpec
 from gaudi_bert.engines.pytorch import distributed
 from gaudi_bert.engines.pytorch.gaudi import environment_notes, has_gaudi
-from gaudi_bert.engines.pytorch.graph import report_on_step as report_on_step
 from gaudi_bert.engines.pytorch.model import TorchBert, TorchModel
 from gaudi_bert.engines.pytorch.updates import TorchUpdates
 from gaudi_bert.model.config import BertConfig

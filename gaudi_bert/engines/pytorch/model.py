@@ -62,10 +62,6 @@ class TorchModel(ABC):
         """The outputs of the head that losses are computed from."""
 
     @abstractmethod
-    def with_parameters(self, parameters: dict[str, Any], forward: Callable[[], Any]) -> Any:
-        """What a pass of this model gives with other parameters: those that are traced."""
-
-    @abstractmethod
     def is_decayed(self, name: str) -> bool:
         """Whether weight decay applies to a variable."""
 
@@ -191,11 +187,6 @@ class TorchBert(TorchModel):
         self._compute: Callable[..., Any] = self._heads
         if compiler is not None:
             self._compute = torch.compile(self._heads, backend=compiler, dynamic=False, fullgraph=True)
-
-    def with_parameters(self, parameters: dict[str, Any], forward: Callable[[], Any]) -> Any:
-        """What a pass of this model gives with other parameters, which stay."""
-        self.parameters_by_name = parameters
-        return forward()
 
     def is_decayed(self, name: str) -> bool:
         """Whether weight decay applies to a variable."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.engines.protocol import Communicator, Coupling, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, UpdateLoss, UpdateScalars
 from gaudi_bert.engines.pytorch.distributed import GradientSums, TorchCommunicator
 from gaudi_bert.engines.pytorch.model import TorchModel, ahead_on_device, to_numpy
 from gaudi_bert.pytorch.pooling import widen
@@ -64,15 +64,15 @@ class TorchUpdates:
         factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
-        coupling: Coupling | None = None,
+        update_loss: UpdateLoss | None = None,
     ) -> _TorchSums:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         model, communicator = self._model, self._communicator
         with _same_bits(self._settings.section_name):
-            if coupling is None:
+            if update_loss is None:
                 sums = self._backward(micro_batches, seeds_M2, factors_M2, update)
             else:
-                sums = self._coupled_backward(micro_batches, seeds_M2, coupling, update)
+                sums = self._backward_in_two_passes(micro_batches, seeds_M2, update_loss, update)
         with torch.no_grad():
             if self._gradient_sums is not None:
                 if model.device.type != "cpu":
@@ -108,8 +108,8 @@ class TorchUpdates:
             sums += batch_sums
         return sums
 
-    def _coupled_backward(
-        self, micro_batches: Sequence[BatchArrays], seeds_M2: Int32Array, coupling: Coupling, update: int
+    def _backward_in_two_passes(
+        self, micro_batches: Sequence[BatchArrays], seeds_M2: Int32Array, update_loss: UpdateLoss, update: int
     ) -> Tensor:
         """The gradients of one loss of all micro-batches, and the K sums; the last is computed once, the others twice."""
         model, batches, last = self._model, [self._model.tensors(batch) for batch in micro_batches], len(micro_batches) - 1
@@ -118,7 +118,7 @@ class TorchUpdates:
             self._note(number, update, batch)
             with torch.set_grad_enabled(number == last):
                 outputs.append(widen(model.training_outputs(batch, seeds_M2[number])))
-        sums, gradients = coupling([to_numpy(each) for each in outputs])
+        sums, gradients = update_loss([to_numpy(each) for each in outputs])
         for number in (sequence := (last, *range(last))):
             self._note(number, update, batches[number])
             output = outputs[last] if number == last else widen(model.training_outputs(batches[number], seeds_M2[number]))

@@ -23,8 +23,6 @@ from gaudi_bert.common.tensorflow_environment import INTRA_OP_THREADS
 from gaudi_bert.config.sections import GaudiSettings, LoopSettings
 from gaudi_bert.config.values import EngineName, Precision
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec
-from gaudi_bert.engines.tensorflow.graph import refuse_recompute
-from gaudi_bert.engines.tensorflow.graph import report_on_step as report_on_step
 from gaudi_bert.engines.tensorflow.horovod import connect as connect
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.updates import TensorFlowUpdates
@@ -54,7 +52,8 @@ def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, thre
     "auto" takes a Gaudi card if its software and a card are there, else the CPU; `threads` are those of one operation.
     """
     section, kind = settings.section_name, settings.device
-    refuse_recompute(settings)
+    if settings.recompute:
+        raise InputError(f"{section}.recompute = true: PyTorch only; set {section}.engine = pytorch, or set it to false")
     if kind == "cuda":
         raise InputError(f"{section}.device = cuda: TensorFlow runs on a CPU or on Gaudi here; set {section}.engine=pytorch")
     if kind != "cpu":
@@ -105,7 +104,7 @@ _Exception = Annotated[list[str], Field(min_length=2, max_length=2)]
 """An expression for names, and a type of operation."""
 
 
-class _OperationList(Artefact):
+class OperationList(Artefact):
     """A list for bfloat16, of types of operations; the runtime does not report one that it cannot read."""
 
     remedy = "write it as bfloat16.json of this package is written"
@@ -163,6 +162,6 @@ def runtime_variables(settings: GaudiSettings, precision: Precision) -> dict[str
     }
     if precision == "bfloat16":
         path = Path(settings.bfloat16_list) if settings.bfloat16_list is not None else BFLOAT16_LIST
-        _OperationList.read(path)
+        OperationList.read(path)
         values["TF_BF16_CONVERSION"] = str(path.resolve())
     return {name: str(value) for name, value in values.items() if value is not None}

@@ -19,14 +19,11 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.engines.protocol import Communicator, Coupling, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, UpdateLoss, UpdateScalars
 from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.operations import as_graph, kernel
 from gaudi_bert.model.config import is_decayed
-
-# The operation of a graph in which its forward pass ends: the sums of the head.
-SUMS_NAME = "loss_sums"
 
 
 class TensorFlowUpdates:
@@ -43,14 +40,14 @@ class TensorFlowUpdates:
         self._accumulated: list[tf.Variable] = []
         if not self._is_single_graph:
             self._accumulated = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self._variables]
-        self._passes: list[tf.Graph] = []
+        self.graphs: list[tf.Graph] = []  # of forward and backward passes
         self._lengths: set[int] = set()
         self._single_update = as_graph(self._trace_update)
         self._first = as_graph(self._trace_first)
         self._next = as_graph(self._trace_next)
         self._finish = as_graph(self._trace_finish)
         self._outputs = as_graph(self._trace_outputs)
-        self._finish_coupled = as_graph(self._update)
+        self._finish_two_passes = as_graph(self._update)
 
     def run(
         self,
@@ -59,7 +56,7 @@ class TensorFlowUpdates:
         factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
-        coupling: Coupling | None = None,
+        update_loss: UpdateLoss | None = None,
     ) -> tf.Tensor:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         inputs = [
@@ -71,8 +68,8 @@ class TensorFlowUpdates:
             for number, batch in enumerate(micro_batches)
         ]
         tensors = UpdateScalars(*(tf.constant(value, tf.float32) for value in scalars))
-        if coupling is not None:
-            return self._coupled_update([(batch, seed) for batch, seed, _ in inputs], tensors, update, coupling)
+        if update_loss is not None:
+            return self._update_in_two_passes([(batch, seed) for batch, seed, _ in inputs], tensors, update, update_loss)
         if self._is_single_graph:
             (only,) = inputs
             return self._single_update(*only, tensors)
@@ -86,12 +83,12 @@ class TensorFlowUpdates:
             self._communicator.arrive()
         return self._finish(sums, tensors)
 
-    def _coupled_update(
+    def _update_in_two_passes(
         self,
         inputs: Sequence[tuple[Mapping[str, tf.Tensor], tf.Tensor]],
         scalars: UpdateScalars,
         update: int,
-        coupling: Coupling,
+        update_loss: UpdateLoss,
     ) -> tf.Tensor:
         """Do one update of one loss of all micro-batches; the last is computed once, the others twice."""
         last, outputs = len(inputs) - 1, []
@@ -100,14 +97,14 @@ class TensorFlowUpdates:
             outputs.append(self._outputs(*each).numpy())
         self._note(last, update, inputs[last][0])
         output, tape = self._taped(*inputs[last])
-        sums, gradients = coupling([*outputs, output.numpy()])
+        sums, gradients = update_loss([*outputs, output.numpy()])
         totals = self._gradients_by(output, tape, gradients[last])
         for number, each in enumerate(inputs[:-1]):
             self._note(number, update, each[0])
             added = self._gradients_by(*self._taped(*each), gradients[number])
             totals = [total + gradient for total, gradient in zip(totals, added, strict=True)]
         self._communicator.arrive()
-        return self._finish_coupled(totals, tf.constant(sums, tf.float32), scalars)
+        return self._finish_two_passes(totals, tf.constant(sums, tf.float32), scalars)
 
     def _taped(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.GradientTape]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -138,55 +135,20 @@ class TensorFlowUpdates:
             for name, moment in moments.items():
                 moment.assign(values[name])
 
-    def trace(self, batch: Mapping[str, tf.TensorSpec], *, is_coupled: bool = False) -> dict[str, tf.Graph]:
-        """The graphs that `run` would use for such batches; nothing is run.
-
-        `update` alone, where one micro-batch of one process is an update; else `first`, `next` and `finish`. With a loss of
-        all micro-batches together `outputs`, `pass` and `finish`.
-        """
-        scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([self._model.spec.head.sums], tf.float32)
-        passed = _pass_specs(batch)
-        scalars = UpdateScalars(scalar, scalar, scalar)
-        if is_coupled:
-            gradients = [tf.TensorSpec(variable.shape, tf.float32) for variable in self._variables]
-            return {
-                "outputs": self._outputs.get_concrete_function(*passed[:2]).graph,
-                "pass": self.trace_pass(batch, is_coupled=True),
-                "finish": self._finish_coupled.get_concrete_function(gradients, sums, scalars).graph,
-            }
-        if self._is_single_graph:
-            return {"update": self._single_update.get_concrete_function(*passed, scalars).graph}
-        return {
-            "first": self._first.get_concrete_function(*passed).graph,
-            "next": self._next.get_concrete_function(*passed, sums).graph,
-            "finish": self._finish.get_concrete_function(sums, scalars).graph,
-        }
-
-    def trace_pass(self, batch: Mapping[str, tf.TensorSpec], *, is_coupled: bool = False) -> tf.Graph:
-        """Build the graph of the first of several micro-batches: up to the operation `SUMS_NAME` it is the forward pass."""
-        if is_coupled:
-            return as_graph(self._trace_coupled).get_concrete_function(*_pass_specs(batch)[:2]).graph
-        return self._first.get_concrete_function(*_pass_specs(batch)).graph
-
-    @property
-    def graph(self) -> tf.Graph:
-        """The graph of the last forward and backward pass, once `run` has been called."""
-        return self._passes[-1]
-
     @property
     def graphs_built(self) -> int:
         """How many graphs of forward and backward passes have been built."""
-        return len(self._passes)
+        return len(self.graphs)
 
     def _gradients(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The gradient of this micro-batch's share of the loss, and its sums."""
-        self._passes.append(tf.compat.v1.get_default_graph())
+        self.graphs.append(tf.compat.v1.get_default_graph())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
             loss, sums = self._model.loss(batch, seed if self._has_dropout else None, factors)
-        sums_K = tf.stack(sums, name=SUMS_NAME)
+        sums_K = tf.stack(sums)
         gradients = tape.gradient(loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums_K
 
@@ -219,23 +181,11 @@ class TensorFlowUpdates:
         return sums_before + sums
 
     def _trace_outputs(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
-        self._passes.append(tf.compat.v1.get_default_graph())
+        self.graphs.append(tf.compat.v1.get_default_graph())
         return self._model.forward(batch, seed if self._has_dropout else None)
-
-    def _trace_coupled(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> list[tf.Tensor]:
-        """As one graph what `_taped` and `_gradients_by` compute: the gradient of the outputs is the host's."""
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self._variables)
-            outputs = tf.identity(self._trace_outputs(batch, seed), name=SUMS_NAME)
-        return self._gradients_by(outputs, tape, tf.ones_like(outputs))
 
     def _trace_finish(self, sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         return self._update([tf.convert_to_tensor(accumulated) for accumulated in self._accumulated], sums, scalars)
-
-
-def _pass_specs(batch: Mapping[str, tf.TensorSpec]) -> tuple[dict[str, tf.TensorSpec], tf.TensorSpec, tf.TensorSpec]:
-    """What one forward and backward pass is given: the batch, the dropout seed, the factors of the losses."""
-    return dict(batch), tf.TensorSpec([2], tf.int32), tf.TensorSpec([2], tf.float32)
 
 
 # --- AdamW, LAMB and clipping: on plain variables, in plain TensorFlow operations with static shapes

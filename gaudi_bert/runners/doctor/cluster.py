@@ -9,10 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gaudi_bert.common.files import scheme_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.runners.docker.containers import STORE_TOOLS
 from gaudi_bert.runners.doctor.checks import CheckResult, ClusterAnswers, failed, passed, warning
 from gaudi_bert.runners.doctor.room import check_limits, check_nodes
 from gaudi_bert.runners.kubernetes.claims import (
@@ -330,10 +328,6 @@ def _secret(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
             f"kubectl -n {namespace} create secret generic {name} --from-literal=NAME=VALUE ..., or correct store_secret"
         )
         return failed("store secret", f"no Secret {name}, or an empty one", remedy)
-    tools = STORE_TOOLS.get(scheme_of(settings.kubernetes.store or ""))
-    if tools and not any(key.startswith(tools.prefixes) for key in answers.secret_keys):
-        names = f"it has {', '.join(answers.secret_keys)}, none of them {'* or '.join(tools.prefixes)}*"
-        return warning("store secret", f"{name}: {names}", "name its keys as the store's own variables are called")
     return passed("store secret", f"{name}: {', '.join(answers.secret_keys)}")
 
 

@@ -22,7 +22,7 @@ from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.retrieval import TextTable, text_table
 from gaudi_bert.rows.types import Row, Sequences, TupleRow
 from gaudi_bert.tasks.contrast import (
-    CoupledLoss,
+    LossAndGradient,
     LossOfVectors,
     by_dimensions,
     contrast_of,
@@ -56,7 +56,7 @@ class Embedding(Task):
         """None: what is learnt is in the rows."""
         return {}
 
-    def coupled(self, sequences: Sequences, rows: Sequence[Row]) -> _EmbeddedRows:
+    def paired(self, sequences: Sequences, rows: Sequence[Row]) -> _EmbeddedRows:
         """Every text is compared with those of all rows."""
         table = texts_of_rows(self.settings, rows)
         return _EmbeddedRows(self.settings, table, GroupedRows(table.members, table.starts), _scores(rows))
@@ -125,7 +125,7 @@ class _EmbeddedRows:
         """Not where rows have a score."""
         return self.scores is None
 
-    def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> CoupledLoss:
+    def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> LossAndGradient:
         """In-batch negatives, or of pairs with a score."""
         settings, starts = self.settings, self.groups.starts[rows]
         texts = np.searchsorted(sequences_N, self.groups.of(rows))

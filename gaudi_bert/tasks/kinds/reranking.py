@@ -18,7 +18,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import count_of
 from gaudi_bert.rows.answers import score_answers
 from gaudi_bert.rows.types import Row, Sequences, TextRow
-from gaudi_bert.tasks.contrast import CoupledLoss, listwise
+from gaudi_bert.tasks.contrast import LossAndGradient, listwise
 from gaudi_bert.tasks.kinds.task import TextTask
 from gaudi_bert.tasks.ranking import figures_of_groups
 from gaudi_bert.tasks.update_plan import GroupedRows
@@ -48,7 +48,7 @@ class Reranking(TextTask):
             f"{other[0]}: all are learnt"
         )
 
-    def coupled(self, sequences: Sequences, rows: Sequence[Row]) -> _Lists | None:
+    def paired(self, sequences: Sequences, rows: Sequence[Row]) -> _Lists | None:
         """The documents of each query, where the loss is `listwise`."""
         if self.settings.loss != "listwise":
             return None
@@ -92,7 +92,7 @@ class _Lists:
         """Whether the best document is first."""
         return True
 
-    def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> CoupledLoss:
+    def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> LossAndGradient:
         """Of these queries."""
         documents = self.groups.of(rows)
         indices = np.searchsorted(sequences_N, documents)

@@ -26,7 +26,7 @@ from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.model.heads import TaskHead, TaskKind, VectorHead
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Row, Sequences
-from gaudi_bert.tasks.contrast import CoupledRows
+from gaudi_bert.tasks.contrast import PairedRows
 from gaudi_bert.training.objective import Objective
 
 TASKS = {
@@ -56,7 +56,7 @@ EVALUATION_EPOCH = -1
 """That of masks for an evaluation."""
 
 
-def is_coupled(settings: TaskSettings) -> bool:
+def learns_pairs(settings: TaskSettings) -> bool:
     """Whether a task is learnt from all rows of an update together."""
     return settings.name == "embedding" or (settings.name == "reranking" and settings.loss == "listwise")
 
@@ -130,7 +130,7 @@ class Task(ABC):
         before anything is computed.
         """
 
-    def coupled(self, sequences: Sequences, rows: Sequence[Row]) -> CoupledRows | None:
+    def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows | None:
         """The rows of training data whose loss is one of all rows of an update; None where it is a sum over sequences."""
         return None
 

@@ -163,7 +163,7 @@ def test_updates_repeat_and_learn() -> None:
         def weights(self, micro_batch: Any) -> np.ndarray:
             return np.array([micro_batch["target_weights"].sum(), 1.0])
 
-        def coupling(self, *_: Any) -> None:
+        def update_loss(self, *_: Any) -> None:
             """None."""
 
     curves = []

@@ -22,10 +22,10 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, IntA
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.engines.protocol import Communicator, Coupling, Model
+from gaudi_bert.engines.protocol import Communicator, Model, UpdateLoss
 from gaudi_bert.rows.packs import Packs, Placement, lay_out_packs
 from gaudi_bert.rows.types import Sequences, TupleRow
-from gaudi_bert.tasks.contrast import CoupledRows
+from gaudi_bert.tasks.contrast import PairedRows
 from gaudi_bert.tasks.finetune_job import FineTuneJob, run_settings
 from gaudi_bert.tasks.kinds.embedding import CORRELATIONS
 from gaudi_bert.tasks.kinds.task import Task, TaskFigures
@@ -40,11 +40,11 @@ from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
 
 
 @dataclass(frozen=True)
-class CoupledData:
+class PairData:
     """Tokenized rows, the stream of them, and the shape of its updates."""
 
     sequences: Sequences
-    rows: CoupledRows
+    rows: PairedRows
     stream: RowStream
     shape: UpdateShape
 
@@ -67,10 +67,10 @@ class CoupledData:
     def _batch(self, packs: Packs, sequences: IntArray, chosen: IntArray) -> Batch:
         of_data = Packs(sequences[packs.members], packs.starts)
         placed = lay_out_packs(self.sequences, of_data, chosen, self.shape.batch)
-        return {**placed.features(self.sequences), **coupled_features(placed, sequences)}
+        return {**placed.features(self.sequences), **pair_features(placed, sequences)}
 
 
-def coupled_features(placed: Placement, sequences: IntArray) -> Batch:
+def pair_features(placed: Placement, sequences: IntArray) -> Batch:
     """`text_numbers`; the sequences are those of the update, sorted."""
     return {"text_numbers": placed.each(np.searchsorted(sequences, placed.sequences).astype(np.int32), -1)}
 
@@ -102,11 +102,11 @@ class _VectorEvaluation(TaskEvaluation):
 
 
 @dataclass(frozen=True)
-class CoupledObjective(Objective):
+class PairObjective(Objective):
     """One loss of all rows of an update; sums: the loss times the rows, the rows, and those that are answered right."""
 
     task: Task
-    data: CoupledData
+    data: PairData
 
     def weights(self, batch: BatchArrays) -> FloatArray:
         """Nothing is divided."""
@@ -117,13 +117,13 @@ class CoupledObjective(Objective):
         loss, _, right = sums / max(sums[1], 1.0)
         return TaskFigures(float(loss), float(right) if self.data.rows.has_answers else None)
 
-    def coupling(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> Coupling:
+    def update_loss(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> UpdateLoss:
         """The loss of an update, counted from 1."""
         stream, numbers = self.data.stream, [batch["text_numbers"] for batch in micro_batches]
         sequences = stream.distinct(update - 1, update)[0]
         rows = stream.rows_of(update - 1, update)
 
-        def coupled(outputs: Sequence[NDArray[Any]]) -> tuple[FloatArray, list[FloatArray]]:
+        def loss_of_outputs(outputs: Sequence[NDArray[Any]]) -> tuple[FloatArray, list[FloatArray]]:
             together_NC = np.zeros((self.data.most_sequences, outputs[0].shape[-1]))
             for numbers_BS, output_BSC in zip(numbers, outputs, strict=True):
                 together_NC[numbers_BS[numbers_BS >= 0]] = output_BSC[numbers_BS >= 0]
@@ -133,7 +133,7 @@ class CoupledObjective(Objective):
             sums = np.array([result.loss * len(rows), len(rows), result.right], np.float64)
             return sums * communicator.is_first, gradients
 
-        return coupled
+        return loss_of_outputs
 
 
 # --- the job. `finetune.batch_sequences` counts rows here; the model before training is evaluated too: it is the baseline.
@@ -141,7 +141,7 @@ class CoupledObjective(Objective):
 _BASELINE_NAME = "best/baseline.json"
 
 
-class CoupledJob(FineTuneJob):
+class PairJob(FineTuneJob):
     """A model of a task on rows that are learnt together."""
 
     evaluates_first = True
@@ -162,7 +162,7 @@ class CoupledJob(FineTuneJob):
         most, width = max(self._task.settings.dimensions, default=0), self._start.sizes.hidden_size
         if most > width:
             raise InputError(f"task.dimensions: {most} is more than the {width} values of a vector; name fewer")
-        rows = cast(CoupledRows, self._task.coupled(data.sequences, data.rows))
+        rows = cast(PairedRows, self._task.paired(data.sequences, data.rows))
         compares = self._task.name != "embedding" or self._task.settings.loss == "cosine"
         if section.batch_sequences == 1 and not compares and len(rows.groups.members) == 2 * len(rows.groups):
             raise InputError(
@@ -219,8 +219,8 @@ class CoupledJob(FineTuneJob):
             longest=sizes.positions,
             depth=section.depth if "depth" in section.model_fields_set and isinstance(section.depth, int) else None,
         )
-        self._coupled = CoupledData(self._data.sequences, self._rows, stream, shape)
-        self.objective = CoupledObjective(self._task, self._coupled)
+        self._pairs = PairData(self._data.sequences, self._rows, stream, shape)
+        self.objective = PairObjective(self._task, self._pairs)
         an_epoch = -(-len(stream.rows) // stream.batch_rows)
         return RunPlan(
             run_settings(section, shape.batch.packs, stream.updates, an_epoch),
@@ -234,7 +234,7 @@ class CoupledJob(FineTuneJob):
 
     def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
         """The rows, the model, and the shape of an update."""
-        stream, start, (batch, micro_batches, processes) = self._stream, self._start, self._coupled.shape
+        stream, start, (batch, micro_batches, processes) = self._stream, self._start, self._pairs.shape
         tokens = stream.tokens.sum() / len(stream.rows)
         return [
             f"{self._task.name}: {len(stream.rows):,} rows of {self._data.path}, {len(stream.lengths):,} distinct texts, "
@@ -251,7 +251,7 @@ class CoupledJob(FineTuneJob):
 
     def _padding(self) -> float:
         """The share of the slots of complete updates that hold nothing."""
-        stream, shape = self._stream, self._coupled.shape
+        stream, shape = self._stream, self._pairs.shape
         updates = max(1, stream.epochs * len(stream.rows) // stream.batch_rows)
         return 1 - stream.distinct_tokens(updates) / (updates * shape.packs * shape.batch.length)
 
@@ -265,7 +265,7 @@ class CoupledJob(FineTuneJob):
 
     def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
         """The micro-batches of this process."""
-        return self._coupled.batches(order.updates_done, order.rank)
+        return self._pairs.batches(order.updates_done, order.rank)
 
     def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
         """Keep the best weights, and the figures of the model before training."""
@@ -276,7 +276,7 @@ class CoupledJob(FineTuneJob):
 
     def _packing_figures(self) -> dict[str, Any]:
         """Packs of the updates of an epoch, whose texts are those of its rows; no packs hold the tokens in fewer."""
-        stream, shape = self._stream, self._coupled.shape
+        stream, shape = self._stream, self._pairs.shape
         texts, packs = len(stream.rows.members), -(-len(stream.rows) // stream.batch_rows) * shape.packs
         return {
             "max_sequence_length": self._length(),

@@ -1,0 +1,371 @@
+"""Runs the stages of a pipeline in containers of this machine: `gaudi-bert run PIPELINE --stages STAGE`, each in its image.
+
+A container has what its stage needs and no more: the caller's user, no capabilities, no way to get more rights, and of the
+disk only the work folder and, read-only, what the pipeline file names. All of these have the same path as on the host, so
+that relative paths and those in messages mean the same. A stage with Gaudi cards runs as the vendor's software asks for: as
+root, by the runtime `habana`, with the host's IPC and SYS_NICE. A stage that uses an object store has the caller's log-ins
+for it, and this machine's network. Requests for cores become shares, as on Kubernetes; a limit of memory is one.
+"""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError, install_command
+from gaudi_bert.common.files import explained_os_errors, in_store, scheme_of, shown_location
+from gaudi_bert.common.launch import handled_signals
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.places import ImageSettings
+from gaudi_bert.runners.stage_table import STAGES, missing_paths, named_paths, quantity_value, stage_image
+
+_ANSWER_SECONDS = 60
+# Long enough for an update and a checkpoint.
+_STOP_SECONDS = 120
+# By this label with the work folder, containers of a killed run are recognised.
+_WORK_LABEL = "gaudi-bert.work"
+_ERRORS: Mapping[int, type[GaudiBertError]] = {2: InputError}
+
+
+def run_on_docker(
+    settings: PipelineSettings,
+    stages: Sequence[str],
+    pipeline: Path,
+    work: Path,
+    reporter: Reporter,
+    *,
+    flags: Sequence[str] = (),
+) -> dict[str, list[str]]:
+    """Run `stages`, in the order given, each in its container; the lines of standard output of each.
+
+    `work` is the folder that holds the work folders of all pipelines, or its URL; `flags` are further options of
+    `gaudi-bert run` for each stage, e.g. `--overwrite` and every `--set`.
+    """
+    for missing in missing_paths(settings, stages, pipeline.parent):
+        raise InputError(f"{missing}; check the path")
+    containers = {stage: stage_container(settings, stage, pipeline, work, flags) for stage in stages}
+    daemon = _connect()
+    stop = _Stop()
+    printed = {}
+    with handled_signals((signal.SIGTERM, signal.SIGINT), stop.request), _explained():
+        _clear_leftovers(daemon, shown_location(_work_folder(settings, work)))
+        for image in dict.fromkeys(options["image"] for options in containers.values()):
+            _need_image(daemon, image, settings.images, reporter)
+        for stage, options in containers.items():
+            stop.check()
+            reporter.say(f"docker: {stage} in {options['image']}")
+            memory_key = f"resources.{'training' if STAGES[stage].trains else 'data'}.memory_limit"
+            printed[stage] = _run_container(daemon, options, stop, reporter, memory_key)
+    return printed
+
+
+# --- what a pipeline file means in Docker's terms
+
+
+def stage_container(
+    settings: PipelineSettings, stage: str, pipeline: Path, work: Path, flags: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The options of the container of `stage`, as `docker.containers.create` takes them."""
+    resources, row = settings.resources, STAGES[stage]
+    if row.distributed and resources.cards and resources.workers > 1:
+        raise InputError(
+            f"resources.workers = {resources.workers} with cards: --on docker uses the cards of one server, as one worker; "
+            "use --on kubernetes for several servers"
+        )
+    parent = shown_location(work) if in_store(work) else os.path.abspath(work)
+    command = ["gaudi-bert", "run", os.path.abspath(pipeline), "--work", parent, "--stages", stage, *flags]
+    if not row.trains and "--workers" not in flags:
+        command += ["--workers", str(resources.data_processes)]  # each takes memory, and the container's is limited
+    folder = _work_folder(settings, work)
+    urls = [text for text in (str(folder), *(text for _, text in _read_paths(settings, stage))) if in_store(text)]
+    variables, mounts = _store_access(settings, urls) if urls else ({}, {})
+    mounts |= {path: True for key, text in _read_paths(settings, stage) for path in _shown(key, text, pipeline.parent)}
+    mounts[pipeline.absolute()] = True
+    if not in_store(work):
+        mounts[folder.absolute()] = False
+    pod = resources.training if row.trains else resources.data
+    memory, cores = int(quantity_value(pod.memory_limit or pod.memory)), quantity_value(pod.cpu)
+    return {
+        "image": stage_image(settings, row),
+        "name": f"gaudi-bert-{settings.name}-{stage}-{secrets.token_hex(4)}",
+        "labels": {_WORK_LABEL: shown_location(folder)},
+        "entrypoint": command,
+        "environment": {"HOME": "/tmp", **variables, **(resources.environment if row.trains else {})},
+        "mounts": [_bind_mount(path, read_only) for path, read_only in mounts.items()],
+        "working_dir": os.getcwd(),  # where a relative path on the command line starts
+        "init": True,
+        # Memory and swap together: a container at its limit is ended, not slowed down.
+        "mem_limit": memory,
+        "memswap_limit": memory,
+        "nano_cpus": int(settings.docker.cpus * 1e9) if settings.docker.cpus else None,
+        **({"network_mode": "host"} if urls else {}),
+        **(_with_cards(settings, cores) if row.trains and resources.cards else _confined(folder, cores)),
+        **({"shm_size": int(quantity_value(resources.shared_memory))} if row.trains and not resources.cards else {}),
+    }
+
+
+def _work_folder(settings: PipelineSettings, work: Path) -> Path:
+    return work / settings.name if in_store(work) else work.absolute() / settings.name
+
+
+def _read_paths(settings: PipelineSettings, stage: str) -> list[tuple[str, str]]:
+    return [(key, text) for key, text in named_paths(settings) if key in STAGES[stage].reads]
+
+
+def _shown(key: str, text: str, pipeline_folder: Path) -> Iterator[Path]:
+    """The paths to mount for a setting: of a glob and a checkpoint the folder, with records their vocabulary."""
+    if in_store(text):
+        return
+    is_checkpoint = key.endswith(".init_checkpoint")
+    path = Path(os.path.abspath((Path() if is_checkpoint else pipeline_folder) / Path(text).expanduser()))
+    if not path.exists() or (is_checkpoint and path.is_file()):
+        path = next(parent for parent in path.parents if parent.is_dir() and not glob.has_magic(str(parent)))
+    yield path
+    vocabulary = (path if path.is_dir() else path.parent).parent / "vocab.txt"
+    if key.endswith("records") and vocabulary.is_file():
+        yield vocabulary
+
+
+# Where an image has its own files: nothing of the host may lie over them.
+_OF_THE_IMAGE = [
+    *map(Path, ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr")),
+    *map(Path, ("/opt/venv", "/opt/gaudi-bert", "/opt/habanalabs", "/opt/amazon")),
+]
+
+
+def _bind_mount(path: Path, read_only: bool) -> dict[str, Any]:
+    for folder in _OF_THE_IMAGE:
+        if folder.is_relative_to(path):
+            raise InputError(
+                f"{path}: in a container, {folder} is the image's own; put the files into a folder of their own"
+            )
+    return {"Type": "bind", "Source": str(path), "Target": str(path), "ReadOnly": read_only}
+
+
+def _confined(folder: Path, cores: float) -> dict[str, Any]:
+    """The rights of a container without cards: those of the caller; if that is root, of the owner of the work folder."""
+    user, group = os.getuid(), os.getgid()
+    if not in_store(folder):
+        with explained_os_errors(folder, "make"):
+            folder.mkdir(parents=True, exist_ok=True)
+        user, group = (user, group) if user else (folder.stat().st_uid, folder.stat().st_gid)
+    return {
+        "user": f"{user}:{group}",
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "cpu_shares": max(int(cores * 1024), 2),
+    }
+
+
+def _with_cards(settings: PipelineSettings, cores: float) -> dict[str, Any]:
+    docker = settings.docker
+    own = {
+        "HABANA_VISIBLE_DEVICES": docker.visible_devices,
+        "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+        # Compiled graphs are shared by the processes of the container; each engine reads its own variables.
+        "TF_RECIPE_CACHE_PATH": "/tmp/gaudi-bert-recipes",
+        "PT_HPU_RECIPE_CACHE_CONFIG": "/tmp/gaudi-bert-recipes,false,4096,false",
+        "PT_HPU_LAZY_MODE": "0",
+    }
+    return {
+        "environment": {"HOME": "/tmp", **own, **settings.resources.environment},
+        "user": "0:0",
+        "runtime": docker.runtime,
+        "ipc_mode": "host",
+        "cap_add": ["SYS_NICE"],
+        "nano_cpus": int((docker.cpus or cores) * 1e9),
+        **({"network_mode": "host"} if docker.host_network else {}),
+        **({"ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}]} if docker.unlimited_memory_lock else {}),
+    }
+
+
+# What the tools of a store read: variables, by the beginning of their names; and where they look, below the home folder, for
+# what these variables would name.
+_AWS = ("AWS_",), {"AWS_SHARED_CREDENTIALS_FILE": ".aws/credentials", "AWS_CONFIG_FILE": ".aws/config"}
+_GOOGLE = ("GOOGLE_", "CLOUDSDK_"), {"CLOUDSDK_CONFIG": ".config/gcloud"}
+_AZURE = ("AZURE_",), {"AZURE_CONFIG_DIR": ".azure"}
+_STORE_TOOLS = {"s3": _AWS, "s3a": _AWS, "gs": _GOOGLE, "gcs": _GOOGLE, "az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
+_FOR_ALL_STORES = ("FSSPEC_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+
+
+def _store_access(settings: PipelineSettings, urls: Sequence[str]) -> tuple[dict[str, str], dict[Path, bool]]:
+    """The variables for the stores of `urls`, and mounts of the files and folders that they name."""
+    variables: dict[str, str] = {}
+    for prefixes, places in [_STORE_TOOLS.get(scheme, ((), {})) for scheme in {*map(scheme_of, urls)}]:
+        variables |= {name: str(Path.home() / place) for name, place in places.items() if (Path.home() / place).exists()}
+        variables |= {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+    variables |= {name: value for name, value in os.environ.items() if name.upper().startswith(_FOR_ALL_STORES)}
+    mounts = {Path(value): True for value in variables.values() if value.startswith("/") and Path(value).exists()}
+    if settings.store.ca_file:
+        mounts[Path(settings.store.ca_file).absolute()] = True
+    if settings.store.scratch:
+        mounts[Path(settings.store.scratch).absolute()] = False
+    return variables, mounts
+
+
+# --- the daemon
+
+
+def _connect() -> Any:
+    """A client of the Docker daemon that DOCKER_HOST names, or of this machine's."""
+    try:
+        from docker.client import from_env
+        from docker.errors import DockerException
+    except ImportError as error:
+        raise InputError(
+            f"--on docker: the Python package `docker` is not installed; run: {install_command('docker')}"
+        ) from error
+    try:
+        client = from_env(timeout=_ANSWER_SECONDS)
+        client.ping()
+    except DockerException as error:
+        address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"--on docker: no Docker daemon can be used at {address} ({reason}); start it, or name another in DOCKER_HOST; "
+            "a user who is not root must be in the group `docker`"
+        ) from error
+    return client
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn what the daemon refuses into one line, in its own words."""
+    from docker.errors import APIError, DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except APIError as error:
+        reason = " ".join(str(error.explanation or error).split())
+        refused = error.response is not None and error.response.status_code < 500
+        kind = InputError if refused or "runtime" in reason else FailedError
+        raise kind(f"--on docker: the daemon refuses: {reason}; correct the section docker, or the image") from error
+    except (DockerException, RequestException) as error:
+        reason = " ".join(str(error).split())
+        raise FailedError(f"--on docker: the daemon does not answer any more ({reason}); start it, run again") from error
+
+
+def _clear_leftovers(daemon: Any, work: str) -> None:
+    """Remove ended containers of earlier runs in the work folder; refuse to run while one still works there."""
+    for container in daemon.containers.list(all=True, filters={"label": f"{_WORK_LABEL}={work}"}):
+        if container.status in ("running", "paused", "restarting"):
+            raise FailedError(
+                f"{work}: container {container.name} of another run works in it; "
+                f"wait for its end, or remove it: docker rm --force {container.name}"
+            )
+        container.remove(force=True, v=True)
+
+
+def _need_image(daemon: Any, reference: str, images: ImageSettings, reporter: Reporter) -> None:
+    """Make sure that an image is present: fetch it from its registry according to `images.pull_policy`."""
+    from docker.errors import APIError, NotFound
+
+    if images.pull_policy != "Always":
+        try:
+            daemon.images.get(reference)
+        except NotFound:
+            pass
+        else:
+            return
+    if images.pull_policy == "Never" or images.registry is None:
+        raise InputError(f"image {reference}: not on this machine; build it with `make images`, or set images.registry")
+    reporter.say(f"docker: fetching {reference}")
+    try:
+        daemon.images.pull(reference)
+    except APIError as error:
+        reason = " ".join(str(error.explanation or error).split())
+        raise InputError(f"image {reference}: cannot be fetched: {reason}; check images.registry, `docker login`") from error
+
+
+# --- one container
+
+
+class _Stop:
+    """Requests to stop this process, passed on to the container that runs: the first lets it save, the second kills it."""
+
+    def __init__(self) -> None:
+        self.container: Any = None
+        self.requests = 0
+
+    def request(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal. A thread passes it on, since the main thread may hold a lock of the client."""
+        self.requests += 1
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Stop the container, if there is one and a request came."""
+        if self.requests and self.container is not None:
+            threading.Thread(target=self._end, args=(self.container, self.requests > 1), daemon=True).start()
+
+    def check(self) -> None:
+        """Refuse to begin anything after a request."""
+        if self.requests:
+            raise StoppedError("stopped on request; run the same command again to resume")
+
+    @staticmethod
+    def _end(container: Any, at_once: bool) -> None:
+        from docker.errors import APIError
+
+        with suppress(APIError):  # it has ended meanwhile
+            if at_once:
+                container.kill()
+            else:
+                container.client.api.timeout = _ANSWER_SECONDS + _STOP_SECONDS  # the answer comes when it has ended
+                container.stop(timeout=_STOP_SECONDS)
+
+
+def _run_container(daemon: Any, options: Mapping[str, Any], stop: _Stop, reporter: Reporter, memory_key: str) -> list[str]:
+    """Run a container, which is removed whatever happens: the lines of its standard output; standard error is shown."""
+    container = daemon.containers.create(**options)
+    try:
+        pieces = container.attach(stream=True, stdout=True, stderr=True, demux=True)
+        container.start()
+        stop.container = container
+        stop.pass_on()
+        printed, reason = _follow(pieces, reporter)
+        container.wait()
+        container.reload()
+    finally:
+        stop.container = None
+        container.remove(force=True, v=True)
+    state = container.attrs["State"]
+    code = int(state["ExitCode"])
+    if state.get("OOMKilled") and code:
+        raise FailedError(f"container {container.name} used more memory than it may; raise {memory_key}")
+    if code == StoppedError.exit_code or (code and stop.requests > 1):
+        raise StoppedError(reason or "stopped on request; run the same command again to resume")
+    if code:
+        why = state.get("Error") or "see its last words above"
+        raise _ERRORS.get(code, FailedError)(reason or f"{container.name} ended with exit code {code}; {why}")
+    return printed
+
+
+def _follow(pieces: Any, reporter: Reporter) -> tuple[list[str], str]:
+    """Show a container's standard error; its standard output, and the text of its last line if that is an error."""
+    decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(2)]
+    rests, printed, held = ["", ""], [], ""
+    for pair in pieces:
+        for number, piece in enumerate(pair):
+            *lines, rests[number] = (rests[number] + decoders[number].decode(piece or b"")).split("\n")
+            if number == 0:
+                printed += lines
+                continue
+            for line in lines:
+                if held:
+                    reporter.say(held)
+                # The error that ends the run is printed when it ends, by this process.
+                held = line if line.startswith("error: ") else ""
+                if not held:
+                    reporter.say(line)
+    return [*printed, *filter(None, rests[:1])], held.removeprefix("error: ")

@@ -1,1 +1,0 @@
-"""Stages in containers of this machine."""

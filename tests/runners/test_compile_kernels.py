@@ -1,0 +1,40 @@
+"""Kernels that are compiled in advance."""
+
+from __future__ import annotations
+
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.runners.compile_kernels import compile_kernels
+from tests.builders.command_line import run_python
+
+# A trainer's reading of packs of depth 3 and 5, and the numbers of kernels compiled for it.
+READING = """
+import tempfile
+from pathlib import Path
+import numpy as np
+from numba.core import event
+from gaudi_bert.runners.compile_kernels import compile_records, _prepare, _SILENT
+from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.tfrecords.arrays import pack_rows
+from gaudi_bert.tfrecords.pack import pack
+from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
+compile_records()
+with tempfile.TemporaryDirectory() as folder, event.install_recorder("numba:compile") as compiled:
+    records = _prepare(Path(folder))
+    for depth in (1, 3, 5):
+        packed = Path(folder, f"packed-{depth}")
+        pack(records, packed, PackingSettings(shard_multiple=2, algorithm="lpfhp", depth=depth), _SILENT, verified=True)
+        files = open_shards(packed, read_metadata(packed))
+        pack_rows(files.read(np.zeros(2, np.int64), np.arange(2)))
+print(len(compiled.buffer))
+"""
+
+
+def test_packs_of_every_depth_are_read_by_what_was_compiled() -> None:
+    assert run_python(READING).stdout.strip() == "0"
+
+
+def test_an_unknown_part() -> None:
+    with pytest.raises(InputError, match="'record'"):
+        compile_kernels("record")

@@ -1,0 +1,156 @@
+"""The step of pretraining and of every task is fit for Gaudi, in both engines, with the settings that are shipped."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.config.sections import TASK_NAMES, TrainingSettings
+from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines.protocol import Communicator, ModelSpec
+from gaudi_bert.model.features import join_sequences
+from gaudi_bert.model.heads import PretrainingHead
+from gaudi_bert.tasks.finetune import job_of
+from gaudi_bert.tasks.finetune_job import FineTuneInput
+from gaudi_bert.training.input.batches import TrainingOrder
+from gaudi_bert.training.objective import Objective, PretrainingObjective, TrainingStep
+from tests.builders.gaudi_graphs import operations_of, pytorch_problems, tensorflow_problems, traced_pass
+from tests.builders.model_packs import WITHOUT_PYTORCH, random_packs, small_config
+from tests.builders.reporters import QUIET
+
+NUMBERS = tf.TensorSpec([4], tf.float32)
+
+
+def problems(engine: str, spec: ModelSpec, batches: list[Any], settings: Any, objective: Objective) -> set[tuple[str, str]]:
+    """Of an update of these micro-batches."""
+    model = load_engine(engine).build(spec, seed=None)
+    update_loss = objective.update_loss(batches, 1, Communicator())
+    if engine == "pytorch":
+        return pytorch_problems(traced_pass(model, batches[0], update_loss))
+    return tensorflow_problems(graphs_of(model, batches, settings, objective))
+
+
+def graphs_of(model: Any, batches: list[Any], settings: Any, objective: Objective) -> list[tf.Graph]:
+    updates = load_engine("tensorflow").updates(model, settings, Communicator(), len(batches))
+    TrainingStep(updates, Communicator(), settings, objective).run(batches, 1, 1e-3)
+    return updates.graphs
+
+
+@WITHOUT_PYTORCH
+@pytest.mark.parametrize("engine", ["tensorflow", "pytorch"])
+@pytest.mark.parametrize("kind", [*TASK_NAMES, "listwise"])
+def test_the_step_of_every_task(kind: str, engine: str, files: Any, model: Path) -> None:
+    task = {"name": kind, "too_long": "truncate", "stride": 4}
+    if kind == "listwise":
+        task |= {"name": "reranking", "loss": "listwise"}
+    section = {"max_sequence_length": 61, "batch_sequences": 12, "micro_batch_packs": 4, "engine": engine}
+    settings = pipeline_from_mapping({"task": task, "finetune": section}, "test")
+    job = job_of(settings, FineTuneInput(files[task["name"]][0], None, model), Path())
+    job.prepare(QUIET)
+    plan = job.plan(1)
+    batches = list(islice(job.batches(plan, TrainingOrder(1, True)), plan.accumulation_steps))
+    assert problems(engine, job.spec, batches, plan.settings, job.objective) == set()
+
+
+@pytest.mark.parametrize("engine", ["tensorflow", pytest.param("pytorch", marks=WITHOUT_PYTORCH)])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_the_step_of_pretraining(engine: str, optimizer: str) -> None:
+    spec, settings = ModelSpec(small_config(), PretrainingHead()), TrainingSettings(optimizer=optimizer)
+    assert problems(engine, spec, [small_batch()], settings, PretrainingObjective()) == set()
+
+
+@WITHOUT_PYTORCH
+@pytest.mark.parametrize("name", ["modernbert", "roberta"])
+def test_the_step_of_any_encoder(name: str, tmp_path: Path, files: Any) -> None:
+    from tests.builders.encoders import write_encoder
+
+    write_encoder(tmp_path / name, name, "AutoModel")
+    section = {"max_sequence_length": 61, "batch_sequences": 12}
+    settings = pipeline_from_mapping({"task": {"name": "classification"}, "finetune": section}, "test")
+    job = job_of(settings, FineTuneInput(files["classification"][0], None, tmp_path / name), Path())
+    job.prepare(QUIET)
+    plan = job.plan(1)
+    batches = list(islice(job.batches(plan, TrainingOrder(1, True)), 1))
+    assert problems("pytorch", job.spec, batches, plan.settings, job.objective) == set()
+
+
+def test_what_gaudi_converts_to_bfloat16_is_there_and_is_none_of_what_must_stay() -> None:
+    from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST, OperationList
+
+    lists = OperationList.read(BFLOAT16_LIST)
+    model = load_engine("tensorflow").build(ModelSpec(small_config(), PretrainingHead("sequence")), seed=None)
+    settings = TrainingSettings(optimizer="lamb", loss="sequence")
+    (graph,) = graphs_of(model, [small_batch()], settings, PretrainingObjective("sequence"))
+    operations = list(operations_of(graph))
+    converted = {*lists.allowlist, *lists.strict_conditional_list}
+    assert converted <= {operation.type for operation in operations}
+    kinds = "Softmax Sum Mean Log Exp Erf Rsqrt Sqrt Mul AddV2 Sub BiasAddGrad"
+    assert not converted & set(kinds.split())
+    kept = [operation for operation in operations if "KEEP_FP32_PRECISION" in operation.name and operation.type == "MatMul"]
+    assert len(kept) == 3  # the next-sentence product and its two gradients
+
+
+def small_batch() -> dict[str, np.ndarray]:
+    return join_sequences(random_packs(7, [[11, 5, 13], [17, 9], [31]]), 37, 17, 3)
+
+
+# --- every planted fault is found, wherever it hides
+
+FAULTS = {
+    "where": (tf.where, "data-dependent shape", "Where"),
+    "unique": (lambda numbers: tf.unique(numbers)[0], "data-dependent shape", "Unique"),
+    "range": (lambda numbers: tf.range(tf.cast(numbers[0], tf.int32)), "dynamic shape", "Range"),
+    "double": (lambda numbers: tf.cast(numbers, tf.float64) * 2, "double precision", "Cast"),
+    "string": (tf.strings.as_string, "string", "AsString"),
+    "long": (lambda numbers: tf.cast(tf.tile(numbers, [2]), tf.int64), "64-bit integers", "Cast"),
+    "python": (lambda numbers: tf.py_function(lambda each: each, [numbers], tf.float32), "host call", "EagerPyFunc"),
+}
+
+
+def graph_of(function: Any, *inputs: tf.TensorSpec) -> tf.Graph:
+    with tf.Graph().as_default():
+        return tf.function(function, autograph=False).get_concrete_function(*(inputs or (NUMBERS,))).graph
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_planted_faults_of_tensorflow(name: str, is_hidden: bool) -> None:
+    function, *expected = FAULTS[name]
+
+    def hidden(numbers: tf.Tensor) -> tf.Tensor:
+        inner = tf.function(function, autograph=False)
+        return tf.cond(numbers[0] > 0, lambda: tf.size(inner(numbers)), lambda: tf.constant(1))
+
+    assert tuple(expected) in tensorflow_problems([graph_of(hidden if is_hidden else function)])
+
+
+def test_counters_seeds_and_keys_of_64_bits_pass() -> None:
+    def function(seed: tf.Tensor) -> Any:
+        return tf.random.stateless_uniform([9], tf.cast(seed, tf.int64)), tf.constant(5, tf.int64) + 1
+
+    assert tensorflow_problems([graph_of(function, tf.TensorSpec([2], tf.int32))]) == set()
+
+
+@WITHOUT_PYTORCH
+def test_planted_faults_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from gaudi_bert.engines.pytorch import model
+
+    right = model.pretraining_sums
+    monkeypatch.setattr(model, "pretraining_sums", lambda words, *others: right(words.double(), *others).float())
+    spec = ModelSpec(small_config(), PretrainingHead())
+    found = problems("pytorch", spec, [small_batch()], TrainingSettings(), PretrainingObjective())
+    assert {kind for kind, _ in found} == {"double precision"}
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        graph = make_fx(lambda numbers: numbers.nonzero() * 2)(torch.empty(4))
+    assert {kind for kind, _ in pytorch_problems(graph)} == {"data-dependent shape", "dynamic shape"}

@@ -1,0 +1,138 @@
+"""MLPerf's log: accepted by MLPerf's own checker, as far as a small run can be; nothing of it unless asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gaudi_bert.artefacts.training import TrainingResult
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.config.sections import MlperfSettings, TrainingSettings
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.training.mlperf import MlperfLog, open_log
+from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.train import train
+from tests.builders import training_data as data
+from tests.builders.agree import agree
+from tests.builders.effort import LONG
+from tests.builders.reporters import QUIET
+
+LARGE = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+WHO = MlperfSettings(log=True, organization="someone", platform="two cores")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder, a result, and what came to standard output."""
+
+    folder: Path
+    result: TrainingResult
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    """A training with MLPerf's log; it may end early, by its target."""
+    pytest.importorskip("mlperf_logging")
+    folder, out = tmp_path_factory.mktemp("run"), io.StringIO()
+    packed = data.write_packed(folder / "data", data.make_packs(16))
+    training = {
+        "optimizer": "lamb",
+        "updates": 6,
+        "warmup_updates": 1,
+        "global_batch_sequences": 16,
+        "micro_batch_packs": 8,
+        "log_every_updates": 1,
+        "evaluate_every_updates": 2,
+        "target_masked_lm_accuracy": 1e-9,
+    }
+    mlperf = WHO.model_copy(update={"division": "open"}).model_dump()
+    settings = pipeline_from_mapping({"model": data.MODEL, "training": training, "mlperf": mlperf}, "test")
+    with contextlib.redirect_stdout(out):
+        result = train(settings, packed, packed, folder / "run", reporter=QUIET).content
+    return Run(folder / "run", result, out.getvalue())
+
+
+def accepted(log: Path, ruleset: str) -> bool:
+    """Whether MLPerf's checker passes `log`."""
+    compliance = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
+    checker = compliance.make_checker("training", ruleset, quiet=False, werror=True)
+    return compliance.main(str(log), f"training_{ruleset}/common.yaml", checker)[0]
+
+
+def entries(log: Path) -> list[dict]:
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+def keys(log: Path) -> list[str]:
+    return [line["key"] for line in entries(log)]
+
+
+def write_log(path: Path, accuracies: list[float], settings: MlperfSettings = WHO) -> None:
+    """The log of a run of BERT-large whose evaluations gave `accuracies`; the last one is the target."""
+    pytest.importorskip("mlperf_logging")
+    training = TrainingSettings(optimizer="lamb", global_batch_sequences=448, micro_batch_packs=28)
+    plan = RunPlan(training, 2.0, processes=8, processes_per_worker=8, slots_per_pack=512, packs=1000)
+    log = MlperfLog(path, settings)
+    log.describe(plan, SimpleNamespace(packs=1000, packing_factor=2.0), LARGE)
+    with log:
+        log.begins(0)
+        for number, accuracy in enumerate(accuracies, start=1):
+            log.evaluation_begins(number * 448)
+            log.evaluation_ends(number * 448, accuracy, 10_000, finished=number == len(accuracies))
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("ruleset", ["2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0"] if LONG else ["2.1.0", "4.1.0"])
+def test_a_run_is_accepted_in_the_closed_division_where_it_reached_the_target(tmp_path: Path, ruleset: str) -> None:
+    for last, is_accepted in ((0.724, True), (0.719, False)):
+        write_log(tmp_path / "mlperf.log", [0.31, last])
+        assert accepted(tmp_path / "mlperf.log", ruleset) == is_accepted
+
+
+def test_blocks_and_evaluations_alternate(tmp_path: Path) -> None:
+    write_log(tmp_path / "mlperf.log", [0.1, 0.8])
+    run = keys(tmp_path / "mlperf.log")
+    block, evaluation = ["block_start", "block_stop"], ["eval_start", "eval_accuracy", "eval_stop"]
+    first = [*evaluation[:1], "eval_samples", *evaluation[1:]]
+    assert run[run.index("run_start") :] == ["run_start", *block, *first, *block, *evaluation, "run_stop"]
+    assert entries(tmp_path / "mlperf.log")[-1]["metadata"]["status"] == "success"
+    values = {line["key"]: line["value"] for line in entries(tmp_path / "mlperf.log")}
+    assert (values["global_batch_size"], values["gradient_accumulation_steps"]) == (448, 1)
+    assert (values["train_samples"], values["eval_samples"]) == (2000, 10_000)
+
+
+def test_a_run_that_fails_is_aborted(tmp_path: Path) -> None:
+    pytest.importorskip("mlperf_logging")
+    log = MlperfLog(tmp_path / "mlperf.log", WHO)
+    with pytest.raises(FailedError), log:
+        log.begins(0)
+        raise FailedError("the loss is not finite")
+    assert keys(tmp_path / "mlperf.log")[-2:] == ["block_stop", "run_stop"]
+    assert entries(tmp_path / "mlperf.log")[-1]["metadata"]["status"] == "aborted"
+
+
+def test_the_log_of_a_real_run_is_accepted_in_the_open_division(run: Run) -> None:
+    log = run.folder / "mlperf.log"
+    assert accepted(log, "4.1.0")
+    assert ":::MLLOG" not in run.printed
+    accuracies = [line["value"] for line in entries(log) if line["key"] == "eval_accuracy"]
+    agree(accuracies[-1], run.result.evaluation.masked_lm_accuracy)
+    assert entries(log)[-1]["metadata"]["status"] == ("success" if run.result.reached_target else "aborted")
+
+
+def test_without_being_asked_nothing_is_loaded_and_a_missing_package_is_said(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlperf_logging.mllog", None)
+    run = (None, SimpleNamespace(packs=None), LARGE)
+    assert open_log(tmp_path / "mlperf.log", MlperfSettings(), True, *run) is None
+    assert open_log(tmp_path / "mlperf.log", WHO, False, *run) is None
+    with pytest.raises(InputError, match=r"install version 4\.1\.68, or set it to false"):
+        open_log(tmp_path / "mlperf.log", WHO, True, *run)
