@@ -120,6 +120,11 @@ class FakeApiServer:
             self.objects[kind, metadata["name"]] = stored
             return stored
 
+    def put_own(self, kind: str, name: str, **content: Any) -> Json:
+        """Store an object of the pipeline `demo`, with its label."""
+        labels = {"app.kubernetes.io/instance": "demo", "app.kubernetes.io/component": name.removeprefix("demo-")}
+        return self.put(kind, {"metadata": {"name": name, "labels": labels}, **content})
+
     def warn(self, name: str, message: str, moment: str | None = None) -> None:
         event = {"type": "Warning", "message": message, "lastTimestamp": moment, "involvedObject": {"name": name}}
         self.put("Event", {"metadata": {"name": f"{name}.{self._revision}"}, **event})

@@ -18,8 +18,8 @@ import yaml
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline, pipeline_from_mapping
-from gaudi_bert.runners.kubernetes.manage import _sent_lines
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
+from gaudi_bert.runners.kubernetes.open_results import _sent_lines
 from gaudi_bert.runners.kubernetes.pods import Manifest, pod_specs
 from tests.builders import folders
 from tests.builders.command_line import run_command
