@@ -339,8 +339,6 @@ def open_packed_table(path: Path) -> PackedTable:
 
 def _open_table(path: Path) -> TableSource:
     metadata = TableMetadata.read(path)
-    if metadata.index_only:
-        raise InputError(f"{path}: is an index, which holds no tokens; pack the table again without --index-only")
     if not (path / NOTES_NAME / TOKENIZER_NAME).is_file():
         raise InputError(
             f"{path}: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, which leaves it with the "

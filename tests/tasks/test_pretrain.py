@@ -289,7 +289,6 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(files / "train" / name, folder / name)
     shutil.copytree(folder / "packed", folder / "without")
     (folder / "without" / NOTES_NAME / "tokenizer.json").unlink()
-    succeed("pack", folder / "tokens", "--out", folder / "index", "--max-sequence-length", LENGTH, "--index-only")
     write_table(folder / "other", 20, 3)
     other = json.loads(TOKENIZER.to_str().replace('"<mask>"', '"<hidden>"'))
     (folder / "other" / "packed" / NOTES_NAME / "tokenizer.json").write_text(json.dumps(other))
@@ -309,7 +308,6 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--data index", "index: is an index, which holds no tokens; pack the table again without --index-only"),
         ("--data without", r"without: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, .*"),
         ("--data tokens", "tokens: is a table that is not packed; run `gaudi-bert pack tokens --out packed/` first"),
         ("--data packed --evaluation-data tokens", r"tokens/.*metadata.json: missing, so the folder is not packed.*"),

@@ -11,8 +11,9 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.runners.doctor.cluster import needed_rights
 from gaudi_bert.runners.kubernetes import manage
-from gaudi_bert.runners.kubernetes.client import KINDS, Cluster
+from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer, State
 from tests.builders.recorded_answers import ACTIVE, active, complete, failed, running, unschedulable
@@ -139,7 +140,9 @@ def test_the_role_allows_all_that_is_used_and_no_more(
     _, role, _ = yaml.safe_load_all((repository / "k8s" / "in-cluster" / "account.yaml").read_text())
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert server.verbs == allowed
-    assert {(verb, kind.plural) for kind in KINDS.values() for verb in kind.verbs} | {("get", "pods/log")} == allowed
+    kinds = ("job", "nodes", "mpijob", "trainjob")
+    rights = [right for kind in kinds for right in needed_rights(training=kind, queue=True, network_policy=True)]
+    assert {(right.verb, right.resource) for right in rights} == allowed
 
 
 @pytest.mark.parametrize("data", [False, True])

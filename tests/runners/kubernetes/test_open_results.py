@@ -25,7 +25,7 @@ from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.plans import write_workdir
-from tests.builders.recorded_answers import active, complete, failed, gave_up, succeeded
+from tests.builders.recorded_answers import active, complete, failed, gave_up, running, succeeded
 from tests.k8s.manifest_checks import check_pod
 
 DEMO = load_pipeline(None, ["kubernetes.start_seconds=1"])
@@ -209,8 +209,8 @@ def test_a_log_that_is_not_whole_is_refused(what: str, folder: Path) -> None:
 
 
 def test_the_pods_command_writes_the_page_and_sends_it(tmp_path: Path, repository: Path) -> None:
-    for module in ("jinja2", "matplotlib"):
-        pytest.importorskip(module, reason=f"THE PAGE NEEDS {module}: install gaudi-bert")
+    for name in ("jinja2", "matplotlib"):
+        pytest.importorskip(name, reason=f"THE PAGE NEEDS {name}: install gaudi-bert")
 
     def run(folder: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "gaudi_bert.runners.kubernetes.open_results", str(folder)]
