@@ -51,21 +51,20 @@ def train(
 ) -> None:
     """Train BERT on packed (or unpacked) records, or any language model on a packed table, by TensorFlow or PyTorch."""
     from gaudi_bert.config.shipped import model_overrides, names_bert
-    from gaudi_bert.tasks import pretrain
-    from gaudi_bert.training import train
+    from gaudi_bert.training.jobs import records, tables
 
     options = {"training.engine": ("--engine", engine)}
-    is_table = pretrain.is_packed_table(data, arguments.pipeline_settings(pipeline, set_, options).store)
+    is_table = tables.is_packed_table(data, arguments.pipeline_settings(pipeline, set_, options).store)
     given = model if is_table and model is not None and not names_bert(model) else None
     sizes = model_overrides(model) if model is not None and given is None else []
     settings = arguments.pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
     common = _Common(reporter=Reporter(), resume=resume, overwrite=overwrite, dry_run=dry_run)
     if is_table:
-        trained = pretrain.train_on_table(settings, data, given, evaluation_data, out, **common)
+        trained = tables.train_on_table(settings, data, given, evaluation_data, out, **common)
         following = output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
         output.print_shared_result(trained, json, output.describe_training, None if dry_run else following)
         return
-    result = train.train(settings, data, evaluation_data, out, **common)
+    result = records.train(settings, data, evaluation_data, out, **common)
     following = output.words_of("export", "--checkpoint", out, "--out", "model/")
     output.print_shared_result(result, json, output.describe_training, None if dry_run else following)
 
@@ -171,8 +170,8 @@ def finetune(
     json: arguments.Json = False,
 ) -> None:
     """Train a pretrained encoder or causal model for a task, on packed rows."""
-    from gaudi_bert.tasks import finetune
-    from gaudi_bert.tasks.finetune_job import FineTuneInput
+    from gaudi_bert.training.jobs import finetune
+    from gaudi_bert.training.jobs.rows import FineTuneInput
 
     options: dict[str, tuple[str, object]] = {
         "task.name": ("--task", task),
