@@ -158,10 +158,10 @@ class Commands(TyperGroup):
         return _coloured(super().get_help(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments: `help COMMAND` is `COMMAND --help`, and on a terminal nothing at all is `--help`."""
+        """Parse the arguments: `help COMMAND` is `COMMAND --help`, and nothing at all is `--help`."""
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
-        elif not args and sys.stdout.isatty():
+        elif not args:
             args = ["--help"]
         rest: list[str] = super().parse_args(ctx, args)
         return rest
