@@ -194,7 +194,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
         ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/store/objects"})
     ),
     "docker": (set(), {"runners/docker"}),
-    "kubernetes": (set(), {"runners/kubernetes", "runners/doctor/cluster"}),
+    "kubernetes": (set(), {"runners/kubernetes"}),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), ({"serving"}, set())),
     "torch": ({"pytorch", "engines/pytorch"}, set()),
     "transformers": ({"pytorch", "engines/pytorch"}, set()),
@@ -340,7 +340,7 @@ OPENERS = {"open", "read_text", "read_bytes"}
 # Who opens files otherwise, and why: files of this installation and of the system, and what only grows or is locked.
 OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/cores.py", "common/errors.py", "common/progress.py",
-    "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/doctor/host.py", "runners/stop_ranks.py",
+    "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/stop_ranks.py",
     "runners/kubernetes/manifests.py", "runners/launch.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
     "training/metrics.py", "tables/tokenize.py",
 }  # fmt: skip
