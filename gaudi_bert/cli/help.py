@@ -39,6 +39,7 @@ EXAMPLES = {
     ),
     "predict": "gaudi-bert predict --model tuned/ --data new.jsonl --out answers.jsonl",
     "embed": "gaudi-bert embed --model model/ --data texts.jsonl --out vectors.npy",
+    "serve": "gaudi-bert serve --model model/",
     "run": "gaudi-bert run demo --stages prepare,histogram,plan,write,verify",
     "init": "gaudi-bert init wiki",
     "report": "gaudi-bert report work/demo",
@@ -91,7 +92,7 @@ def explained(error: Any) -> InputError:
 
 
 def error_prefix() -> str:
-    """What an error line begins with."""
+    """Return what an error line begins with."""
     return f"{_RED}error:{_PLAIN} " if _has_colours(sys.stderr) else "error: "
 
 

@@ -192,7 +192,6 @@ DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "demo.yaml"
         (["pakc"], "No such command 'pakc'. Did you mean 'pack'? see: "),
         (["conjure"], "No such command 'conjure'; see: "),
         (["k8s", "sttus"], "No such command 'sttus'"),
-        ([], "Missing command; see: "),
         (["run", "absent.yaml"], "absent.yaml"),
         (["run", DEMO, "--stages", "pack"], "stages are prepare, histogram"),
         (["report", "absent"], "absent"),
@@ -420,6 +419,11 @@ def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:
     done = without("numpy", "histogram", "records", "--out", "histogram.json")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("group", [[], ["k8s"]])
+def test_a_group_alone_prints_its_help(group: list[str]) -> None:
+    assert succeed(*group).stdout == succeed(*group, "--help").stdout
 
 
 def test_help_names_every_task_and_sets_only_what_applies() -> None:
