@@ -159,11 +159,14 @@ class Commands(TyperGroup):
         return _coloured(super().get_help(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments: `help COMMAND` is `COMMAND --help`, and nothing at all is `--help`."""
+        """Parse the arguments: `help COMMAND` is `COMMAND --help`, and nothing at all prints the help."""
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
-        elif not args:
+        elif not args and sys.stdout.isatty():
             args = ["--help"]
+        elif not args:  # a script that lost its words
+            typer.echo(self.get_help(ctx), err=True)
+            ctx.exit(InputError.exit_code)
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 

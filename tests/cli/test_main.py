@@ -95,6 +95,7 @@ def test_a_bare_call_is_answered_on_a_terminal_and_refused_in_a_script(group: li
     assert plain == on_a_terminal(*group, "--help", NO_COLOR="1")[1]
     done = run_command(*group)
     assert (done.returncode, done.stdout) == (2, "")
+    assert heading in done.stderr
 
 
 def test_errors_are_red_on_a_terminal() -> None:
@@ -419,11 +420,6 @@ def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:
     done = without("numpy", "histogram", "records", "--out", "histogram.json")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
-
-
-@pytest.mark.parametrize("group", [[], ["k8s"]])
-def test_a_group_alone_prints_its_help(group: list[str]) -> None:
-    assert succeed(*group).stdout == succeed(*group, "--help").stdout
 
 
 def test_help_names_every_task_and_sets_only_what_applies() -> None:
