@@ -145,7 +145,7 @@ TYPED = [pytest.param(ROOT / page, id=page, marks=[pytest.mark.slow] if page in 
 # Pages whose commands another test runs, or this one on another page.
 ELSEWHERE = {
     "docs/start.md": "README.md",  # which has them all
-    "docs/kubernetes.md": "tests/k8s/test_commands.py",  # against a fake API server; test_many_machines.py: an sbatch of its own
+    "docs/kubernetes.md": "tests/k8s/test_commands.py",  # and test_many_machines.py
 }
 # What is not run here, by pattern, and why. tests/test_documentation.py parses each `gaudi-bert` among them.
 NOT_HERE = {

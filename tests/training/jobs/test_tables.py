@@ -23,9 +23,15 @@ import transformers
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
-from gaudi_bert.tasks.pretrain import WordTargets, evaluation_table_batches, open_packed_table, table_batches, train_on_table
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.input.batches import TrainingOrder, even_micro_batches
+from gaudi_bert.training.jobs.tables import (
+    WordTargets,
+    evaluation_table_batches,
+    open_packed_table,
+    table_batches,
+    train_on_table,
+)
 from gaudi_bert.training.loop import learning_rate_at
 from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, run_command, succeed

@@ -17,10 +17,10 @@ from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.rows.reading import check_first_row
-from gaudi_bert.tasks.finetune_job import FineTuneInput, FineTuneJob
 from gaudi_bert.tasks.kinds.task import learns_pairs
-from gaudi_bert.tasks.pairs import PairJob
 from gaudi_bert.tasks.task_data import is_labelled
+from gaudi_bert.training.jobs.pairs import PairJob
+from gaudi_bert.training.jobs.rows import FineTuneInput, FineTuneJob
 from gaudi_bert.training.run import run_job
 from gaudi_bert.training.run_plan import RunPlan
 

@@ -26,7 +26,7 @@ from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
-from gaudi_bert.training.train import Speedup, train
+from gaudi_bert.training.jobs.records import Speedup, train
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
 from tests.builders.json_lines import lines_of
