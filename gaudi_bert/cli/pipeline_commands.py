@@ -71,7 +71,7 @@ def _describe_stages(results: Mapping[str, StageResult]) -> list[str]:
 
 
 def _printed_by_containers(printed: Mapping[str, Sequence[str]], json: bool) -> dict[str, Any]:
-    """What each stage printed in its container: the lines, or the one object that `--json` prints, by stage."""
+    """Return what each stage printed in its container: the lines, or the one object that `--json` prints, by stage."""
     if not json:
         return dict(printed)
     return {stage: loads(lines[-1])[stage] if lines else {} for stage, lines in printed.items()}
@@ -187,7 +187,7 @@ def _show_dry_run(
 
 
 def _dry_run_lines(root: str, stages: Sequence[str], finished: list[str], missing: list[str], on: str) -> list[str]:
-    """Where the work goes, which stages there are, and what they lack."""
+    """Describe where the work goes, which stages there are, and what they lack."""
     where = {"local": "here", "docker": "in containers here", "kubernetes": "on the cluster"}[on]
     waiting = [stage for stage in stages if stage not in finished]
     lines = [f"work folder: {root}"]
