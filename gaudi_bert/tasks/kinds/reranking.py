@@ -49,22 +49,17 @@ class Reranking(TextTask):
         )
 
     def paired(self, sequences: Sequences, rows: Sequence[Row]) -> _Lists | None:
-        """The documents of each query, where the loss is `listwise`."""
-        if self.settings.loss != "listwise":
-            return None
-        of_row = numbered(cast(TextRow, row).text for row in rows)
-        labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
-        if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
-            raise InputError(
-                "task.loss = listwise: no query has several documents, one of them with a label above 0; leave it out"
-            )
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)])
-        return _Lists(GroupedRows(np.argsort(of_row, kind="stable"), starts), labels)
+        """Return the documents of each query, where the loss is `listwise`."""
+        return _lists(sequences, rows) if self.settings.loss == "listwise" else None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """ndcg@10, mrr@10, map."""
+        """Return ndcg@10, mrr@10 and map; with `listwise` also its loss, in place of the cross-entropy."""
         queries = [cast(TextRow, row).text for row in rows]
-        return figures_of_groups(logits[:, 0], np.asarray(sequences.target, np.float64), queries)
+        figures = figures_of_groups(logits[:, 0], np.asarray(sequences.target, np.float64), queries)
+        if self.settings.loss == "listwise":
+            lists, documents = _lists(sequences, rows), np.arange(len(logits))
+            figures["loss"] = lists.loss(logits.astype(np.float64), documents, np.arange(len(lists.groups))).loss
+        return figures
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"score"}`, 0 to 1."""
@@ -78,6 +73,17 @@ class Reranking(TextTask):
             "label2id": {"LABEL_0": 0},
             "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"},
         }
+
+
+def _lists(sequences: Sequences, rows: Sequence[Row]) -> _Lists:
+    of_row = numbered(cast(TextRow, row).text for row in rows)
+    labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
+    if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
+        raise InputError(
+            "task.loss = listwise: no query has several documents, one of them with a label above 0; leave it out"
+        )
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)])
+    return _Lists(GroupedRows(np.argsort(of_row, kind="stable"), starts), labels)
 
 
 @dataclass(frozen=True)

@@ -199,6 +199,11 @@ class PairJob(FineTuneJob):
         if most > width:
             raise InputError(f"task.dimensions: {most} is more than the {width} values of a vector; name fewer")
         rows = cast(PairedRows, self._task.paired(data.sequences, data.rows))
+        if held_out is not None and self._task.name == "reranking":
+            try:
+                self._task.paired(held_out.sequences, held_out.rows)
+            except InputError as error:
+                raise InputError(f"{held_out.path}: {error}") from error
         compares = self._task.name != "embedding" or self._task.settings.loss == "cosine"
         if section.batch_sequences == 1 and not compares and len(rows.groups.members) == 2 * len(rows.groups):
             raise InputError(

@@ -29,7 +29,7 @@ from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
-from gaudi_bert.packing.row_lengths import choose_row_lengths, row_cost
+from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, row_cost
 from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
@@ -169,25 +169,30 @@ class FineTuneJob(Job[FineTuning]):
         return TaskData(path, file_identity(path), rows, sequences, packings)
 
     def _packings(self, counts: IntArray, depth: int | str, path: Path, is_first: bool) -> tuple[Packing, ...]:
-        """The packs of sequences, by the length of rows."""
-        section, sizes = self.section, self._start.sizes
+        """Return the packs of sequences, by the length of rows."""
+        section = self.section
         if section.row_lengths is None:
             return (pack_histogram(Histogram(len(counts), counts), section.algorithm, depth),)
         try:
-            chosen = choose_row_lengths(
-                counts,
-                partial(row_cost, hidden_size=sizes.hidden_size),
-                lengths=self._given_lengths() or None,
-                longest=sizes.positions,
-                depth=depth,
-                algorithm=section.algorithm,
-                batch_sequences=section.batch_sequences,
-            )
+            chosen = self._row_lengths(counts, depth)
         except InputError as error:
             raise InputError(f"finetune.row_lengths: {path}: {error}") from error
         if is_first:
             self._costs = [chosen.cost_line()]
         return chosen.packings
+
+    def _row_lengths(self, counts: IntArray, depth: int | str) -> RowLengths:
+        """Return rows of several lengths: the given ones, or those that cost least."""
+        section, sizes = self.section, self._start.sizes
+        return choose_row_lengths(
+            counts,
+            partial(row_cost, hidden_size=sizes.hidden_size),
+            lengths=self._given_lengths() or None,
+            longest=sizes.positions,
+            depth=depth,
+            algorithm=section.algorithm,
+            batch_sequences=section.batch_sequences,
+        )
 
     def plan(self, processes: int) -> RunPlan:
         """Updates and batches, from epochs and sequences."""
@@ -215,12 +220,18 @@ class FineTuneJob(Job[FineTuning]):
             f"{section.optimizer}, learning rate {section.learning_rate:g}",
             *filter(None, [task.note(data.rows)]),
             *plan.short_lines(),
-            *(
-                [*plan.table(), *packing_table(data.sequences.lengths, data.lengths[-1], section.algorithm)]
-                if dry_run
-                else []
-            ),
+            *(plan.table() if dry_run else []),
+            *(self._other_rows() if dry_run else []),
         ]
+
+    def _other_rows(self) -> list[str]:
+        """Return what rows of other lengths, and other depths, would give."""
+        data, section = self._data, self.section
+        lines = packing_table(data.sequences.lengths, data.lengths[-1], section.algorithm)
+        if section.row_lengths is not None:
+            return lines
+        chosen = self._row_lengths(counts_of(data.sequences, data.lengths[-1]), section.depth)
+        return [*lines, f"finetune.row_lengths = auto gives {chosen.cost_line()}"]
 
     def signature(self) -> Signature:
         """What the model depends on."""
