@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
@@ -188,6 +190,11 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
     ("x.json", '{"data" [', "question-answering", "not JSON (no ':' where it should be)"),
     ("x.json", '{"data": [1', "question-answering", "is not SQuAD's JSON, an article has no list"),
     ("x.json", '{"data": [{"a', "question-answering", "not JSON (Unterminated string"),
+    ("x.json", '{"data": []} {"data": []}', "question-answering", "holds '{\"data\": []}' behind the end"),
+    ("x.json", '{"data": []} garbage', "question-answering", "holds 'garbage' behind the end"),
+    ("x.json", '{"data": [], "version": 1, "data": []}', "question-answering", "has the key 'data' twice"),
+    ("x.json", '{"data": [], "version": {"a": 1, "a": 2}}', "question-answering", "has the key 'a' twice"),
+    ("x.json", '{"data": [{"paragraphs": []} {"paragraphs": []}]}', "question-answering", "no ',' where it should be"),
     ("x.jsonl", '{"text": "a", "label": "b", "text": "c"}', "classification", "has the key 'text' twice; leave one out"),
     ("x.jsonl", '{"text": "a", "label": "b", "c": {"d": 1, "d": 1}}', "classification", "line 1 (row 1): has the key 'd'"),
     ("x.conll", "a\u00a0b\n", "token-classification", "line 1 (row 1): the word 'a\\xa0b' has no tag"),
@@ -213,6 +220,8 @@ RETRIEVAL: list[tuple[str, str, str]] = [
     ("embedding", '{"anchor": "cat", "positive": " "}', "positive is empty"),
     ("embedding", '{"anchor": "cat", "positive": "cat"}', "both texts are 'cat'"),
     ("embedding", '{"anchor": "a", "positive": "b", "negatives": ["c", 5]}', "negatives is 5; it must be a text"),
+    ("embedding", '{"anchor": "a", "positive": "b", "label": 0}', "has a label beside anchor and positive"),
+    ("embedding", '{"anchor": "a", "positive": "b", "scores": [1]}', "has a scores beside anchor and positive"),
     ("embedding", '{"text": "a", "text_pair": "b", "label": "near"}', "label is 'near'; embedding needs a finite number"),
     ("embedding", '{"text": "a", "text_pair": "b"}', "has no 'label', only"),
     ("reranking", '{"query": "a", "document": "b", "label": 2}', "label is 2; reranking needs a number of 0 to 1"),
@@ -237,6 +246,71 @@ def test_bad_rows_are_named(tmp_path: Path, name: str, content: str | bytes, tas
     assert message in text
     assert text.startswith(str(path))
     assert "\n" not in text
+
+
+ANCHOR, LIST = '{"anchor": "a", "positive": "b", "negatives": ["c"]}', '{"query": "a", "positive": "b", "negatives": ["c"]}'
+
+
+@pytest.mark.parametrize(
+    ("task", "content", "named"),
+    [
+        ("embedding", ANCHOR, {"negative": "no"}),
+        ("embedding", ANCHOR, {"anchor": "no"}),
+        ("embedding", ANCHOR, {"positive": "no"}),
+        ("embedding", ANCHOR, {"text": "no"}),
+        ("embedding", ANCHOR, {"label": "no"}),
+        ("embedding", '{"text": "a", "text_pair": "b", "label": 1}', {"anchor": "no"}),
+        ("embedding", '{"text": "a", "text_pair": "b", "label": 1}', {"negative": "no"}),
+        ("reranking", LIST, {"negative": "no"}),
+        ("reranking", LIST, {"positive": "no"}),
+        ("reranking", LIST, {"query": "no"}),
+        ("reranking", LIST, {"document": "no"}),
+        ("reranking", '{"query": "a", "document": "b", "label": 1}', {"positive": "no"}),
+        ("classification", '{"text": "a", "label": "b"}', {"text_pair": "no"}),
+        ("classification", '{"text": "a", "label": "b"}', {"label": "no"}),
+        ("classification", '{"text": "a", "label": "b"}', {"text": "no"}),
+        ("token-classification", '{"tokens": ["a"], "tags": ["O"]}', {"tokens": "no"}),
+        ("token-classification", '{"tokens": ["a"], "tags": ["O"]}', {"tags": "no"}),
+        ("masked-language-modelling", '{"text": "a"}', {"text": "no"}),
+    ],
+)
+def test_a_column_that_is_named_is_there(tmp_path: Path, task: Any, content: str, named: dict[str, str]) -> None:
+    path = write(tmp_path / "x.jsonl", content)
+    assert rows_of(path, task)
+    with pytest.raises(InputError, match="'no'|task.text|task.label"):
+        rows_of(path, task, **named)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_numbered_negatives_are_read_in_the_order_of_their_numbers(tmp_path: Path, ending: str) -> None:
+    columns = {"text": ["q", "q"], "anchor": ["a", "f"], "positive": ["b", "g"], "negative_10": ["e", None]}
+    columns |= {"negative_2": ["d", "i"], "negative_1": ["c", "h"]}
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    path = tmp_path / f"x.{ending}"
+    if ending == "parquet":
+        parquet.write_table(pyarrow.table(columns), path)
+    elif ending == "csv":
+        path.write_text(
+            "\n".join(",".join(value or "" for value in each) for each in (columns, *(row.values() for row in rows)))
+        )
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said: list[str] = []
+    found = list(read_rows(path, "embedding", TaskSettings(), labelled=True, say=said.append))
+    assert [row[1] for row in found] == [("a", "b", "c", "d", "e"), ("f", "g", "h", "i")]
+    assert "anchor, positive, negative_1, negative_2, negative_10;" in said[0]
+
+
+def test_one_line_names_all_that_is_wrong_with_a_table(tmp_path: Path) -> None:
+    for header in ("Satz;Art", "Sätze;Art"):
+        path = write(tmp_path / "x.csv", f"{header}\nüber;a\n".encode("cp1252"))
+        with pytest.raises(InputError) as caught:
+            rows_of(path, "classification")
+        text = str(caught.value)
+        wanted = ["--delimiter ';'", "--encoding cp1252", "--text-column", "--label-column", "\n"]
+        assert [each in text for each in wanted] == [True, True, True, True, False]
+        (row,) = rows_of(path, "classification", delimiter=";", encoding="cp1252", text=header.split(";")[0], label="Art")
+        assert row[1:] == ("über", None, "a")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
