@@ -265,4 +265,4 @@ def test_a_file_without_permission_is_not_missing() -> None:
         path.write_text("a")
         with unreadable(path), pytest.raises(InputError, match="x: cannot read: Permission denied"):
             file_identity(path)
-        assert file_identity(path).startswith("x ")
+        assert file_identity(path).startswith("x:")

@@ -37,7 +37,7 @@ class Reranking(TextTask):
         return 1
 
     def note(self, rows: Sequence[Row]) -> str | None:
-        """Where a query and a document have several labels."""
+        """Note pairs that have several labels."""
         labels: dict[tuple[str, str | None], Any] = {}
         pairs = [(row, (row.text, row.text_pair)) for row in cast(Sequence[TextRow], rows)]
         other = [row.position for row, pair in pairs if labels.setdefault(pair, row.label) != row.label]
@@ -99,7 +99,7 @@ class _Lists:
         return True
 
     def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> LossAndGradient:
-        """Of these queries."""
+        """Return the loss of these queries."""
         documents = self.groups.of(rows)
         indices = np.searchsorted(sequences_N, documents)
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.groups.starts[rows + 1] - self.groups.starts[rows])])

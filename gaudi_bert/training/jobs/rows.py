@@ -119,7 +119,7 @@ class FineTuneJob(Job[FineTuning]):
         self.objective = TaskObjective(self._task)
 
     def _task_settings(self) -> TaskSettings:
-        """Those of the task; a kind of job may take some from the folder of the model."""
+        """Return the settings of the task; a kind of job may take some from the folder of the model."""
         return self._settings.task
 
     def _length(self) -> int:
@@ -234,7 +234,7 @@ class FineTuneJob(Job[FineTuning]):
         return [*lines, f"finetune.row_lengths = auto gives {chosen.cost_line()}"]
 
     def signature(self) -> Signature:
-        """What the model depends on."""
+        """Return what the model depends on."""
         unused = {"row_lengths"} if self.section.row_lengths is None else set()  # as before there was such a setting
         section = self.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES | unused)
         task = self._task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
@@ -302,7 +302,7 @@ class FineTuneJob(Job[FineTuning]):
         )
 
     def _packing_figures(self) -> dict[str, Any]:
-        """How the training data is packed."""
+        """Return how the training data is packed."""
         data = self._data
         return {
             "max_sequence_length": data.lengths[-1],
@@ -315,7 +315,7 @@ class FineTuneJob(Job[FineTuning]):
         }
 
     def _baseline(self) -> dict[str, float]:
-        """What is reached without learning."""
+        """Return what is reached without learning."""
         return self._task.baseline(self._data.sequences, self._held_out.sequences) if self._held_out else {}
 
     def _take_best(self, model: Model, communicator: Communicator) -> int | None:
@@ -332,7 +332,7 @@ class FineTuneJob(Job[FineTuning]):
         write_task_folder(self._out, self._start, self._task, model.values(), self._tokenizer, self._length())
 
     def _write_answers(self, result: TaskResult | None) -> None:
-        """What the model answers to the held-out rows."""
+        """Write what the model answers to the held-out rows."""
         if result is None or result.logits is None or self._held_out is None:
             return
         with atomic_file(self._out / PREDICTIONS_NAME) as handle:
@@ -374,7 +374,7 @@ def plan_run(section: FineTuneSettings, data: TaskData, processes: int, processe
 
 
 def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int, an_epoch: int) -> RunSettings:
-    """What a run goes by whose epochs have so many updates."""
+    """Return the settings of a run whose epochs have so many updates."""
     of_the_loop = {name: getattr(section, name) for name in LoopSettings.model_fields}
     return RunSettings(
         **{**of_the_loop, "micro_batch_packs": micro_batch_packs},
