@@ -31,7 +31,7 @@ from gaudi_bert.common.files import (
     hidden_beside,
     move_finished_file,
 )
-from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task
+from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task, count_of
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.values import Engine, Precision
 from gaudi_bert.rows.parts import complete_file
@@ -186,6 +186,16 @@ class StreamResult:
     skipped: bool = False
     bad_rows: int = 0
     max_sequence_length: int = 0
+
+    def lines(self, out: str | None = None) -> list[str]:
+        """Return for people what was answered, and that it was written to `out`."""
+        if self.skipped:
+            return []
+        counted = f"{count_of(self.rows, 'row')}, {count_of(self.tokens, 'token')}"
+        cut = f"; {self.cut_rows:,} were longer than {self.max_sequence_length} tokens" if self.cut_rows else ""
+        bad = f"; {self.bad_rows:,} cannot be read" if self.bad_rows else ""
+        lines = [f"{counted}{cut}{bad}; {100 * self.padding:.1f} % of what was computed is padding"]
+        return lines if out is None else [*lines, f"Wrote {out}"]
 
 
 @contextmanager
