@@ -5,24 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 
 from gaudi_bert.artefacts.results import (
     GivenRecords,
-    GroupsResult,
     NothingHeldOut,
-    NothingToCount,
-    PackResult,
     PreparedShard,
     ReportResult,
     StageOutput,
+    skipped_note,
     to_json,
 )
-from gaudi_bert.common.errors import enumerated
 from gaudi_bert.common.launch import is_first_process
 from gaudi_bert.common.progress import RESULT_ALONE, count_of, human_bytes, human_rate
 
@@ -30,9 +26,6 @@ if TYPE_CHECKING:  # `--help` needs none of them
     from rich.text import Text
 
     from gaudi_bert.artefacts.examples import PreparedExamples
-    from gaudi_bert.artefacts.histogram import HistogramFile
-    from gaudi_bert.artefacts.packed import Metadata, TableMetadata, Verification
-    from gaudi_bert.artefacts.plan import PlanTotals
     from gaudi_bert.artefacts.training import EvaluationFigures, EvaluationResult, FineTuning, TableTraining, TrainingResult
     from gaudi_bert.tasks.answers import StreamResult
     from gaudi_bert.tfrecords.inspect import RecordView, SequenceView
@@ -70,98 +63,10 @@ def words_of(*words: object) -> str:
     return " ".join(shlex.quote(str(word)) for word in words)
 
 
-def skipped_note(skipped: bool) -> str:
-    """` (already there, nothing to do)` where a stage had nothing to do."""
-    return " (already there, nothing to do)" if skipped else ""
-
-
-def packed_lines(packed: PlanTotals | Metadata | TableMetadata, rows: int | None, skipped: bool) -> list[str]:
-    """What became of sequences, or of the `rows` of a table that they come from; how full the packs are."""
-    more = f"{packed.gap:,} more than the proven minimum"
-    proven = more if packed.gap else "proven: none fewer is possible"
-    sequences = count_of(packed.sequences, "sequence")
-    if rows is not None and rows != packed.sequences:
-        sequences = f"{count_of(rows, 'row')} ({sequences})"
-    return [
-        f"{sequences} became {count_of(packed.packs, 'pack')} "
-        f"({packed.packing_factor:.2f} times fewer), {proven}{skipped_note(skipped)}",
-        f"{100 * packed.efficiency:.2f} % of the slots hold tokens",
-    ]
-
-
-def algorithm_line(algorithm: str, used: Sequence[str], depth: int | None) -> str:
-    """Which algorithms packed; `used` are those that `algorithm` chose."""
-    others = [name for name in used if name != algorithm]
-    heuristics = f" (by {enumerated(others)})" if others else ""
-    return f"algorithm {algorithm}{heuristics}, depth {depth}"
-
-
-def describe_plan(planned: StageOutput[PlanTotals] | GroupsResult, verbose: bool = False) -> list[str]:
-    """The lines of a plan, or of a part of it; more of how the packs were chosen where `verbose`."""
-    if isinstance(planned, GroupsResult):
-        return part_lines(planned)
-    lines = packed_lines(planned.content, None, planned.skipped)
-    return [*lines, *_how_it_was_planned(planned.content)] if verbose else lines
-
-
-def _how_it_was_planned(totals: PlanTotals) -> list[str]:
-    lines = [
-        f"the tokens alone need {count_of(totals.token_bound, 'pack')}",
-        algorithm_line(totals.algorithm, totals.algorithms_used, totals.depth_used),
-    ]
-    if totals.masked_slots_needed:
-        lines.append(f"{totals.masked_slots} masked slots per pack (the data need {totals.masked_slots_needed})")
+def lines_of(result: Any) -> list[str]:
+    """Return the lines that a result has itself."""
+    lines: list[str] = result.lines()
     return lines
-
-
-def describe_written(
-    written: StageOutput[Metadata] | GroupsResult, out: Path | None = None, verbose: bool = False
-) -> list[str]:
-    """The lines of a packed folder `out`, or of a part of it."""
-    if isinstance(written, GroupsResult):
-        return part_lines(written)
-    metadata = written.content
-    lines = [*packed_lines(metadata, None, written.skipped), *([] if out is None else [_wrote(out, metadata)])]
-    return [*lines, algorithm_line(metadata.algorithm, (), metadata.depth)] if verbose else lines
-
-
-def _wrote(out: Path, metadata: Metadata) -> str:
-    table = metadata.shard_table
-    return f"Wrote {out} ({count_of(len(table), 'shard')}, {human_bytes(int(table.bytes.sum()))})"
-
-
-def describe_packed(result: PackResult[Metadata, Verification], out: Path, verbose: bool) -> list[str]:
-    """The lines of a plan and its packed folder `out`, and of the proof where it was requested."""
-    planned, metadata = result.planned, result.written.content
-    skipped = result.written.skipped or (planned is not None and planned.skipped)
-    lines = [*packed_lines(metadata, None, skipped), _wrote(out, metadata)]
-    if verbose and planned is not None:
-        lines += _how_it_was_planned(planned.content)
-    elif verbose:
-        lines.append(algorithm_line(metadata.algorithm, (), metadata.depth))
-    return lines if result.verified is None else [*lines, *verified_lines(result.verified)]
-
-
-def part_lines(part: GroupsResult, how: str = "", already: str = "there", completed: str = "work") -> list[str]:
-    """The line of one part of a plan, of a packed folder, or of its proof."""
-    if not part.groups:
-        return ["nothing to do: there are fewer groups than parts"]
-    there = "" if part.groups_written else f" (all were {already} already, nothing to do)"
-    counted = f"{count_of(part.sequences, 'sequence')} in {count_of(part.packs, 'pack')}{how}{there}"
-    return [f"{count_of(part.groups, 'group')}: {counted}; --finish completes the {completed} when all parts are done"]
-
-
-def describe_verification(verified: StageOutput[Any] | GroupsResult) -> list[str]:
-    """The line of a folder that was verified, or of a part of it."""
-    if isinstance(verified, GroupsResult):
-        return part_lines(verified, ", each exactly once", "verified", "proof")
-    sequences = count_of(verified.content.sequences, "sequence")
-    return [f"every one of {sequences} is in the packs exactly once{skipped_note(verified.skipped)}"]
-
-
-def verified_lines(verified: StageOutput[Any]) -> list[str]:
-    """The lines of the proof of `pack --verify`."""
-    return [f"verified: {line}" for line in describe_verification(verified)]
 
 
 def describe_examples(result: StageOutput[PreparedExamples] | PreparedShard | GivenRecords) -> list[str]:
@@ -178,18 +83,6 @@ def describe_examples(result: StageOutput[PreparedExamples] | PreparedShard | Gi
     vocabulary = result.content.vocabulary
     origin = "trained from the text" if vocabulary.trained else "given"
     return [*lines, f"vocabulary of {count_of(vocabulary.size, 'token')}, {origin}"]
-
-
-def describe_histogram(counted: StageOutput[HistogramFile] | NothingToCount) -> list[str]:
-    """The line of a histogram."""
-    if isinstance(counted, NothingToCount):
-        return ["nothing to do: there are fewer files than parts"]
-    totals = counted.content.totals()
-    return [
-        f"{count_of(totals.sequences, 'sequence')} in {count_of(totals.files, 'file')} "
-        f"({human_bytes(totals.bytes)}), mean length {totals.mean_length:.1f}, at most {totals.max_sequence_length}"
-        f"{skipped_note(counted.skipped)}"
-    ]
 
 
 def describe_finetuning(result: StageOutput[FineTuning] | RunPlan) -> list[str]:
@@ -342,10 +235,10 @@ def _sentence(sequence: SequenceView, colour: str) -> Text:
 # What each stage of a pipeline is described by, complete or one part.
 STAGES: dict[str, Callable[[Any], list[str]]] = {
     "prepare": describe_examples,
-    "histogram": describe_histogram,
-    "plan": describe_plan,
-    "write": describe_written,
-    "verify": describe_verification,
+    "histogram": lines_of,
+    "plan": lines_of,
+    "write": lines_of,
+    "verify": lines_of,
     "train": describe_training,
     "evaluate": describe_evaluation,
     "finetune": describe_finetuning,
