@@ -37,8 +37,8 @@ from measuring import show, show_processor, timed
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.encoders.trial import Row
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset
-from gaudi_bert.pytorch.rows import Row
 from gaudi_bert.tfrecords.arrays import decode_columns
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata

@@ -103,11 +103,12 @@ ROOMS = {
     "rows": {"common", "config", "packing", "corpus"},
     "tables": {"common", "config", "artefacts", "packing", "packs", "reading", "tfrecords", "corpus", "rows"},
     "model": {"common"},
-    "pytorch": {"common", "config", "artefacts", "reading", "tfrecords", "rows", "tables", "model"},
-    "engines": {"common", "config", "artefacts", "model", "pytorch"},
-    "training": {"common", "config", "artefacts", "reading", "tfrecords", "model", "engines"},
+    "encoders": {"common", "model"},
+    "pytorch": {"common", "config", "artefacts", "reading", "tfrecords", "rows", "tables", "model", "encoders"},
+    "engines": {"common", "config", "artefacts", "model", "encoders"},
+    "training": {"common", "config", "artefacts", "reading", "tfrecords", "model", "encoders", "engines"},
     "tasks": {
-        *("common", "config", "artefacts", "packing", "reading", "corpus", "rows", "tables", "model", "pytorch", "engines"),
+        *("common", "config", "artefacts", "packing", "reading", "corpus", "rows", "tables", "model", "encoders", "engines"),
         "training",
     },
     "serving": {"common", "config", "rows", "model", "engines", "training", "tasks"},
@@ -117,8 +118,8 @@ ROOMS = {
         *("tasks", "reporting"),
     },
     "cli": {
-        *("common", "config", "artefacts", "packs", "tfrecords", "corpus", "tables", "training", "pytorch", "tasks"),
-        *("reporting", "serving", "runners"),
+        *("common", "config", "artefacts", "packs", "tfrecords", "corpus", "tables", "training", "tasks", "reporting"),
+        *("serving", "runners"),
     },
     "__main__": {"cli"},
     "__init__": {"packing"},
@@ -185,7 +186,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "tensorflow": ({"engines/tensorflow"}, set()),
     "horovod": (set(), {"engines/tensorflow/horovod"}),
     "habana_frameworks": (set(), {"engines"}),
-    "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/encoder_weights"}, {"training"}),
+    "safetensors": ({"training/checkpoint", "tasks/models", "encoders/encoder_weights"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
     "jinja2": (set(), {"reporting/report"}),
     "h5py": (set(), {"tfrecords/wire/hdf5"}),
@@ -194,10 +195,10 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
         ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/store/objects"})
     ),
     "docker": (set(), {"runners/docker"}),
-    "kubernetes": (set(), {"runners/kubernetes", "runners/doctor/cluster"}),
+    "kubernetes": (set(), {"runners/kubernetes"}),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), ({"serving"}, set())),
-    "torch": ({"pytorch", "engines/pytorch"}, set()),
-    "transformers": ({"pytorch", "engines/pytorch"}, set()),
+    "torch": ({"encoders", "pytorch", "engines/pytorch"}, set()),
+    "transformers": ({"encoders", "pytorch", "engines/pytorch"}, set()),
 }
 
 
@@ -340,7 +341,7 @@ OPENERS = {"open", "read_text", "read_bytes"}
 # Who opens files otherwise, and why: files of this installation and of the system, and what only grows or is locked.
 OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/cores.py", "common/errors.py", "common/progress.py",
-    "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/doctor/host.py", "runners/stop_ranks.py",
+    "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/stop_ranks.py",
     "runners/kubernetes/manifests.py", "runners/launch.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
     "training/metrics.py", "tables/tokenize.py",
 }  # fmt: skip

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c
-from gaudi_bert.artefacts.store.mirrored_folder import files_in, is_mirrored, read_part
+from gaudi_bert.artefacts.store.mirrored_folder import files_in, is_mirrored
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file
+from gaudi_bert.common.files import atomic_file, open_file
 
 
 class Shard(Artefact):
@@ -183,7 +183,9 @@ def read_starts(path: Path, first: int, packs: int, shard_bytes: int) -> IntArra
     `first` counts the packs of the group's earlier shards.
     """
     try:
-        data = read_part(path, first * _SIZE.itemsize, (first + packs) * _SIZE.itemsize)
+        with open_file(path) as handle:
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # only this part is read from the disk
+            data = os.pread(handle.fileno(), packs * _SIZE.itemsize, first * _SIZE.itemsize)
     except FileNotFoundError:
         return None
     starts = np.zeros(packs + 1, np.int64)

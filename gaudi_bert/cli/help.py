@@ -61,7 +61,6 @@ CHOICES: dict[tuple[str, str], tuple[str, ...]] = {
     ("plan", "leftovers"): ("best-fit", "complement"),
     ("convert", "to"): ("hdf5",),
     ("embed", "pooling"): ("cls", "mean", "max"),
-    ("verify-model", "attention"): ("sdpa", "eager", "flex_attention"),
 }
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}

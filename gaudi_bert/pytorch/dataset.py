@@ -27,7 +27,8 @@ from gaudi_bert.artefacts.pack_kinds import pack_kind, refuse_row_tables
 from gaudi_bert.common.arrays import whole_number
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import in_store, shown_location
-from gaudi_bert.pytorch.rows import Row, rows_of_packs
+from gaudi_bert.encoders.trial import Row
+from gaudi_bert.pytorch.rows import rows_of_packs
 from gaudi_bert.reading.global_order import ORDER, check_rank, first_of_rank
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tables.packed_parquet import open_tables

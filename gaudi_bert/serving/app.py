@@ -264,16 +264,16 @@ async def _rerank(service: Service, model: ServedModel, http: Request, asked: Re
 async def _rerank_documents(service: Service, model: ServedModel, http: Request, asked: RerankDocuments) -> Any:
     texts = [document if isinstance(document, str) else document.text for document in asked.documents]
     ranked = await _scores(service, model, http, asked.query, texts, cut=Cut())
-    results = [{"index": index, "relevance_score": score} for index, score in ranked[: asked.top_n]]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": score} for index, score in ranked[: asked.top_n]]
     if asked.return_documents:
-        results = [{**result, "document": {"text": texts[int(result["index"])]}} for result in results]
+        results = [{**result, "document": {"text": texts[result["index"]]}} for result in results]
     return {"model": service.model_id, "results": results}
 
 
 async def _predict(service: Service, model: ServedModel, http: Request, asked: PredictRequest) -> Any:
     if model.kind == "embedding":
         raise RefusedError(424, "backend", "this model is an embedding model: it has no answer to `predict`")
-    inputs = asked.inputs
+    inputs: Any = asked.inputs
     is_batch = not isinstance(inputs, str) and len(inputs) > 0 and not isinstance(inputs[0], str)
     listed = inputs if is_batch else [inputs]
     rows = [_row(model, number, [texts] if isinstance(texts, str) else texts) for number, texts in enumerate(listed)]

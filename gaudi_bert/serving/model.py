@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,8 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.engines.choose import choose_engine, load_engine
-from gaudi_bert.engines.protocol import Device, Model, ModelSpec
-from gaudi_bert.model.heads import VectorHead
+from gaudi_bert.engines.protocol import Device, ModelSpec
+from gaudi_bert.model.heads import Head, VectorHead
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, Sequences, TextRow
@@ -23,6 +23,9 @@ from gaudi_bert.serving.settings import ServeSettings
 from gaudi_bert.tasks.kinds.task import Task
 from gaudi_bert.tasks.models.task_models import encoder_weights, is_bert, read_task_folder, start_weights
 from gaudi_bert.training.model_files import SentenceFolder, TaskConfig, read_sentence_folder, tokenizer_length
+
+if TYPE_CHECKING:  # it loads torch
+    from gaudi_bert.engines.pytorch.model import TorchModel
 
 Kind = Literal["embedding", "reranker", "classifier", "tagger"]
 
@@ -47,7 +50,7 @@ class ServedModel:
     kind: Kind
     task: Task | None
     model_type: str
-    model: Model
+    model: TorchModel
     device: Device
     tokenizer: RowTokenizer
     folder: SentenceFolder
@@ -175,7 +178,8 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
     folder = SentenceFolder(settings.pooling or "mean")
     if task is None:
         folder = read_sentence_folder(path, settings.pooling) or folder
-        head, start = VectorHead(folder.pooling, normalize=False), encoder_weights(path)
+        head: Head = VectorHead(folder.pooling, normalize=False)
+        start = encoder_weights(path)
         length, width = folder.max_sequence_length, start.sizes.hidden_size
     else:
         head, start = task.head, start_weights(path, task, lacks_head=False)
@@ -188,7 +192,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
     engine = load_engine(choose_engine("pytorch", is_bert=is_bert(path), key="serve").name)
     device = engine.open_device(TrainingSettings(precision=settings.precision, device=settings.device))
     is_compiled = device.compiles if settings.compile is None else settings.compile
-    model = engine.build(ModelSpec(start.config, head), device, seed=None, compiled=is_compiled)
+    model = cast("TorchModel", engine.build(ModelSpec(start.config, head), device, seed=None, compiled=is_compiled))
     model.load_values(start.variables)
     kind: Kind = "embedding" if task is None else _KINDS.get(task.name, "classifier")
     kind_name = str(getattr(start.config, "model_type", "bert"))

@@ -68,13 +68,26 @@ def serve(path: Path, settings: ServeSettings, reporter: Reporter) -> None:
         FailedError: the device is lost.
     """
     api_key = None if settings.api_key_file is None else _read_key(settings.api_key_file)
-    with _listener(settings) as listener:
-        asyncio.run(_serve(path, settings, api_key, listener, reporter))
+
+    async def until_signal(listener: socket.socket) -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await answer_until(stop, listener, path, settings, api_key, reporter)
+
+    with open_listener(settings) as listener:
+        asyncio.run(until_signal(listener))
 
 
-async def _serve(
-    path: Path, settings: ServeSettings, api_key: str | None, listener: socket.socket, reporter: Reporter
+async def answer_until(
+    stop: asyncio.Event,
+    listener: socket.socket,
+    path: Path,
+    settings: ServeSettings,
+    api_key: str | None,
+    reporter: Reporter,
 ) -> None:
+    """Open the model and answer requests until `stop` is set; then answer what was accepted."""
     service = Service(lambda: opened(path, settings), settings, settings.model_id or path.resolve().name)
     config = uvicorn.Config(
         make_app(service, api_key),
@@ -84,13 +97,10 @@ async def _serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=int(max(5, settings.request_seconds)),
+        timeout_keep_alive=max(1, round(settings.request_seconds)),
         timeout_graceful_shutdown=1,
     )
-    server, loop, stop = _Server(config), asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    begun = time.monotonic()
+    begun, server = time.monotonic(), _Server(config)
     serving = asyncio.ensure_future(server.serve([listener]))
     service.device.start()
     waits = [asyncio.ensure_future(event.wait()) for event in (service.ready, stop, service.ended)]
@@ -138,7 +148,8 @@ def _described(service: Service, listener: socket.socket, seconds: float) -> str
     return f"serving {service.model_id} on http://{place}:{port}: {kind}{steps}; ready after {seconds:.1f} s"
 
 
-def _listener(settings: ServeSettings) -> socket.socket:
+def open_listener(settings: ServeSettings) -> socket.socket:
+    """Listen at the address of the settings."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gaudi_bert.artefacts.shards import Shard
-from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray
+from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, ByteArray, Int32Array, IntArray
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.files import atomic_file
@@ -25,7 +25,6 @@ from gaudi_bert.common.memory import address_of, as_word, copy_bytes
 from gaudi_bert.tables.rows import GroupRows
 from gaudi_bert.tables.sources import LABELS_COLUMN, TableColumns, is_list
 from gaudi_bert.tfrecords.files import input_file
-from gaudi_bert.tfrecords.wire.schema import NOT_PREDICTED
 
 _SLOTS_PER_ROW_GROUP = 2**21
 _VALUES_AT_ONCE = 2**14

@@ -27,8 +27,8 @@ from tests.oracles.global_order import dealt_epoch
 
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 
+from gaudi_bert.encoders.feeding import Feeding  # noqa: E402
 from gaudi_bert.pytorch import PackCollator, PackedDataset, PackedLoader, model_inputs  # noqa: E402
-from gaudi_bert.pytorch.feeding import Feeding  # noqa: E402
 
 SEED = 77
 WORLD_SIZES = (1, 2, 3, 4, 8)

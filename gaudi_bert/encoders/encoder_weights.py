@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json
+from gaudi_bert.encoders.feeding_trial import feeding_of
+from gaudi_bert.encoders.trial import MODEL_ERRORS, positions_of, quiet_transformers, reason_of
 from gaudi_bert.model.config import EncoderConfig, ModelSizes
 from gaudi_bert.model.heads import Head, PretrainingHead, TaskHead, TaskKind, VectorHead
-from gaudi_bert.pytorch.asking import feeding_of
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, positions_of, quiet_transformers, reason_of
 
 _OF_TEXTS = transformers.AutoModelForSequenceClassification
 _AUTO: Mapping[TaskKind, Any] = {

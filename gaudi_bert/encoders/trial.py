@@ -13,7 +13,7 @@ import copy
 import inspect
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -24,9 +24,10 @@ import transformers
 
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch.feeding import Feeding
-from gaudi_bert.pytorch.rows import Row
+from gaudi_bert.encoders.feeding import Feeding
 
+Row = Mapping[str, AnyArray]
+"""One pack: its columns by name."""
 ALONE_BOUND = 1e-5
 """Allowed difference between packed and alone, of the largest output or 1, whichever is larger."""
 NEIGHBOUR_BOUND = 1e-6

@@ -23,14 +23,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.model.config import NO_PACKS
-from gaudi_bert.model.heads import TaskHead, VectorHead
-from gaudi_bert.pytorch.asking import packed_batch, try_model
-from gaudi_bert.pytorch.cpu import LinearLayersByOneDnn
-from gaudi_bert.pytorch.feeding import Feeding, additive_masks, fed_module, fed_positions
-from gaudi_bert.pytorch.pooling import belongs, gather, vectors_of_sequences, widen
-from gaudi_bert.pytorch.rows import Row
-from gaudi_bert.pytorch.trial import (
+from gaudi_bert.encoders.cpu import LinearLayersByOneDnn
+from gaudi_bert.encoders.feeding import Feeding, additive_masks, fed_module, fed_positions
+from gaudi_bert.encoders.feeding_trial import TriedModel, packed_batch, try_model
+from gaudi_bert.encoders.pooling import belongs, gather, vectors_of_sequences, widen
+from gaudi_bert.encoders.trial import (
+    Row,
     full_pack,
     on_device,
     quiet_transformers,
@@ -39,6 +37,8 @@ from gaudi_bert.pytorch.trial import (
     trial_of,
     usual_tokens,
 )
+from gaudi_bert.model.config import NO_PACKS
+from gaudi_bert.model.heads import TASK_OF_PROBLEM, TaskHead, VectorHead
 
 Tensors = Mapping[str, Tensor]
 Reads = Literal["first", "last", "all"]
@@ -163,13 +163,13 @@ class PackedModel:
                     return reads
         return "all"
 
-    def try_packs(self, row_tokens: int | None = None, *, training: bool) -> int:
-        """Refuse an encoder that packs are not right for, in rows of so many tokens; it returns how many that were."""
+    def try_packs(self, row_tokens: int | None = None, *, training: bool) -> TriedModel:
+        """Refuse an encoder that packs are not right for, in rows of so many tokens."""
         encoder, feeding = self.module.base_model, self.feeding
         return try_model(encoder, feeding, lambda rows: packed_batch(rows, feeding), row_tokens, training=training)
 
-    def try_head(self) -> None:
-        """Refuse a head whose answers for packed sequences are not those for each alone."""
+    def try_head(self) -> float:
+        """Refuse a head whose answers for packed sequences are not those for each alone; return how far they differ."""
         module, feeding = self.module, self.feeding
         length = min(_TRIED_TOKENS, tokens_of_packs(module.config, feeding.position_offset))
         rows, _ = full_pack(module.config, length, _TRIAL_SEED, feeding.longest_sequence, feeding.unpacked_token)
@@ -185,6 +185,7 @@ class PackedModel:
                 f"{type(module).__name__}: its head gives packed texts other answers than texts alone (they differ by "
                 f"{difference:.1e}); give it one text a row"
             )
+        return difference / max(scale, 1e-30)
 
     def _alone(self, row: Row, number: int) -> Tensor:
         chosen = row["sequence_ids"] == number
@@ -258,3 +259,18 @@ def logits_of(output: Any) -> Tensor:
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
     return cast(Tensor, output.logits)
+
+
+def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
+    """What the head of a model gives, and the names of its labels; None for a bare encoder, and for heads of other kinds."""
+    config, name = model.config, type(model).__name__
+    if not name.endswith(("ForTokenClassification", "ForSequenceClassification")):
+        return None, ()
+    missing = [number for number in range(config.num_labels) if number not in config.id2label]
+    if missing:
+        raise InputError(f"{name}: id2label has no label {missing[0]}, and there are {config.num_labels}; name all of them")
+    labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
+    if name.endswith("ForTokenClassification"):
+        return TaskHead("token-classification", len(labels)), labels
+    usual = "regression" if len(labels) == 1 else "single_label_classification"
+    return TaskHead(TASK_OF_PROBLEM[config.problem_type or usual], len(labels)), labels

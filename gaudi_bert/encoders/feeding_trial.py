@@ -16,19 +16,19 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import transformers
 
+from gaudi_bert.common.arrays import NOT_PREDICTED
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.model.config import NO_PACKS
-from gaudi_bert.pytorch.feeding import Feeding, fed_module, fed_positions, target_mask
-from gaudi_bert.pytorch.rows import Row
-from gaudi_bert.pytorch.trial import (
+from gaudi_bert.encoders.feeding import Feeding, fed_module, fed_positions, target_mask
+from gaudi_bert.encoders.trial import (
     ALONE_BOUND,
     MODEL_ERRORS,
+    Row,
     alone_outputs,
     full_pack,
     largest_difference,
@@ -45,7 +45,7 @@ from gaudi_bert.pytorch.trial import (
     trial_of,
     usual_tokens,
 )
-from gaudi_bert.tfrecords.wire.schema import NOT_PREDICTED
+from gaudi_bert.model.config import NO_PACKS
 
 _SEED = 12345
 _MODEL_BOUND, _HALF_BOUND = 1e-3, 0.05  # of a complete model's outputs: rounding in many layers; and in 16 bits
@@ -106,6 +106,13 @@ def _labels_own_token(model: Any) -> bool:
 # --- the model as it will be used
 
 
+class TriedModel(NamedTuple):
+    """The tokens of the longest row that was tried, and how far packed and alone differ, of the largest output."""
+
+    row_tokens: int
+    difference: float
+
+
 def try_model(
     model: Any,
     feeding: Feeding,
@@ -113,7 +120,7 @@ def try_model(
     row_tokens: int | None = None,
     *,
     training: bool,
-) -> int:
+) -> TriedModel:
     """Refuse a model whose packed sequences are not what each is alone, or which change with their neighbours in training.
 
     Args:
@@ -122,8 +129,7 @@ def try_model(
         row_tokens: of the longest rows; as many as the model has positions when None, but 512 to 1,024.
         training: try it in training mode too, with its dropout; an error there is not one of packs.
 
-    Returns:
-        The tokens of the longest row. It computes 576 tokens and two such rows, and two more in training mode.
+    It computes 576 tokens and two of the longest rows, and two more in training mode.
     """
     tried = fed_module(model.base_model if getattr(model, "gathers", False) else model, feeding)
     positions = tokens_of_packs(model.config, feeding.position_offset, _MOST_POSITIONS)
@@ -134,19 +140,21 @@ def try_model(
     without = feeding.unpacked_token
     short, _ = random_packs(model.config, min(longest, 144), _SEED, longest, without)
     full, changed = full_pack(model.config, row_tokens, _SEED, longest, without)
+    largest = 0.0
     for rows in (short[:2], full):
         with trial_of(model):
             packed = sequences_of(outputs_of(tried, batch_of(rows)), rows)
             alone = alone_outputs(tried, feeding, rows)
         difference = largest_difference(packed, alone) / scale_of(alone)
         _check_trial(model, rows, "packed and alone differ", difference, _MODEL_BOUND)
+        largest = max(largest, difference)
     if training:
         moved = 0.0
         with trial_of(model), suppress(*MODEL_ERRORS):
             model.train()
             moved = _moved(tried, batch_of, full, changed)
         _check_trial(model, full, "in training, sequences change their neighbours", moved, ALONE_BOUND)
-    return row_tokens
+    return TriedModel(row_tokens, largest)
 
 
 def _check_trial(model: Any, rows: list[Row], what: str, difference: float, bound: float) -> None:
