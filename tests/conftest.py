@@ -46,8 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=number)
 
 
-# What an environment may lack: `make test-fast` installs no engine, and `make pack train` one of the two. Tests that import a
-# missing library are skipped, and files of tests that do.
+# What an environment may lack: `make test-fast` installs no engine, and `make pack train` one of the two. Tests that import
+# a missing library are skipped, and files of tests that do.
 NO_TENSORFLOW = "TENSORFLOW MISSING: there is one for Python 3.10 and 3.11; remove .venv, make test PYTHON=python3.11"
 NO_PYTORCH = "PYTORCH MISSING: `make setup-test` installs it"
 OPTIONAL = {"tensorflow": NO_TENSORFLOW, "torch": NO_PYTORCH, "transformers": NO_PYTORCH, "safetensors": NO_PYTORCH}

@@ -18,7 +18,6 @@ from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import LARGEST_COUNT, Artefact, Count, InputFile, Length, VocabularyInfo
 from gaudi_bert.artefacts.packed import of_counts
-from gaudi_bert.artefacts.results import skipped_note
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.progress import count_of, human_bytes
@@ -178,13 +177,12 @@ class HistogramFile(Artefact):
             "mean_length": tokens / sequences,
         }
 
-    def lines(self, skipped: bool = False) -> list[str]:
+    def lines(self) -> list[str]:
         """Return the line for people."""
         totals = self.summary()
         return [
             f"{count_of(totals['sequences'], 'sequence')} in {count_of(totals['files'], 'file')} "
             f"({human_bytes(totals['bytes'])}), mean length {totals['mean_length']:.1f}, at most {self.max_sequence_length}"
-            f"{skipped_note(skipped)}"
         ]
 
 

@@ -36,7 +36,7 @@ from gaudi_bert.artefacts.base import (
     VocabularyInfo,
 )
 from gaudi_bert.artefacts.pack_kinds import refuse_row_tables
-from gaudi_bert.artefacts.results import algorithm_line, packing_lines, skipped_note
+from gaudi_bert.artefacts.printed import algorithm_line, packing_lines
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
@@ -175,12 +175,11 @@ class Metadata(PackedMetadata):
         shown = {name: getattr(self, name) for name in (*figures, "algorithm", "depth", "masked_slots")}
         return {**shown, "shards": len(self.shard_table), "bytes": int(self.shard_table.bytes.sum())}
 
-    def lines(self, skipped: bool = False, out: Path | None = None, verbose: bool = False) -> list[str]:
-        """Return the lines for people, of the folder `out`."""
-        table, lines = self.shard_table, packing_lines(self, skipped)
+    def lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
+        """Return the packs for people, and that they were written to `out`; where `verbose`, also the algorithm."""
+        table, lines = self.shard_table, packing_lines(self)
         if out is not None:
-            size = human_bytes(int(table.bytes.sum()))
-            lines.append(f"Wrote {out} ({count_of(len(table), 'shard')}, {size})")
+            lines.append(f"Wrote {out} ({count_of(len(table), 'shard')}, {human_bytes(int(table.bytes.sum()))})")
         return [*lines, algorithm_line(self.algorithm, (), self.depth)] if verbose else lines
 
 
@@ -231,9 +230,9 @@ class TableMetadata(PackedMetadata):
         content = {name: value for name, value in self.as_json().items() if name not in ("inputs", "histogram")}
         return {**content, "groups": len(self.groups), "shards": len(self.shard_table)}
 
-    def lines(self, skipped: bool = False, out: Path | None = None, verbose: bool = False) -> list[str]:
+    def lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
         """Return the lines for people, of the folder `out`."""
-        lines = packing_lines(self, skipped, None if self.row_lengths else self.rows)
+        lines = packing_lines(self, None if self.row_lengths else self.rows)
         if out is not None:
             lines.append(f"Wrote {out} ({count_of(len(self.shard_table), 'shard')})")
         if verbose:
@@ -317,7 +316,7 @@ class Verification(Figures):
             raise InputError(f"{cls.path_in(path)}: is of other packs than metadata.json; {cls.remedy}")
         return stored
 
-    def lines(self, skipped: bool = False) -> list[str]:
+    def lines(self) -> list[str]:
         """Return the lines for people."""
         if self.too_long is None:
             return [f"every one of {count_of(self.sequences, 'sequence')} is in the packs exactly once"]
@@ -345,10 +344,9 @@ class Conversion(Artefact):
     packs: Count
     sequences: Count
 
-    def lines(self, skipped: bool = False) -> list[str]:
-        """Return the line for people."""
-        counted = f"{count_of(self.packs, 'pack')} in {count_of(self.files, 'file')}"
-        return [f"{self.format}: {counted}{skipped_note(skipped)}"]
+    def lines(self) -> list[str]:
+        """Return for people what was written."""
+        return [f"{self.format}: {count_of(self.packs, 'pack')} in {count_of(self.files, 'file')}"]
 
 
 def conversion_path(out: Path) -> Path:

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Artefact, Count, InputFile, Length, Positive, Sha256, Share, VocabularyInfo
-from gaudi_bert.artefacts.results import algorithm_line, packing_lines
+from gaudi_bert.artefacts.printed import algorithm_line, packing_lines
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.common.progress import count_of
@@ -57,12 +57,18 @@ class PlanTotals(Artefact):
     masked_slots: Count | None
     masked_slots_needed: Count | None
 
-    def lines(self, skipped: bool = False, verbose: bool = False) -> list[str]:
-        """Return the lines for people; with `verbose`, more of how the packs were chosen."""
-        return [*packing_lines(self, skipped), *(self.how_it_was_planned() if verbose else ())]
+    @model_validator(mode="after")
+    def _has_the_masked_slots_that_are_needed(self) -> PlanTotals:
+        if (self.masked_slots_needed or 0) > (self.masked_slots or 0):
+            raise ValueError(f"masked_slots is {self.masked_slots}; {self.masked_slots_needed} are needed")
+        return self
 
-    def how_it_was_planned(self) -> list[str]:
-        """Return the lines about the algorithm."""
+    def lines(self, verbose: bool = False) -> list[str]:
+        """Return the plan for people; where `verbose`, also how the packs were chosen."""
+        return [*packing_lines(self), *(self.choice_lines() if verbose else [])]
+
+    def choice_lines(self) -> list[str]:
+        """Return how the packs were chosen."""
         lines = [
             f"the tokens alone need {count_of(self.token_bound, 'pack')}",
             algorithm_line(self.algorithm, self.algorithms_used, self.depth_used),
@@ -70,12 +76,6 @@ class PlanTotals(Artefact):
         if self.masked_slots_needed:
             lines.append(f"{self.masked_slots} masked slots per pack (the data need {self.masked_slots_needed})")
         return lines
-
-    @model_validator(mode="after")
-    def _has_the_masked_slots_that_are_needed(self) -> PlanTotals:
-        if (self.masked_slots_needed or 0) > (self.masked_slots or 0):
-            raise ValueError(f"masked_slots is {self.masked_slots}; {self.masked_slots_needed} are needed")
-        return self
 
 
 class PlannedGroup(Artefact):

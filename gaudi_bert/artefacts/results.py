@@ -6,73 +6,20 @@ default is one that is not always known (not skipped, not measured): it is omitt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gaudi_bert.common.errors import InputError, enumerated
-from gaudi_bert.common.progress import count_of
+from gaudi_bert.artefacts.printed import skipped_note
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import count_of, human_bytes
 
 if TYPE_CHECKING:  # it needs numpy, and `run` starts without it
     from gaudi_bert.artefacts.packed import PackedMetadata, Verification
     from gaudi_bert.artefacts.plan import PlanTotals
 
 Content = TypeVar("Content", covariant=True)
-
-
-class Figures(Protocol):
-    """How well sequences are packed, as plans and metadata state it."""
-
-    @property
-    def sequences(self) -> int:
-        """How many there are."""
-        ...
-
-    @property
-    def packs(self) -> int:
-        """How many hold them."""
-        ...
-
-    @property
-    def packing_factor(self) -> float:
-        """Sequences per pack."""
-        ...
-
-    @property
-    def efficiency(self) -> float:
-        """Tokens per slot."""
-        ...
-
-    @property
-    def gap(self) -> int:
-        """Packs above the proven bound."""
-        ...
-
-
-def packing_lines(packed: Figures, skipped: bool, rows: int | None = None) -> list[str]:
-    """Return what became of sequences, or of the `rows` of a table that they come from; and how full the packs are."""
-    more = f"{packed.gap:,} more than the proven minimum"
-    proven = more if packed.gap else "proven: none fewer is possible"
-    sequences = count_of(packed.sequences, "sequence")
-    if rows is not None and rows != packed.sequences:
-        sequences = f"{count_of(rows, 'row')} ({sequences})"
-    return [
-        f"{sequences} became {count_of(packed.packs, 'pack')} "
-        f"({packed.packing_factor:.2f} times fewer), {proven}{skipped_note(skipped)}",
-        f"{100 * packed.efficiency:.2f} % of the slots hold tokens",
-    ]
-
-
-def algorithm_line(algorithm: str, used: Iterable[str], depth: int | None) -> str:
-    """Return which algorithms packed; `used` are those that `algorithm` chose."""
-    others = [name for name in used if name != algorithm]
-    heuristics = f" (by {enumerated(others)})" if others else ""
-    return f"algorithm {algorithm}{heuristics}, depth {depth}"
-
-
-def skipped_note(skipped: bool) -> str:
-    """Return ` (already there, nothing to do)` where a stage had nothing to do."""
-    return " (already there, nothing to do)" if skipped else ""
 
 
 def to_json(result: Any) -> Any:
@@ -111,10 +58,10 @@ class StageOutput(Generic[Content]):
         return {**content.summary(), **fields_as_json(self, "content"), **skipped}
 
     def lines(self, **how: Any) -> list[str]:
-        """Return the lines for people: those of the content, which takes `how` to print it."""
+        """Return the lines of the content, the first of which says where there was nothing to do."""
         content: Any = self.content
-        lines: list[str] = content.lines(skipped=self.skipped, **how)
-        return lines
+        first, *others = content.lines(**how)
+        return [first + skipped_note(self.skipped), *others]
 
 
 @dataclass(frozen=True)
@@ -127,6 +74,10 @@ class PreparedShard:
         """The fields, and that it is not all."""
         return {"finished": False, **fields_as_json(self)}
 
+    def lines(self) -> list[str]:
+        """Return for people what other parts do."""
+        return [f"this part is done, {count_of(len(self.missing_sections), 'section')} to be done by other parts"]
+
 
 @dataclass(frozen=True)
 class TokenisedShard:
@@ -134,6 +85,10 @@ class TokenisedShard:
 
     parts: int
     missing_parts: int
+
+    def lines(self) -> list[str]:
+        """Return for people what other parts do."""
+        return [f"{self.missing_parts} of {count_of(self.parts, 'part')} to be done by other shards"]
 
 
 @dataclass(frozen=True)
@@ -146,11 +101,11 @@ class GroupsResult:
     packs: int
     tokens: int
 
-    def lines(self, **_: Any) -> list[str]:
-        """Return the line of a part."""
+    def lines(self, **how: Any) -> list[str]:
+        """Return the line of a part, which has none of what `how` shows of the complete work."""
         if not self.groups:
             return ["nothing to do: there are fewer groups than parts"]
-        there = "" if self.groups_written else " (all were there already, nothing to do)"
+        there = "" if self.groups_written else skipped_note(skipped=True)
         counted = f"{count_of(self.sequences, 'sequence')} in {count_of(self.packs, 'pack')}{there}"
         return [f"{count_of(self.groups, 'group')}: {counted}; --finish completes the work when all parts are done"]
 
@@ -176,12 +131,12 @@ class PackResult:
         verified = {} if self.verified is None else {"verify": self.verified.as_json()}
         return {**planned, **self.written.as_json(), **verified}
 
-    def lines(self, **how: Any) -> list[str]:
-        """Return the lines of the folder, of how it was planned, and of the proof."""
-        skipped = self.written.skipped or (self.planned is not None and self.planned.skipped)
-        lines: list[str] = replace(self.written, skipped=skipped).lines(**how)
-        if how.get("verbose") and self.planned is not None:
-            lines += self.planned.content.how_it_was_planned()
+    def lines(self, out: Path, verbose: bool) -> list[str]:
+        """Return for people the packs that were written to `out`, how they were planned, and the proof."""
+        planned = self.planned
+        skipped = self.written.skipped or (planned is not None and planned.skipped)
+        lines = StageOutput(self.written.content, skipped=skipped).lines(out=out, verbose=verbose and planned is None)
+        lines += planned.content.choice_lines() if verbose and planned is not None else []
         proof = [] if self.verified is None else self.verified.lines()
         return [*lines, *(f"verified: {line}" for line in proof)]
 
@@ -192,14 +147,11 @@ class ByRowLength(Generic[Content]):
 
     tables: Mapping[int, Content]
 
-    def lines(self, **how: Any) -> list[str]:
+    def lines(self, out: Path | None = None, **how: Any) -> list[str]:
         """Return the lines of each length, and at the end those that are of all."""
         tables: Mapping[int, Any] = self.tables
-        out = how.pop("out", None)
-        lines = {
-            length: each.lines(**how, **({} if out is None else {"out": out / f"rows-{length}"}))
-            for length, each in tables.items()
-        }
+        where = {} if out is None else {length: {"out": out / f"rows-{length}"} for length in tables}
+        lines = {length: each.lines(**how, **where.get(length, {})) for length, each in tables.items()}
         first, *others = lines.values()
         of_all = [line for line in first if all(line in other for other in others)]
         own = [f"rows of {length:,}: {line}" for length, each in lines.items() for line in each if line not in of_all]
@@ -212,6 +164,10 @@ class GivenRecords:
 
     records: str
 
+    def lines(self) -> list[str]:
+        """Return the reason for people."""
+        return [f"nothing to do: the pipeline names its own records, {self.records}"]
+
 
 @dataclass(frozen=True)
 class NothingToCount:
@@ -220,14 +176,18 @@ class NothingToCount:
     files: int
     skipped: bool = False
 
-    def lines(self, **_: Any) -> list[str]:
-        """Return the line of a part without files."""
+    def lines(self) -> list[str]:
+        """Return the reason for people."""
         return ["nothing to do: there are fewer files than parts"]
 
 
 @dataclass(frozen=True)
 class NothingHeldOut:
     """`evaluate` had nothing to do: the pipeline holds no evaluation data out."""
+
+    def lines(self) -> list[str]:
+        """Return the reason for people."""
+        return ["nothing to do: the pipeline holds no evaluation data out"]
 
 
 @dataclass(frozen=True)
@@ -241,3 +201,8 @@ class ReportResult:
     def as_json(self) -> dict[str, Any]:
         """The figures next to the other fields."""
         return {**fields_as_json(self, "figures"), **self.figures}
+
+    def lines(self) -> list[str]:
+        """Return for people the figures, and where the page is."""
+        figures = [f"{name}: {figure}" for name, figure in self.figures.items()]
+        return [*figures, f"the page: {self.report} ({human_bytes(self.bytes)}); open it in a browser"]

@@ -60,7 +60,7 @@ def prepare(
     run = arguments.stage_run(shard, workers=workers, overwrite=overwrite)
     result = prepare.prepare(settings, out, run, pipeline_folder=Path())
     following = output.words_of("pack", out / "train", "--out", "packed/", "--verify")
-    output.print_result(result, json, output.describe_examples, following if shard is None else None)
+    output.print_result(result, json, next_command=following if shard is None else None)
 
 
 def histogram(
@@ -85,7 +85,7 @@ def histogram(
     if isinstance(result, NothingToCount):
         result = replace(result, skipped=True)
     following = output.words_of("plan", out, "--out", out.with_name("plan.json"))
-    output.print_result(result, json, output.lines_of, following if shard is None else None)
+    output.print_result(result, json, next_command=following if shard is None else None)
 
 
 def plan(
@@ -113,7 +113,7 @@ def plan(
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     planned = plan.plan(counted, out, settings, run)
     following = f"write RECORDS {output.words_of('--plan', out, '--out', 'packed/')}"
-    output.print_result(planned, json, lambda result: result.lines(verbose=verbose), following)
+    output.print_result(planned, json, planned.lines(verbose=verbose), following)
 
 
 def write(
@@ -139,12 +139,8 @@ def write(
     run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
     shards, source = _shard_settings(set_, plan), arguments.one_source(records)
     written = write.write(source, plan, out, run, shards=shards)
-    output.print_result(
-        written,
-        json,
-        lambda result: result.lines(out=out, verbose=verbose),
-        output.words_of("verify", source, out) if shard is None else None,
-    )
+    following = output.words_of("verify", source, out) if shard is None else None
+    output.print_result(written, json, written.lines(out=out, verbose=verbose), following)
 
 
 _OF_SHARDS = ("shard_multiple", "shard_bytes")
@@ -219,10 +215,8 @@ def pack(
             raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
         run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
         result = table_commands.pack_as_table(source, out, {**both, **of_tables}, set_ or [], run, verify)
-        following = None if shard is not None else output.words_of("train", "--data", out, "--out", "run/")
-        output.print_result(
-            result, json, lambda packed: packed.lines(out=out, verbose=verbose), following and f"{following} --model MODEL"
-        )
+        train = f"{output.words_of('train', '--data', out, '--out', 'run/')} --model MODEL"
+        output.print_result(result, json, result.lines(out=out, verbose=verbose), None if shard is not None else train)
         return
     _refuse_options_of_tables(source, {**of_tables, "shard": shard, "finish": finish})
     from gaudi_bert.tfrecords import pack
@@ -236,12 +230,7 @@ def pack(
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
         verified=verify,
     )
-    output.print_result(
-        packed,
-        json,
-        lambda result: result.lines(out=out, verbose=verbose),
-        output.words_of("train", "--data", out, "--out", "run/"),
-    )
+    output.print_result(packed, json, packed.lines(out, verbose), output.words_of("train", "--data", out, "--out", "run/"))
 
 
 def _refuse_options_of_tables(source: str, options: Mapping[str, object]) -> None:
@@ -272,13 +261,13 @@ def verify(
     if is_table(source):
         from gaudi_bert.tables.verify import verify_table
 
-        output.print_result(verify_table(source, packed, run), json, output.lines_of)
+        output.print_result(verify_table(source, packed, run), json)
         return
     from gaudi_bert.tfrecords import verify
 
     result = verify.verify(source, packed, run)
     following = output.words_of("train", "--data", packed, "--out", "run/") if shard is None else None
-    output.print_result(result, json, output.lines_of, following)
+    output.print_result(result, json, next_command=following)
 
 
 def convert(
@@ -302,7 +291,7 @@ def convert(
     if to != "hdf5":
         raise InputError(f"--to {to}: unknown format; write hdf5")
     result = convert.convert(packed, out, reporter=Reporter(), overwrite=overwrite, workers=workers)
-    output.print_result(result, json, output.lines_of)
+    output.print_result(result, json)
 
 
 def inspect(
@@ -318,6 +307,6 @@ def inspect(
 
     result = inspect.inspect(file, record=record, vocabulary=vocab)
     if json:
-        output.print_result(result, json, lambda _: [])
+        output.print_result(result, json)
     else:
         output.show_record(result, sys.stdout)

@@ -5,178 +5,46 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from gaudi_bert.artefacts.results import (
-    GivenRecords,
-    NothingHeldOut,
-    PreparedShard,
-    ReportResult,
-    StageOutput,
-    skipped_note,
-    to_json,
-)
+from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.launch import is_first_process
-from gaudi_bert.common.progress import RESULT_ALONE, count_of, human_bytes, human_rate
+from gaudi_bert.common.progress import RESULT_ALONE, count_of
 
 if TYPE_CHECKING:  # `--help` needs none of them
     from rich.text import Text
 
-    from gaudi_bert.artefacts.examples import PreparedExamples
-    from gaudi_bert.artefacts.training import EvaluationFigures, EvaluationResult, FineTuning, TableTraining, TrainingResult
-    from gaudi_bert.tasks.answers import StreamResult
     from gaudi_bert.tfrecords.inspect import RecordView, SequenceView
-    from gaudi_bert.training.run_plan import RunPlan
-
-_Result = TypeVar("_Result")
 
 
-def print_result(
-    result: _Result, as_json: bool, describe: Callable[[_Result], list[str]], next_command: str | None = None
-) -> None:
-    """Print a result of a stage or a runner as one JSON object, or as the lines that `describe` makes of it.
+def print_result(result: Any, as_json: bool, lines: Sequence[str] | None = None, next_command: str | None = None) -> None:
+    """Print a result of a stage or a runner as one JSON object, or as `lines`: by default its own.
 
     `next_command` is what most users type then; it goes to people only, and not after `--quiet`.
     """
     if as_json:
         typer.echo(json.dumps(to_json(result), allow_nan=False, default=str))
         return
-    for line in describe(result):
+    for line in result.lines() if lines is None else lines:
         typer.echo(line)
     if next_command is not None and not os.environ.get(RESULT_ALONE):
         typer.echo(f"Next: gaudi-bert {next_command}")
 
 
 def print_shared_result(
-    result: _Result, as_json: bool, describe: Callable[[_Result], list[str]], next_command: str | None = None
+    result: Any, as_json: bool, lines: Sequence[str] | None = None, next_command: str | None = None
 ) -> None:
     """Print what all processes of a launcher did together, once: every process has the same result, the first prints it."""
     if is_first_process():
-        print_result(result, as_json, describe, next_command)
+        print_result(result, as_json, lines, next_command)
 
 
 def words_of(*words: object) -> str:
     """Words of a command, quoted where a shell needs it."""
     return " ".join(shlex.quote(str(word)) for word in words)
-
-
-def lines_of(result: Any) -> list[str]:
-    """Return the lines that a result has itself."""
-    lines: list[str] = result.lines()
-    return lines
-
-
-def describe_examples(result: StageOutput[PreparedExamples] | PreparedShard | GivenRecords) -> list[str]:
-    """The lines of prepared examples: one per split, and the vocabulary."""
-    if isinstance(result, GivenRecords):
-        return [f"nothing to do: the pipeline names its own records, {result.records}"]
-    if isinstance(result, PreparedShard):
-        return [f"this part is done, {count_of(len(result.missing_sections), 'section')} to be done by other parts"]
-    lines = [
-        f"{split}: {count_of(section.sequences, 'sequence')} ({count_of(section.tokens, 'token')}) "
-        f"from {count_of(section.text_documents, 'document')}{skipped_note(result.skipped)}"
-        for split, section in result.content.splits.items()
-    ]
-    vocabulary = result.content.vocabulary
-    origin = "trained from the text" if vocabulary.trained else "given"
-    return [*lines, f"vocabulary of {count_of(vocabulary.size, 'token')}, {origin}"]
-
-
-def describe_finetuning(result: StageOutput[FineTuning] | RunPlan) -> list[str]:
-    """The lines of a fine-tuned model: what it was trained on, and how good it is."""
-    if not isinstance(result, StageOutput):
-        return [_DRY_RUN]
-    tuned = result.content
-    lines = [
-        f"{tuned.task}: {count_of(tuned.sequences, 'sequence')} in {count_of(tuned.packs, 'pack')} "
-        f"({tuned.packing_factor:.3f} sequences per pack), {count_of(tuned.epochs, 'epoch')}, "
-        f"{count_of(tuned.updates, 'update')}{skipped_note(result.skipped)}"
-    ]
-    if tuned.metrics:
-        lines.append(f"best by {tuned.best_metric}, after update {tuned.best_update:,}: {_metrics(tuned.metrics)}")
-        if tuned.baseline:
-            from gaudi_bert.config.sections import SEARCH_TASKS
-
-            name = "before training" if tuned.task in SEARCH_TASKS else "majority baseline"
-            lines.append(f"{name}: {_metrics(tuned.baseline)}")
-    return lines
-
-
-def _metrics(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-
-
-def describe_answers(answered: StreamResult, out: str | None = None) -> list[str]:
-    """The lines of a file of answers or of vectors."""
-    if answered.skipped:
-        return []
-    counted = f"{count_of(answered.rows, 'row')}, {count_of(answered.tokens, 'token')}"
-    cut = f"; {answered.cut_rows:,} were longer than {answered.max_sequence_length} tokens" if answered.cut_rows else ""
-    bad = f"; {answered.bad_rows:,} cannot be read" if answered.bad_rows else ""
-    lines = [f"{counted}{cut}{bad}; {100 * answered.padding:.1f} % of what was computed is padding"]
-    return lines if out is None else [*lines, f"Wrote {out}"]
-
-
-# --- pretrained models
-
-_DRY_RUN = "a dry run: nothing was trained or written"
-
-
-def describe_training(result: StageOutput[TrainingResult] | StageOutput[TableTraining] | RunPlan) -> list[str]:
-    """The lines of a trained model: on how much it was trained, how fast, and how good it is."""
-    if not isinstance(result, StageOutput):
-        return [_DRY_RUN]
-    from gaudi_bert.artefacts.training import TrainingResult
-
-    run = result.content
-    speed = "" if run.sequences_per_second is None else f", {human_rate(run.sequences_per_second, 'sequences')}"
-    lines = [
-        f"{count_of(run.updates, 'update')} on {count_of(run.sequences, 'sequence')} "
-        f"({count_of(run.tokens, 'token')}) by {count_of(run.processes, 'process')}{speed}{skipped_note(result.skipped)}"
-    ]
-    if run.reached_target:
-        lines.append("target accuracy reached")
-    if isinstance(run, TrainingResult):
-        if run.realized_speedup is not None:
-            gain, limit = run.realized_speedup, run.packing_factor
-            lines.append(f"{gain:.2f} times as fast as unpacked, measured; {limit:.2f} would be the limit")
-        return lines if run.evaluation is None else [*lines, f"held out: {_pretraining(run.evaluation)}"]
-    if run.evaluation is not None:
-        accuracy, baseline = run.evaluation.accuracy, run.evaluation.unigram_baseline
-        figures = f"accuracy {100 * accuracy:.1f} %, of one word for all {100 * baseline:.1f} %"
-        lines.append(f"held out: {figures}; perplexity {run.evaluation.perplexity:,.1f}")
-    return lines
-
-
-def describe_evaluation(result: StageOutput[EvaluationResult] | NothingHeldOut) -> list[str]:
-    """The lines of an evaluated checkpoint."""
-    if isinstance(result, NothingHeldOut):
-        return ["nothing to do: the pipeline holds no evaluation data out"]
-    evaluated = result.content
-    lines = [f"after update {evaluated.update:,}: {_pretraining(evaluated)}{skipped_note(result.skipped)}"]
-    if evaluated.largest_difference is not None:
-        lines.append(f"the same sequences unpacked give the same figures, to {evaluated.largest_difference:.1e}")
-    return lines
-
-
-def _pretraining(figures: EvaluationFigures) -> str:
-    """The accuracies of both pretraining tasks, each with its baseline of one answer for everything."""
-    frequent, more = figures.unigram_baseline, figures.next_sentence_baseline
-    baseline = "" if more is None else f" (the more frequent answer: {100 * more:.1f} %)"
-    return (
-        f"masked-LM accuracy {100 * figures.masked_lm_accuracy:.1f} % (the most frequent token: {100 * frequent:.1f} %), "
-        f"next-sentence accuracy {100 * figures.next_sentence_accuracy:.1f} %{baseline}, loss {figures.loss:.3f}, "
-        f"over {count_of(figures.sequences, 'sequence')}"
-    )
-
-
-def describe_report(page: ReportResult) -> list[str]:
-    """The lines of the page: where it is, and its figures."""
-    figures = [f"{name}: {figure}" for name, figure in page.figures.items()]
-    return [*figures, f"the page: {page.report} ({human_bytes(page.bytes)}); open it in a browser"]
 
 
 # --- one record for people
@@ -230,18 +98,3 @@ def _sentence(sequence: SequenceView, colour: str) -> Text:
         else:
             text.append(word.removeprefix("##") if joined else word, style=colour)
     return text
-
-
-# What each stage of a pipeline is described by, complete or one part.
-STAGES: dict[str, Callable[[Any], list[str]]] = {
-    "prepare": describe_examples,
-    "histogram": lines_of,
-    "plan": lines_of,
-    "write": lines_of,
-    "verify": lines_of,
-    "train": describe_training,
-    "evaluate": describe_evaluation,
-    "finetune": describe_finetuning,
-    "predict": describe_answers,
-    "report": describe_report,
-}

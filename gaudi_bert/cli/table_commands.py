@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, StageOutput, TokenisedShard, skipped_note
+from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import count_of
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
-    from gaudi_bert.artefacts.examples import TokenisedTexts
     from gaudi_bert.artefacts.stage_run import StageRun
     from gaudi_bert.config.sections import TableSettings
 
@@ -56,25 +54,7 @@ def tokenize(
     )
     result = tokenize_texts(text, tokenizer, out, settings, arguments.stage_run(shard, overwrite=overwrite))
     following = output.words_of("pack", out, "--out", "packed/") if shard is None else None
-    output.print_result(result, json, _describe_tokens, following)
-
-
-def _describe_tokens(result: StageOutput[TokenisedTexts] | TokenisedShard) -> list[str]:
-    if isinstance(result, TokenisedShard):
-        return [f"{result.missing_parts} of {count_of(result.parts, 'part')} to be done by other shards"]
-    texts, too_long = result.content, result.content.too_long
-    lines = [
-        f"{count_of(texts.texts, 'text')} became {count_of(texts.rows, 'row')} with {count_of(texts.tokens, 'token')}"
-        f"{skipped_note(result.skipped)}"
-    ]
-    if texts.empty_texts:
-        lines.append(f"{count_of(texts.empty_texts, 'text')} held nothing but space and gave no row")
-    if not too_long.rows:
-        return [*lines, "no text was too long"]
-    lost = f"{count_of(too_long.dropped_tokens, 'token')} lost"
-    became = {"split": f"{too_long.added_sequences:,} rows more, no token lost", "truncate": f"cut, {lost}"}
-    about = f"{count_of(too_long.rows, 'text')} too long for {count_of(texts.max_sequence_length, 'token')}"
-    return [*lines, f"{about}: {became.get(too_long.policy, f'dropped, {lost}')}"]
+    output.print_result(result, json, next_command=following)
 
 
 # --- what `pack` does with tables

@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.serving.server import answer_until, open_listener
 from gaudi_bert.serving.settings import ServeSettings
-
-READY_SECONDS = 240
+from tests.builders.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -67,14 +65,6 @@ class Served:
             return self.get("/health").status == 200
         except OSError:
             return False
-
-
-def wait_until(condition: Any, seconds: float = READY_SECONDS) -> None:
-    """Wait, in short steps, until a condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager
