@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.training.loop import learning_rate_at
-from gaudi_bert.training.run_plan import RowPacks, RunPlan
+from gaudi_bert.training.run_plan import RowPacks, RunPlan, RunSettings
 from tests.builders.agree import agree
 from tests.oracles import training as naive
 
@@ -30,7 +30,14 @@ PHASE_2 = TrainingSettings(
 
 
 def plan(settings: TrainingSettings, factor: float, processes: int = 8, packs: int | None = 1_000_000) -> RunPlan:
-    return RunPlan(settings, factor, processes=processes, processes_per_worker=8, slots_per_pack=512, packs=packs)
+    return RunPlan(
+        RunSettings.of_training(settings),
+        factor,
+        processes=processes,
+        processes_per_worker=8,
+        slots_per_pack=512,
+        packs=packs,
+    )
 
 
 def batch(sequences: int, packs: int, factor: float, processes: int = 1) -> RunPlan:
