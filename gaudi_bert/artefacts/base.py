@@ -104,7 +104,7 @@ class Artefact(BaseModel):
         return self.model_dump(mode="json", exclude_defaults=self.omits_defaults, exclude=empty)
 
     def summary(self) -> dict[str, Any]:
-        """What is printed of it: all, unless a subclass leaves long lists out."""
+        """Return what is printed: all, unless a subclass leaves long lists out."""
         return self.as_json()
 
     def _as_lines(self) -> str:
@@ -208,7 +208,7 @@ class InputFile(Artefact):
 
     @property
     def identity(self) -> dict[str, int]:
-        """What identifies it in addition to its name, in any folder."""
+        """Return size and checksum, which identify it in any folder."""
         return self.model_dump(include={"bytes", "crc32c"})
 
 
@@ -222,7 +222,7 @@ TooLong = Literal["error", "truncate", "split", "drop"]
 
 
 class TooLongRows(Artefact):
-    """What became of rows longer than a pack.
+    """Account of rows longer than a pack.
 
     Attributes:
         policy: what becomes of them: refused, cut to their first tokens, cut into pieces, or dropped.
@@ -246,7 +246,7 @@ class VocabularyInfo(Artefact):
 
     @classmethod
     def of(cls, path: Path) -> VocabularyInfo:
-        """Of a vocab.txt: one token per line, and only a newline ends it."""
+        """Read a vocab.txt: one token per line, and only a newline ends it."""
         try:
             data = read_file(path)
         except OSError as error:

@@ -29,7 +29,7 @@ class LossFigures(Figures):
 
 
 class EvaluationFigures(LossFigures):
-    """The same of held-out data.
+    """Figures of held-out data.
 
     Attributes:
         unigram_baseline: masked-LM accuracy of always answering the most frequent masked token.
@@ -104,7 +104,7 @@ class WordFigures(Figures):
 
 
 class WordEvaluation(WordFigures):
-    """The same of held-out data; the baseline is the accuracy of always answering the most frequent of these words."""
+    """Figures of held-out data; the baseline is the accuracy of always answering the most frequent of these words."""
 
     unigram_baseline: Share
     sequences: Count
@@ -125,7 +125,7 @@ class TableTraining(_RunResult):
 
 
 class _EvaluatedCheckpoint(Figures):
-    """What was evaluated: the update after which the checkpoint was written, and which mean its loss is."""
+    """An evaluation: the update after which its checkpoint was written, and which mean its loss is."""
 
     update: Count
     loss_per: Literal["token", "sequence"]

@@ -76,7 +76,7 @@ def skipped_note(skipped: bool) -> str:
 
 
 def packed_lines(packed: PlanTotals | Metadata | TableMetadata, rows: int | None, skipped: bool) -> list[str]:
-    """What became of sequences, or of the `rows` of a table that they come from; how full the packs are."""
+    """Return the lines of packs: of how many sequences (or `rows` of a table), and how full they are."""
     more = f"{packed.gap:,} more than the proven minimum"
     proven = more if packed.gap else "proven: none fewer is possible"
     sequences = count_of(packed.sequences, "sequence")

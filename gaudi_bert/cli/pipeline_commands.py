@@ -71,7 +71,7 @@ def _describe_stages(results: Mapping[str, StageResult]) -> list[str]:
 
 
 def _printed_by_containers(printed: Mapping[str, Sequence[str]], json: bool) -> dict[str, Any]:
-    """What each stage printed in its container: the lines, or the one object that `--json` prints, by stage."""
+    """Return what each stage printed in its container: the lines, or the one object that `--json` prints, by stage."""
     if not json:
         return dict(printed)
     return {stage: loads(lines[-1])[stage] if lines else {} for stage, lines in printed.items()}
@@ -161,7 +161,7 @@ def _show_dry_run(
 ) -> None:
     import yaml
 
-    from gaudi_bert.runners.kubernetes.run import check_access_mode
+    from gaudi_bert.runners.kubernetes.claims import check_access_mode
     from gaudi_bert.runners.stage_table import STAGES, missing_paths, preview_stage
 
     if on == "kubernetes":
@@ -187,7 +187,7 @@ def _show_dry_run(
 
 
 def _dry_run_lines(root: str, stages: Sequence[str], finished: list[str], missing: list[str], on: str) -> list[str]:
-    """Where the work goes, which stages there are, and what they lack."""
+    """Describe where the work goes, which stages there are, and what they lack."""
     where = {"local": "here", "docker": "in containers here", "kubernetes": "on the cluster"}[on]
     waiting = [stage for stage in stages if stage not in finished]
     lines = [f"work folder: {root}"]
@@ -207,7 +207,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool, json: bool) -> None:
-    from gaudi_bert.runners.kubernetes.run import write_rendered
+    from gaudi_bert.runners.kubernetes.rendered import write_rendered
 
     parts = write_rendered(settings, stages, folder, overwrite)
     lines = [f"{folder}: {', '.join(parts)}", *(f"kubectl apply -k {folder}/{part}" for part in parts)]
@@ -338,7 +338,7 @@ def open_(
     json: arguments.Json = False,
 ) -> None:
     """Fetch the report and TensorBoard's files of a run, and open the report in a browser."""
-    from gaudi_bert.runners.kubernetes.manage import open_results
+    from gaudi_bert.runners.kubernetes.open_results import open_results
 
     settings, cluster = _settings_and_cluster(pipeline, set_)
     opened = open_results(settings, cluster, out or Path("opened") / settings.name, Reporter())

@@ -31,7 +31,7 @@ from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.packing.histogram import Histogram, merge_histograms
-from gaudi_bert.tfrecords.files import RecordInputs, input_file, open_inputs
+from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.scanning.scan import (
     RecordScan,
     UnpackedFormat,
@@ -128,7 +128,7 @@ def _count(
                 try:
                     return _count_file(path, buffer, task.advance)
                 except InputError as error:
-                    return _BadFile(input_file(path), str(error))
+                    return _BadFile(bad_file(path), str(error))
 
         results = map_files(count, range(len(files)), run.workers)
     bad = [result for result in results if isinstance(result, _BadFile)]

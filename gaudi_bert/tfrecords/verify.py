@@ -48,7 +48,7 @@ from gaudi_bert.proof.folder import (
     read_manifest,
 )
 from gaudi_bert.proof.parts import verify_packs
-from gaudi_bert.tfrecords.files import RecordInputs, input_file, open_inputs
+from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.histogram import why_bad
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.scanning.file_contents import (
@@ -385,7 +385,7 @@ class _Folder:
                 problem = "is missing now" if path is None else "is in a manifest"
                 raise FailedError(f"{self.packed}: input file {bad.name} was skipped as bad, and {problem}; {remedy}")
             with read_ahead([path]) as files, files.batch(0):
-                if input_file(path) != bad:
+                if bad_file(path) != bad:
                     raise FailedError(f"{path}: was skipped as bad, and has changed since; {remedy}")
                 if why_bad(path) is None:
                     raise FailedError(f"{path}: was skipped as bad, but can be read; {remedy}")

@@ -51,6 +51,7 @@ class Prepared:
         signature: what the result depends on.
         denominators: what the losses are divided by.
         stored: what checkpoints hold besides the settings of model and loop.
+        details: further lines, for a dry run.
     """
 
     spec: ModelSpec
@@ -62,6 +63,7 @@ class Prepared:
     signature: Signature
     denominators: LossDenominators = GLOBAL
     stored: Mapping[str, Any] = field(default_factory=dict)
+    details: Callable[[], Sequence[str]] = tuple
 
 
 class Job(ABC, Generic[R]):
@@ -135,7 +137,7 @@ def run_job(
         if not (overwrite or dry_run) and shares_folders() and is_finished(folder, result_path, signature):
             say(_nothing_to_do(folder, signature))
             return StageOutput(job.result_type.read(result_path), skipped=True)
-        for line in (*prepared.lines, *(plan.table() if dry_run else ())):
+        for line in (*prepared.lines, *((*plan.table(), *prepared.details()) if dry_run else ())):
             reporter.say(f"{prefix}{line}")
         if dry_run:
             return plan

@@ -155,11 +155,19 @@ class Connection:
         return answer
 
     def open(
-        self, action: str, method: str, *arguments: Any, read_whole: bool = False, timeout: Any = _TIMEOUT, **options: Any
+        self,
+        action: str,
+        method: str,
+        *arguments: Any,
+        read_whole: bool = False,
+        patient: bool = True,
+        timeout: Any = _TIMEOUT,
+        **options: Any,
     ) -> Any:
         """The raw answer, read completely or still to be read, once there is one; an error for a refusal that stays.
 
-        `method` is the client's: a verb with a resource, or `request` for a path that is not an object's.
+        `method` is the client's: a verb with a resource, or `request` for a path that is not an object's. What is not
+        `patient` is asked once, and says nothing about the server, which asks a node for logs.
         """
         import urllib3
         from kubernetes.client.exceptions import ApiException
@@ -173,7 +181,8 @@ class Connection:
                 response = ask(*arguments, serialize=False, _request_timeout=timeout, **options)
                 if read_whole:
                     response.read(cache_content=True)
-                self._note_answer()
+                if patient:
+                    self._note_answer()
                 return response
             except ApiException as refusal:
                 if refusal.status == 401 and not renewed:
@@ -181,7 +190,7 @@ class Connection:
                     self._client = _new_client()
                     continue
                 error, pause = _explain(action, refusal), _pause(attempt, refusal)
-                if refusal.status not in _BUSY:
+                if refusal.status not in _BUSY or not patient:
                     raise error from refusal
             except urllib3.exceptions.HTTPError as broken:
                 reason = _POOL.sub("", " ".join(str(broken).split()))
@@ -191,6 +200,8 @@ class Connection:
                 )
                 pause = _pause(attempt, None)
             waited += time.monotonic() - began + pause
+            if not patient:
+                raise error
             limit = self.outage_seconds if self._has_answered else min(self.outage_seconds, _FIRST_ANSWER_SECONDS)
             if waited > limit:
                 raise error
@@ -348,15 +359,20 @@ class Cluster:
         """Make an object; with `dry_run`, the server checks all that it would, and makes nothing."""
         return self._call(f"create {title_of(item)}", "create", item["kind"], body=item, **_DRY_RUN[dry_run])
 
-    def replace(self, item: Json) -> Json:
-        """Replace an object."""
-        return self._call(f"replace {title_of(item)}", "replace", item["kind"], name=item["metadata"]["name"], body=item)
+    def replace(self, item: Json, *, dry_run: bool = False) -> Json:
+        """Replace an object, or check whether it could be replaced."""
+        title, name = title_of(item), item["metadata"]["name"]
+        return self._call(f"replace {title}", "replace", item["kind"], name=name, body=item, **_DRY_RUN[dry_run])
 
-    def read(self, kind: str, name: str) -> Json | None:
-        """An object, or None where there is none of that name."""
+    def read(self, kind: str, name: str, *, if_allowed: bool = False) -> Json | None:
+        """An object, or None where there is none of that name; with `if_allowed`, where this account may not see it."""
         try:
             return self._call(f"read {kind} {name}", "get", kind, name=name)
         except NotFoundError:
+            return None
+        except ForbiddenError:
+            if not if_allowed:
+                raise
             return None
 
     def delete(self, kind: str, name: str) -> bool:
@@ -367,22 +383,20 @@ class Cluster:
             return False
         return True
 
-    def find(self, kind: str, label_selector: str) -> list[Json]:
-        """The objects with these labels; none where the cluster does not know the kind."""
+    def find(self, kind: str, label_selector: str, *, if_allowed: bool = False) -> list[Json]:
+        """The objects with these labels; none where the cluster does not know the kind.
+
+        With `if_allowed`, none where this account may not list them: what a pipeline does not use needs no right.
+        """
         try:
             answer = self._call(f"list {kind}s", "get", kind, label_selector=label_selector)
         except NotFoundError:
             return []
-        return answer.get("items") or []
-
-    def find_if_allowed(self, kind: str, label_selector: str) -> list[Json]:
-        """The same, and none of Kubeflow Trainer's where this account may not list them: few accounts have that right."""
-        try:
-            return self.find(kind, label_selector)
         except ForbiddenError:
-            if kind != "TrainJob":
+            if not if_allowed:
                 raise
             return []
+        return answer.get("items") or []
 
     def find_everywhere(self, kind: str) -> list[Json] | None:
         """All objects of a kind, of all namespaces; None where this account may not see them."""
@@ -436,10 +450,8 @@ class Cluster:
         query += [("sinceSeconds", str(since_seconds))] if since_seconds is not None else []
         query += [("tailLines", str(last))] if last is not None else []
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
-        timeout = (_TIMEOUT[0], _LONGEST_LOG_SECONDS)
-        yield from _response_lines(
-            self.connection.open(f"read the log of {pod}", "request", "get", path, query_params=query, timeout=timeout)
-        )
+        options: Json = {"query_params": query, "timeout": (_TIMEOUT[0], _LONGEST_LOG_SECONDS), "patient": False}
+        yield from _response_lines(self.connection.open(f"read the log of {pod}", "request", "get", path, **options))
 
     def _call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
         return self.connection.call(action, verb, kind, namespace=self.namespace, **arguments)

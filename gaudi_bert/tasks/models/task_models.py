@@ -305,8 +305,8 @@ def open_model(start: StartWeights, head: TaskHead | VectorHead, engine: Engine,
     return model
 
 
-_OF_A_FILE = {"labels", "format", "delimiter", "encoding", "on_bad_row"}
-"""Settings of the task that say how one file is written, which a model does not keep: the next may be written otherwise."""
+_OF_A_FILE = {"labels", "format", "on_bad_row"}
+"""Settings of the task that a model does not keep: they are of one file, and the next may be written otherwise."""
 
 
 def write_task_folder(

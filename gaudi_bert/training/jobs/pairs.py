@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.engines.protocol import Communicator, Model, UpdateLoss
+from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.rows.packs import Packs, Placement, lay_out_packs
 from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.tasks.contrast import PairedRows
@@ -36,31 +38,41 @@ from gaudi_bert.training.jobs.rows import FineTuneJob, run_settings
 from gaudi_bert.training.loop import RunContext
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, write_sentence_folder
 from gaudi_bert.training.objective import Evaluation, Objective
-from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.run_plan import MicroBatch, RunPlan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PairData:
-    """Tokenized rows, the stream of them, and the shape of its updates."""
+    """Tokenized rows, the stream of them, and the shape of its updates.
+
+    The shape is that of the updates that were looked at before the run. A later one that needs more packs has more
+    micro-batches of the same shape.
+    """
 
     sequences: Sequences
     rows: PairedRows
     stream: RowStream
     shape: UpdateShape
 
-    @cached_property
-    def most_sequences(self) -> int:
-        """Of an update: so many are enough for all of its packs."""
-        return self.shape.packs * self.shape.batch.depth
+    def micro_batches_of(self, update: int) -> int:
+        """Return the micro-batches of an update, counted from 0, on one process."""
+        if update >= self.stream.updates:
+            return self.shape.micro_batches
+        packs = len(_packs_of(self, update)[0])
+        return max(self.shape.micro_batches, -(-packs // (self.shape.batch.packs * self.shape.processes)))
+
+    def most_sequences(self, update: int) -> int:
+        """Return a number of sequences that is enough for all packs of an update."""
+        return self.micro_batches_of(update) * self.shape.batch.packs * self.shape.processes * self.shape.batch.depth
 
     def batches(self, first_update: int, rank: int) -> Iterator[Batch]:
-        """The micro-batches of one process from an update on, counted from 0; after the last update, empty ones."""
+        """Return the micro-batches of one process from an update on, counted from 0; after the last update, empty ones."""
         shape, batch_packs = self.shape, self.shape.batch.packs
         for update in itertools.count(first_update):
             packs, sequences = Packs(np.zeros(0, np.int64), np.zeros(1, np.int64)), np.zeros(0, np.int64)
             if update < self.stream.updates:
-                packs, sequences = self.stream.packs_of(update, shape.batch)
-            for number in range(shape.micro_batches):
+                packs, sequences = _packs_of(self, update)
+            for number in range(self.micro_batches_of(update)):
                 chosen = rank + shape.processes * (number * batch_packs + np.arange(batch_packs))
                 yield self._batch(packs, sequences, chosen[chosen < len(packs)])
 
@@ -70,6 +82,11 @@ class PairData:
         return {**placed.features(self.sequences), **pair_features(placed, sequences)}
 
 
+@lru_cache(maxsize=4)
+def _packs_of(data: PairData, update: int) -> tuple[Packs, IntArray]:
+    return data.stream.packs_of(update, data.shape.batch)
+
+
 def pair_features(placed: Placement, sequences: IntArray) -> Batch:
     """`text_numbers`; the sequences are those of the update, sorted."""
     return {"text_numbers": placed.each(np.searchsorted(sequences, placed.sequences).astype(np.int32), -1)}
@@ -77,9 +94,10 @@ def pair_features(placed: Placement, sequences: IntArray) -> Batch:
 
 @dataclass(frozen=True)
 class _VectorEvaluation(TaskEvaluation):
-    """Rows whose texts are embedded; vectors have `hidden_size` values."""
+    """Rows whose texts are embedded; vectors have `hidden_size` values, of which the model's folder may keep the first."""
 
     hidden_size: int = 0
+    folder: SentenceFolder = field(default_factory=SentenceFolder)
 
     @property
     def sums(self) -> int:
@@ -97,8 +115,9 @@ class _VectorEvaluation(TaskEvaluation):
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
         """The metrics of the task."""
         sequences, rows = self.data.sequences, self.data.rows
-        figures = self.task.metrics(cast(Float32Array, outputs), sequences, rows)
-        return TaskResult(figures, self.best_metric, len(sequences), len(rows), outputs)
+        vectors = self.folder.cut(cast(Float32Array, outputs))
+        figures = self.task.metrics(vectors, sequences, rows)
+        return TaskResult(figures, self.best_metric, len(sequences), len(rows), vectors)
 
 
 @dataclass(frozen=True)
@@ -124,7 +143,7 @@ class PairObjective(Objective):
         rows = stream.rows_of(update - 1, update)
 
         def loss_of_outputs(outputs: Sequence[NDArray[Any]]) -> tuple[FloatArray, list[FloatArray]]:
-            together_NC = np.zeros((self.data.most_sequences, outputs[0].shape[-1]))
+            together_NC = np.zeros((self.data.most_sequences(update - 1), outputs[0].shape[-1]))
             for numbers_BS, output_BSC in zip(numbers, outputs, strict=True):
                 together_NC[numbers_BS[numbers_BS >= 0]] = output_BSC[numbers_BS >= 0]
             together_NC = communicator.sum_array(together_NC)[: len(sequences)]
@@ -134,6 +153,18 @@ class PairObjective(Objective):
             return sums * communicator.is_first, gradients
 
         return loss_of_outputs
+
+
+@dataclass(frozen=True)
+class _PairPlan(RunPlan):
+    """A run whose updates have as many micro-batches as their packs need."""
+
+    data: PairData | None = None
+
+    def micro_batches_of(self, update: int) -> list[MicroBatch]:
+        """Return the usual micro-batches, and more for an update that needs them."""
+        usual = super().micro_batches_of(update)
+        return usual if self.data is None else usual[:1] * self.data.micro_batches_of(update - 1)
 
 
 # --- the job. `finetune.batch_sequences` counts rows here; the model before training is evaluated too: it is the baseline.
@@ -152,6 +183,11 @@ class PairJob(FineTuneJob):
             raise InputError(
                 f"finetune.row_lengths: is not for {self._settings.task.name} with one loss of all rows of an update, whose "
                 "length of rows is chosen already; leave it out"
+            )
+        if "algorithm" in self.section.model_fields_set:
+            raise InputError(
+                f"finetune.algorithm = {self.section.algorithm}: is not for {self._settings.task.name} with one loss of all "
+                "rows of an update, whose packs are made by best fit; leave it out"
             )
         super()._read_files(reporter)
         data, held_out, section = self._data, self._held_out, self.section
@@ -205,8 +241,12 @@ class PairJob(FineTuneJob):
         """As set, or where the folder of the model cuts texts."""
         section, own = self.section, self._sentences
         if "max_sequence_length" in section.model_fields_set or own.max_sequence_length is None:
-            return section.max_sequence_length
+            return super()._length()
         return min(own.max_sequence_length, self._start.sizes.positions)
+
+    def _packings(self, counts: IntArray, depth: int | str, path: Path, is_first: bool) -> tuple[Packing, ...]:
+        """Return packs of held-out texts; those of updates are made as they come."""
+        return () if is_first else super()._packings(counts, depth, path, is_first)
 
     def _plan(self, processes: int) -> RunPlan:
         """Choose the shape of an update."""
@@ -221,13 +261,14 @@ class PairJob(FineTuneJob):
         )
         self._pairs = PairData(self._data.sequences, self._rows, stream, shape)
         an_epoch = -(-len(stream.rows) // stream.batch_rows)
-        return RunPlan(
+        return _PairPlan(
             run_settings(section, shape.batch.packs, stream.updates, an_epoch),
             stream.batch_rows / shape.packs,
             processes=processes,
             processes_per_worker=self._settings.resources.processes_per_worker,
             slots_per_pack=shape.batch.length,
             packs=None,
+            data=self._pairs,
         )
 
     def _lines(self, plan: RunPlan) -> list[str]:
@@ -249,8 +290,12 @@ class PairJob(FineTuneJob):
     def _padding(self) -> float:
         """The share of the slots of complete updates that hold nothing."""
         stream, shape = self._stream, self._pairs.shape
-        updates = max(1, stream.epochs * len(stream.rows) // stream.batch_rows)
+        updates = max(1, min(stream.looked_at, stream.epochs * len(stream.rows) // stream.batch_rows))
         return 1 - stream.distinct_tokens(updates) / (updates * shape.packs * shape.batch.length)
+
+    def _details(self) -> list[str]:
+        """Nothing further: what packing gives depends on the update."""
+        return []
 
     def _objective(self) -> Objective:
         """One loss of all rows of an update."""
@@ -262,7 +307,9 @@ class PairJob(FineTuneJob):
             return super()._evaluation(plan)
         packs, hidden_size = self.section.micro_batch_packs, self._start.sizes.hidden_size
         seed = plan.settings.seed
-        return _VectorEvaluation(self._task, self._held_out, packs, seed, self._best_metric, hidden_size=hidden_size)
+        return _VectorEvaluation(
+            self._task, self._held_out, packs, seed, self._best_metric, hidden_size=hidden_size, folder=self._sentences
+        )
 
     def _batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
         """The micro-batches of this process."""
@@ -283,7 +330,7 @@ class PairJob(FineTuneJob):
             "max_sequence_length": self._length(),
             "sequences": texts,
             "packs": packs,
-            "lower_bound": -(-stream.distinct_tokens(stream.updates) // (shape.batch.length * stream.epochs)),
+            "lower_bound": -(-stream.distinct_tokens(-(-len(stream.rows) // stream.batch_rows)) // shape.batch.length),
             "packing_factor": texts / packs,
             "depth": shape.batch.depth,
             "algorithm": "lpfhp",
@@ -312,7 +359,7 @@ def _check_rows(data: TaskData, settings: TaskSettings) -> None:
     first = data.rows[0]
     for row in data.rows:
         if not isinstance(row, TupleRow) or not isinstance(first, TupleRow):
-            return
+            return  # documents of a query
         if (row.score is None) != (first.score is None):
             raise InputError(
                 f"{data.path}: {row.position}: {_kind(row)}, the first row {_kind(first)}; give rows of one kind"
@@ -321,8 +368,20 @@ def _check_rows(data: TaskData, settings: TaskSettings) -> None:
             raise InputError(
                 f"{data.path}: {row.position}: the score is {shown(row.score)}; a cosine is a number of -1 to 1"
             )
-    if isinstance(first, TupleRow) and first.score is None and settings.loss is not None:
+    if not isinstance(first, TupleRow):
+        return
+    if first.score is None and settings.loss is not None:
         raise InputError(f"task.loss = {settings.loss}: is for pairs with a score, {data.path} has none; leave it out")
+    if first.score is not None and settings.symmetric:
+        raise InputError(f"task.symmetric: is for anchors and positives, {data.path} has pairs with a score; leave it out")
+    if settings.loss == "cosine" and "scale" in settings.model_fields_set:
+        raise InputError(f"task.scale = {settings.scale:g}: a cosine is learnt as it is (task.loss = cosine); leave it out")
+    scores = {row.score for row in data.rows if isinstance(row, TupleRow)}
+    if first.score is not None and settings.loss != "cosine" and len(scores) == 1:
+        raise InputError(
+            f"{data.path}: every score is {first.score:g}, and CoSENT learns which of two pairs is more alike: give others, "
+            "or learn the number itself with task.loss = cosine"
+        )
 
 
 def _best_metric_of(data: TaskData, best_metric: str, chosen: str | None) -> str:

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
@@ -32,7 +34,7 @@ from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
 from gaudi_bert.rows.types import QuestionRow
-from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, TaskObjective, task_named
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, TaskObjective, check_settings_apply, task_named
 from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.tasks.task_data import (
     TaskData,
@@ -53,6 +55,8 @@ from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan, RunSettings
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
 
+# What a dry run compares.
+_USUAL_ROWS, _USUAL_DEPTHS = (128, 256, 384, 512), (3, 6, 12, "max")
 # Settings that name files, which are known by their content.
 _FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
 
@@ -98,7 +102,12 @@ class FineTuneJob(Job[FineTuning]):
             self._batches,
             self._lines(plan),
             self._signature(),
+            details=self._details,
         )
+
+    def _details(self) -> list[str]:
+        """What packing gives at each depth."""
+        return packing_table(self._data.sequences.lengths, self._data.lengths[-1], self.section.algorithm)
 
     def _read_files(self, reporter: Reporter) -> None:
         """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
@@ -106,6 +115,7 @@ class FineTuneJob(Job[FineTuning]):
         if task_settings.name is None:
             raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
         name = task_settings.name
+        check_settings_apply(name, self._settings.task)
         tokenizer = open_tokenizer(files.vocabulary or files.model)
         labels = labels_of(files.data, name, task_settings)
         kind = task_named(name)
@@ -133,9 +143,11 @@ class FineTuneJob(Job[FineTuning]):
         return self._settings.task
 
     def _length(self) -> int:
-        """The most tokens of a sequence: as set, or as many as the longest of given rows holds."""
+        """Return the most tokens of a sequence: as set, or what the longest of given rows holds, or the model has."""
         section, given = self.section, self._given_lengths()
-        return section.max_sequence_length if "max_sequence_length" in section.model_fields_set or not given else given[-1]
+        if "max_sequence_length" in section.model_fields_set:
+            return section.max_sequence_length
+        return given[-1] if given else min(section.max_sequence_length, self._start.sizes.positions)
 
     def _given_lengths(self) -> tuple[int, ...]:
         """The lengths of rows that the settings name."""
@@ -189,7 +201,7 @@ class FineTuneJob(Job[FineTuning]):
                 longest=sizes.positions,
                 depth=depth,
                 algorithm=section.algorithm,
-                batch_sequences=min(section.batch_sequences, section.micro_batch_packs),
+                batch_sequences=section.batch_sequences,
             )
         except InputError as error:
             raise InputError(f"finetune.row_lengths: {path}: {error}") from error
@@ -334,6 +346,19 @@ class FineTuneJob(Job[FineTuning]):
         with atomic_file(self._out / PREDICTIONS_NAME) as handle:
             for answer in self._task.predictions(result.logits, self._held_out.sequences, self._held_out.rows):
                 handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
+
+
+def packing_table(lengths: IntArray, longest: int, algorithm: str) -> list[str]:
+    """Return what other lengths of rows and depths would give, for people; longer sequences count as cut."""
+    lines = [f"{'rows of':>10}{'depth':>8}{'packs':>12}{'per pack':>12}{'real tokens':>14}{'cut':>10}"]
+    for length in sorted({longest, *(usual for usual in _USUAL_ROWS if usual < longest)}):
+        counts, cut = np.bincount(np.minimum(lengths, length), minlength=length + 1)[1:], int((lengths > length).sum())
+        for depth in _USUAL_DEPTHS:
+            packing = pack_histogram(Histogram(length, counts), algorithm, depth)
+            lines.append(
+                f"{length:>10,}{depth:>8}{packing.packs:>12,}{packing.packing_factor:>12.3f}{packing.efficiency:>14.2%}{cut:>10,}"
+            )
+    return lines
 
 
 def plan_run(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
