@@ -16,6 +16,7 @@ from gaudi_bert.artefacts.base import LARGEST_COUNT, Artefact, Count, InputFile,
 from gaudi_bert.artefacts.packed import of_counts
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import shortened
+from gaudi_bert.common.progress import count_of, human_bytes
 
 
 def _counts(value: Any) -> IntArray:
@@ -137,6 +138,14 @@ class HistogramFile(Artefact):
     def summary(self) -> dict[str, Any]:
         """The totals by name."""
         return self.totals()._asdict()
+
+    def lines(self) -> list[str]:
+        """Return the totals for people."""
+        totals = self.totals()
+        return [
+            f"{count_of(totals.sequences, 'sequence')} in {count_of(totals.files, 'file')} "
+            f"({human_bytes(totals.bytes)}), mean length {totals.mean_length:.1f}, at most {totals.max_sequence_length}"
+        ]
 
 
 class HistogramTotals(NamedTuple):

@@ -38,10 +38,12 @@ from gaudi_bert.artefacts.base import (
 )
 from gaudi_bert.artefacts.completion import first_difference
 from gaudi_bert.artefacts.pack_kinds import refuse_row_tables
+from gaudi_bert.artefacts.printed import algorithm_line, packing_lines
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingFigures
+from gaudi_bert.common.progress import count_of, human_bytes
 from gaudi_bert.config.values import matching
 
 _Fingerprint = Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
@@ -162,6 +164,13 @@ class Metadata(_PackedMetadata):
         figures = ("sequences", "packs", "tokens", "padding_tokens", "efficiency", "packing_factor", "lower_bound", "gap")
         shown = {name: getattr(self, name) for name in (*figures, "algorithm", "depth", "masked_slots")}
         return {**shown, "shards": len(self.shard_table), "bytes": int(self.shard_table.bytes.sum())}
+
+    def lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
+        """Return the packs for people, and that they were written to `out`; where `verbose`, also the algorithm."""
+        table, lines = self.shard_table, packing_lines(self)
+        if out is not None:
+            lines.append(f"Wrote {out} ({count_of(len(table), 'shard')}, {human_bytes(int(table.bytes.sum()))})")
+        return [*lines, algorithm_line(self.algorithm, (), self.depth)] if verbose else lines
 
 
 class GroupManifest(Artefact):
@@ -351,6 +360,10 @@ class Verification(_Verified):
             fingerprint=fingerprint,
         )
 
+    def lines(self) -> list[str]:
+        """Return for people what is proven."""
+        return [f"every one of {count_of(self.sequences, 'sequence')} is in the packs exactly once"]
+
 
 class TableVerification(_Verified):
     """The verification of packed tables."""
@@ -434,6 +447,10 @@ class Conversion(Artefact):
     files: Count
     packs: Count
     sequences: Count
+
+    def lines(self) -> list[str]:
+        """Return for people what was written."""
+        return [f"{self.format}: {count_of(self.packs, 'pack')} in {count_of(self.files, 'file')}"]
 
 
 def conversion_path(out: Path) -> Path:

@@ -18,10 +18,12 @@ from pydantic import Field, PrivateAttr, model_validator
 from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Artefact, Count, InputFile, Length, Positive, Sha256, Share, VocabularyInfo
+from gaudi_bert.artefacts.printed import algorithm_line, packing_lines
 from gaudi_bert.artefacts.store.mirrored_folder import fetch
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.common.files import read_file
+from gaudi_bert.common.progress import count_of
 
 _LARGEST_SHARD_MULTIPLE = 4096
 """As in the settings: a group has at least this many files."""
@@ -63,6 +65,20 @@ class PlanTotals(Artefact):
         if (self.masked_slots_needed or 0) > (self.masked_slots or 0):
             raise ValueError(f"masked_slots is {self.masked_slots}; {self.masked_slots_needed} are needed")
         return self
+
+    def lines(self, verbose: bool = False) -> list[str]:
+        """Return the plan for people; where `verbose`, also how the packs were chosen."""
+        return [*packing_lines(self), *(self.choice_lines() if verbose else [])]
+
+    def choice_lines(self) -> list[str]:
+        """Return how the packs were chosen."""
+        lines = [
+            f"the tokens alone need {count_of(self.token_bound, 'pack')}",
+            algorithm_line(self.algorithm, self.algorithms_used, self.depth_used),
+        ]
+        if self.masked_slots_needed:
+            lines.append(f"{self.masked_slots} masked slots per pack (the data need {self.masked_slots_needed})")
+        return lines
 
 
 class PlannedGroup(Artefact):

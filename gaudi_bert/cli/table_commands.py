@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, StageOutput, TokenisedShard
+from gaudi_bert.artefacts.printed import algorithm_line, packing_lines, skipped_note
+from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, StageOutput
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import count_of
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.artefacts.base import TooLongRows
-    from gaudi_bert.artefacts.examples import TokenisedTexts
     from gaudi_bert.artefacts.packed import TableMetadata, TableVerification
     from gaudi_bert.artefacts.stage_run import StageRun
     from gaudi_bert.config.sections import TableSettings
@@ -63,25 +63,7 @@ def tokenize(
     )
     result = tokenize_texts(text, tokenizer, out, settings, arguments.stage_run(shard, overwrite=overwrite))
     following = output.words_of("pack", out, "--out", "packed/") if shard is None else None
-    output.print_result(result, json, _describe_tokens, following)
-
-
-def _describe_tokens(result: StageOutput[TokenisedTexts] | TokenisedShard) -> list[str]:
-    if isinstance(result, TokenisedShard):
-        return [f"{result.missing_parts} of {count_of(result.parts, 'part')} to be done by other shards"]
-    texts, too_long = result.content, result.content.too_long
-    lines = [
-        f"{count_of(texts.texts, 'text')} became {count_of(texts.rows, 'row')} with {count_of(texts.tokens, 'token')}"
-        f"{output.skipped_note(result.skipped)}"
-    ]
-    if texts.empty_texts:
-        lines.append(f"{count_of(texts.empty_texts, 'text')} held nothing but space and gave no row")
-    if not too_long.rows:
-        return [*lines, "no text was too long"]
-    lost = f"{count_of(too_long.dropped_tokens, 'token')} lost"
-    became = {"split": f"{too_long.added_sequences:,} rows more, no token lost", "truncate": f"cut, {lost}"}
-    about = f"{count_of(too_long.rows, 'text')} too long for {count_of(texts.max_sequence_length, 'token')}"
-    return [*lines, f"{about}: {became.get(too_long.policy, f'dropped, {lost}')}"]
+    output.print_result(result, json, next_command=following)
 
 
 # --- what `pack` and `verify` do with tables
@@ -143,16 +125,18 @@ def describe_packed_table(result: _Packed, out: Path, verbose: bool) -> list[str
             {length: describe_packed_table(each, out / f"rows-{length}", verbose) for length, each in result.tables.items()}
         )
     if isinstance(result, GroupsResult):
-        return output.part_lines(result)
+        return result.lines()
     table = result.written.content
-    lines = output.packed_lines(table, None if table.row_lengths else table.rows, result.written.skipped)
+    first, *others = packing_lines(table, None if table.row_lengths else table.rows)
+    lines = [first + skipped_note(result.written.skipped), *others]
     lines.append(f"Wrote {out} ({count_of(len(table.shard_table), 'shard')})")
     if verbose:
-        lines.append(output.algorithm_line(table.algorithm, table.algorithms_used, table.deepest_pack))
+        lines.append(algorithm_line(table.algorithm, table.algorithms_used, table.deepest_pack))
     if table.gap and table.algorithm != "optimal":
         saved = f"{count_of(table.gap, 'pack')} might be saved"
         lines.append(f"{saved}: --algorithm optimal looks for them, which takes a few seconds per group")
-    proof = [] if result.verified is None else output.verified_lines(result.verified)
+    sequences = count_of(table.sequences, "sequence")
+    proof = [] if result.verified is None else [f"verified: every one of {sequences} is in the packs exactly once"]
     return [*lines, _long_rows_line(table.too_long), *proof]
 
 
@@ -181,18 +165,19 @@ def verify_as_table(source: str, packed: Path, run: StageRun, json: bool) -> Non
     """Verify a packed table, or a part of it, and print the result."""
     from gaudi_bert.tables.verify import verify_table
 
-    output.print_result(verify_table(source, packed, run), json, _describe_verified_table)
+    result = verify_table(source, packed, run)
+    output.print_result(result, json, _describe_verified_table(result))
 
 
 def _describe_verified_table(result: _Verified) -> list[str]:
     if isinstance(result, ByRowLength):
         return _by_row_length({length: _describe_verified_table(each) for length, each in result.tables.items()})
     if isinstance(result, GroupsResult):
-        return output.describe_verification(result)
+        return result.lines()
     proof = result.content
     counted = f"{count_of(proof.rows, 'row')}, {count_of(proof.sequences, 'sequence')}"
     return [
-        f"{counted} in {count_of(proof.packs, 'pack')}{output.skipped_note(result.skipped)}",
+        f"{counted} in {count_of(proof.packs, 'pack')}{skipped_note(result.skipped)}",
         f"every sequence is there exactly once, value for value in {', '.join(proof.columns)}",
         _long_rows_line(proof.too_long),
     ]

@@ -168,14 +168,14 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
     path = described.path
     if isinstance(task.head, VectorHead) or not task.head.keeps_outputs:
         raise InputError(f"{path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task")
-    with _with_a_way_on(path):
+    with with_a_way_on(path):
         start = start_weights(path, task, lacks_head=False)
     return _load(path, start, task.head, task.width, options, described.max_sequence_length)
 
 
 def load_encoder(path: Path, folder: SentenceFolder, options: PredictOptions, *, normalize: bool) -> LoadedModel:
     """Load an encoder, whose outputs are vectors, pooled as `folder` has it."""
-    with _with_a_way_on(path):
+    with with_a_way_on(path):
         start = encoder_weights(path)
     usual = folder.max_sequence_length or tokenizer_length(path if path.is_dir() else path.parent)
     head = VectorHead(folder.pooling, normalize)
@@ -191,13 +191,14 @@ def _load(
     usual_length: int | None,
 ) -> LoadedModel:
     """Put a model on a device; a card that compiles gets one shape."""
-    engine = load_engine(choose_engine("auto", is_bert=is_bert(path), key="--engine").name)
+    engine = load_engine(choose_engine(options.engine, is_bert=is_bert(path), key="--engine").name)
     tokenizer, positions = open_tokenizer(path), start.sizes.positions
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
     longest = options.sequence_length(positions, min(usual_length or positions, positions))
-    with _with_a_way_on(path):
-        device = engine.open_device(TrainingSettings(precision=options.precision))
-        model, one_shape = open_model(start, head, engine, device), device.kind == "hpu"
+    with with_a_way_on(path):
+        device = engine.open_device(TrainingSettings(precision=options.precision, device=options.device))
+        compiled = device.compiles if options.compile is None else options.compile
+        model, one_shape = open_model(start, head, engine, device, compiled=compiled), device.kind == "hpu"
     plan = partial(
         plan_window,
         hidden_size=start.sizes.hidden_size,
@@ -212,8 +213,8 @@ def _load(
 
 
 @contextmanager
-def _with_a_way_on(path: Path) -> Iterator[None]:
-    """What packs are not right for can still be run elsewhere, as the refusal states."""
+def with_a_way_on(path: Path) -> Iterator[None]:
+    """Add to a refusal of packs where the model can still be run."""
     try:
         yield
     except InputError as error:
@@ -307,7 +308,7 @@ def _write_ranked(stored: Path, handle: BinaryIO) -> None:
 
 @dataclass(frozen=True)
 class EmbedOptions(PredictOptions):
-    """How texts become vectors; `max_sequence_length` is None for the folder's own, or the model's.
+    """Settings of `embed`; `max_sequence_length` is None for the folder's own, or the model's.
 
     Attributes:
         pooling: cls, mean or max; None for the folder's own, or the mean.

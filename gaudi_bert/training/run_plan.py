@@ -152,6 +152,10 @@ class RunPlan:
         """What packing makes of the requested settings: train with these."""
         return _correct_for_packing(self.requested, self.packing_factor)
 
+    def lines(self) -> list[str]:
+        """Return what people read at the end of a dry run."""
+        return ["a dry run: nothing was trained or written"]
+
     def micro_batches_of(self, update: int) -> list[MicroBatch]:
         """The micro-batches of an update, counted from 1.
 

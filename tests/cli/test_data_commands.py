@@ -293,8 +293,8 @@ def test_what_parts_print_and_how_they_end(tmp_path: Path) -> None:
     verify = ("verify", case.records, case.packed)
     part = succeed(*verify, "--shard", "0/2").stdout
     assert part.startswith("2 groups: ")
-    assert part.endswith(" packs, each exactly once; --finish completes the proof when all parts are done\n")
-    assert "(all were verified already, nothing to do)" in succeed(*verify, "--shard", "0/2").stdout
+    assert part.endswith(" packs; --finish completes the work when all parts are done\n")
+    assert "(already there, nothing to do)" in succeed(*verify, "--shard", "0/2").stdout
     assert succeed(*verify, "--shard", "5/7").stdout == "nothing to do: there are fewer groups than parts\n"
     early = run_command(*verify, "--finish")
     assert (early.returncode, early.stdout) == (1, "")
