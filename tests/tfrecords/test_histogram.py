@@ -29,6 +29,7 @@ from gaudi_bert.tfrecords.write import write
 from tests.builders.command_line import run_command
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import Listener, a_run
+from tests.builders.unreadable import open_folder, unreadable
 from tests.oracles.wire import UNPACKED_KEYS, crc32c, example, frame, random_sequence
 
 
@@ -470,6 +471,18 @@ def test_bad_files_are_left_out_on_request_and_kept_in_mind(tmp_path: Path) -> N
     refused_by_verify(records, packed, "part-001: was skipped as bad, but can be read")
     with pytest.raises(InputError, match="nothing remains to pack"):
         histogram(records / "part-00[05]", out, a_run(), on_bad_file="skip")
+
+
+def test_a_file_without_permission_is_a_bad_file(tmp_path: Path) -> None:
+    write_files(tmp_path / "records", [9] * 3, 16, 3)
+    histogram(tmp_path / "records", tmp_path / "histogram.json", a_run())
+    with open_folder() as folder:
+        records = shutil.copytree(tmp_path / "records", folder / "records")
+        with unreadable(records / "part-001"):
+            with pytest.raises(InputError, match="part-001: cannot read: Permission denied"):
+                histogram(records, folder / "histogram.json", a_run())
+            found = histogram(records, folder / "histogram.json", a_run(), on_bad_file="skip").content
+    assert (found.sequences, [file.name for file in found.bad_files]) == (18, ["part-001"])
 
 
 def refused_by_verify(records: Path, packed: Path, reason: str) -> None:

@@ -199,6 +199,11 @@ class PairJob(FineTuneJob):
         if most > width:
             raise InputError(f"task.dimensions: {most} is more than the {width} values of a vector; name fewer")
         rows = cast(PairedRows, self._task.paired(data.sequences, data.rows))
+        if held_out is not None and self._task.name == "reranking":
+            try:
+                self._task.paired(held_out.sequences, held_out.rows)
+            except InputError as error:
+                raise InputError(f"{held_out.path}: {error}") from error
         compares = self._task.name != "embedding" or self._task.settings.loss == "cosine"
         if section.batch_sequences == 1 and not compares and len(rows.groups.members) == 2 * len(rows.groups):
             raise InputError(
@@ -238,7 +243,7 @@ class PairJob(FineTuneJob):
         return settings.model_copy(update=changes)
 
     def _length(self) -> int:
-        """As set, or where the folder of the model cuts texts."""
+        """Return the most tokens as set, or where the folder of the model cuts texts."""
         section, own = self.section, self._sentences
         if "max_sequence_length" in section.model_fields_set or own.max_sequence_length is None:
             return super()._length()
@@ -385,7 +390,7 @@ def _check_rows(data: TaskData, settings: TaskSettings) -> None:
 
 
 def _best_metric_of(data: TaskData, best_metric: str, chosen: str | None) -> str:
-    """Of pairs with a score a correlation, of others a figure of the search."""
+    """Return a correlation for pairs with a score, for others a figure of the search."""
     first = data.rows[0]
     if not isinstance(first, TupleRow) or (first.score is not None) == (best_metric in CORRELATIONS):
         return best_metric

@@ -29,7 +29,7 @@ from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
-from gaudi_bert.packing.row_lengths import choose_row_lengths, row_cost
+from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, row_cost
 from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
@@ -105,10 +105,6 @@ class FineTuneJob(Job[FineTuning]):
             details=self._details,
         )
 
-    def _details(self) -> list[str]:
-        """What packing gives at each depth."""
-        return packing_table(self._data.sequences.lengths, self._data.lengths[-1], self.section.algorithm)
-
     def _read_files(self, reporter: Reporter) -> None:
         """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
         task_settings, section, files = self._task_settings(), self.section, self._files
@@ -139,7 +135,7 @@ class FineTuneJob(Job[FineTuning]):
         self._best_metric = _best_metric(self._task, section, self._held_out is not None)
 
     def _task_settings(self) -> TaskSettings:
-        """Those of the task; a kind of job may take some from the folder of the model."""
+        """Return the settings of the task; a kind of job may take some from the folder of the model."""
         return self._settings.task
 
     def _length(self) -> int:
@@ -189,25 +185,30 @@ class FineTuneJob(Job[FineTuning]):
         return TaskData(path, file_identity(path), rows, sequences, packings)
 
     def _packings(self, counts: IntArray, depth: int | str, path: Path, is_first: bool) -> tuple[Packing, ...]:
-        """The packs of sequences, by the length of rows."""
-        section, sizes = self.section, self._start.sizes
+        """Return the packs of sequences, by the length of rows."""
+        section = self.section
         if section.row_lengths is None:
             return (pack_histogram(Histogram(len(counts), counts), section.algorithm, depth),)
         try:
-            chosen = choose_row_lengths(
-                counts,
-                partial(row_cost, hidden_size=sizes.hidden_size),
-                lengths=self._given_lengths() or None,
-                longest=sizes.positions,
-                depth=depth,
-                algorithm=section.algorithm,
-                batch_sequences=section.batch_sequences,
-            )
+            chosen = self._row_lengths(counts, depth)
         except InputError as error:
             raise InputError(f"finetune.row_lengths: {path}: {error}") from error
         if is_first:
             self._costs = [chosen.cost_line()]
         return chosen.packings
+
+    def _row_lengths(self, counts: IntArray, depth: int | str) -> RowLengths:
+        """Return rows of several lengths: the given ones, or those that cost least."""
+        section, sizes = self.section, self._start.sizes
+        return choose_row_lengths(
+            counts,
+            partial(row_cost, hidden_size=sizes.hidden_size),
+            lengths=self._given_lengths() or None,
+            longest=sizes.positions,
+            depth=depth,
+            algorithm=section.algorithm,
+            batch_sequences=section.batch_sequences,
+        )
 
     def _plan(self, processes: int) -> RunPlan:
         """Updates and batches, from epochs and sequences."""
@@ -237,8 +238,17 @@ class FineTuneJob(Job[FineTuning]):
             *plan.short_lines(),
         ]
 
+    def _details(self) -> list[str]:
+        """Return what rows of other lengths, and other depths, would give."""
+        data, section = self._data, self.section
+        lines = packing_table(data.sequences.lengths, data.lengths[-1], section.algorithm)
+        if section.row_lengths is not None:
+            return lines
+        chosen = self._row_lengths(counts_of(data.sequences, data.lengths[-1]), section.depth)
+        return [*lines, f"finetune.row_lengths = auto gives {chosen.cost_line()}"]
+
     def _signature(self) -> Signature:
-        """What the model depends on."""
+        """Return what the model depends on."""
         unused = {"row_lengths"} if self.section.row_lengths is None else set()  # as before there was such a setting
         section = self.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES | unused)
         task = self._task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
@@ -310,7 +320,7 @@ class FineTuneJob(Job[FineTuning]):
         )
 
     def _packing_figures(self) -> dict[str, Any]:
-        """How the training data is packed."""
+        """Return how the training data is packed."""
         data = self._data
         return {
             "max_sequence_length": data.lengths[-1],
@@ -323,7 +333,7 @@ class FineTuneJob(Job[FineTuning]):
         }
 
     def _baseline(self) -> dict[str, float]:
-        """What is reached without learning."""
+        """Return what is reached without learning."""
         return self._task.baseline(self._data.sequences, self._held_out.sequences) if self._held_out else {}
 
     def _take_best(self, model: Model, communicator: Communicator) -> int | None:
@@ -340,7 +350,7 @@ class FineTuneJob(Job[FineTuning]):
         write_task_folder(self._out, self._start, self._task, model.values(), self._tokenizer, self._length())
 
     def _write_answers(self, result: TaskResult | None) -> None:
-        """What the model answers to the held-out rows."""
+        """Write what the model answers to the held-out rows."""
         if result is None or result.logits is None or self._held_out is None:
             return
         with atomic_file(self._out / PREDICTIONS_NAME) as handle:
