@@ -68,7 +68,7 @@ class RowReader:
 
     @cached_property
     def _known_names(self) -> frozenset[str]:
-        """Of labels, for one look each however many there are."""
+        """Return the names of labels, each found at one look."""
         return frozenset(self.label_names or ())
 
     def row(self, position: RowPosition, record: Record) -> Row:
@@ -309,7 +309,7 @@ def words_of_text(position: RowPosition, text: str) -> TaggedRow:
 
 
 def half_character(text: str) -> str | None:
-    """What is wrong with a text that holds a lone surrogate, which no tokenizer takes and no file of UTF-8; else None."""
+    """Return what is wrong with a text that holds a lone surrogate, which no tokenizer takes; None of any other."""
     match = None if text.isascii() else _LONE_SURROGATE.search(text)
     return f"holds half a character, \\u{ord(match[0]):04x} at {match.start()}" if match else None
 

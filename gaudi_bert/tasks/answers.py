@@ -46,7 +46,7 @@ STANDARD_OUTPUT = "-"
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """How rows are answered.
+    """Settings of `predict`.
 
     Attributes:
         max_sequence_length: most tokens of a sequence; None for what the model was trained with.
@@ -166,7 +166,7 @@ WINDOW_ROWS = 8192
 
 @dataclass(frozen=True)
 class StreamResult:
-    """What was done.
+    """Figures of `predict` or `embed`.
 
     Attributes:
         rows: answered, those of an interrupted run too.
@@ -202,7 +202,7 @@ class StreamResult:
 def open_answers(
     out: str, signature: Signature, rows: RowSource, reporter: Reporter, *, overwrite: bool, task: Task | None = None
 ) -> Iterator[AnswerStream]:
-    """Where the answers to `rows` go: a file, or `-` for standard output, which cannot be resumed.
+    """Open what takes the answers to `rows`: a file, or `-` for standard output, which cannot be resumed.
 
     `overwrite` replaces the answers of other settings; else they are refused. `task` counts the rows that are done.
     """
@@ -327,7 +327,7 @@ class AnswerStream:
         """Make the file of all windows; `convert(partial, handle)` writes it if it is not the answers as they are."""
 
     def result(self) -> StreamResult:
-        """What was done, and a line on rows that were cut or cannot be read."""
+        """Return the figures; report rows that were cut or cannot be read."""
         self._reporter.clear()
         length = self._rows.max_sequence_length
         if self.finished:
@@ -406,7 +406,7 @@ class AnswerFile(AnswerStream):
 
 
 class _StreamProgress(Artefact):
-    """What counts of a partial file.
+    """Part of a partial file that counts.
 
     Attributes:
         signature: of settings and inputs but for the rows, SHA-256.

@@ -214,7 +214,7 @@ def _load(
 
 @contextmanager
 def with_a_way_on(path: Path) -> Iterator[None]:
-    """What packs are not right for can still be run elsewhere, as the refusal states."""
+    """Add to a refusal of packs where the model can still be run."""
     try:
         yield
     except InputError as error:
@@ -308,7 +308,7 @@ def _write_ranked(stored: Path, handle: BinaryIO) -> None:
 
 @dataclass(frozen=True)
 class EmbedOptions(PredictOptions):
-    """How texts become vectors; `max_sequence_length` is None for the folder's own, or the model's.
+    """Settings of `embed`; `max_sequence_length` is None for the folder's own, or the model's.
 
     Attributes:
         pooling: cls, mean or max; None for the folder's own, or the mean.
