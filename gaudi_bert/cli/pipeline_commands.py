@@ -66,7 +66,7 @@ def _describe_stages(results: Mapping[str, StageResult]) -> list[str]:
         splits = result if isinstance(result, Mapping) else {"": result}
         for split, output_of_split in splits.items():
             title = f"{stage} {split}".strip()
-            lines += [f"{title}: {line}" for line in output.STAGES[stage](output_of_split)]
+            lines += [f"{title}: {line}" for line in output_of_split.lines()]
     return lines
 
 
@@ -131,13 +131,15 @@ def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, overri
 
     if on == "docker":
         printed = _run_docker(run, stages, pipeline, overrides, json)
-        output.print_result(_printed_by_containers(printed, json), json, lambda lines: list(chain(*lines.values())))
+        output.print_result(_printed_by_containers(printed, json), json, list(chain(*printed.values())))
     elif on == "kubernetes":
-        output.print_result(_run_kubernetes(run, stages), json, _describe_steps)
+        steps = _run_kubernetes(run, stages)
+        output.print_result(steps, json, _describe_steps(steps))
     else:
         # With --shard, each process of a launcher does its own part.
         show = output.print_shared_result if run.how.part is None else output.print_result
-        show(run_stages(run, stages), json, _describe_stages)
+        results = run_stages(run, stages)
+        show(results, json, _describe_stages(results))
 
 
 def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
@@ -183,7 +185,7 @@ def _show_dry_run(
     else:
         lines.append("every setting: --verbose")
     planned = {"stages": list(stages), "work": root, "made": finished, "missing": missing}
-    output.print_shared_result({**planned, "outlook": previews, "settings": values}, json, lambda _: lines)
+    output.print_shared_result({**planned, "outlook": previews, "settings": values}, json, lines)
 
 
 def _dry_run_lines(root: str, stages: Sequence[str], finished: list[str], missing: list[str], on: str) -> list[str]:
@@ -211,7 +213,7 @@ def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, ove
 
     parts = write_rendered(settings, stages, folder, overwrite)
     lines = [f"{folder}: {', '.join(parts)}", *(f"kubectl apply -k {folder}/{part}" for part in parts)]
-    output.print_result({"folder": str(folder), "parts": parts}, json, lambda _: lines)
+    output.print_result({"folder": str(folder), "parts": parts}, json, lines)
 
 
 def report(
@@ -221,7 +223,7 @@ def report(
     """Write report.html: one page with the charts and figures of a work folder."""
     from gaudi_bert.reporting import report
 
-    output.print_result(report.report(workdir), json, output.describe_report)
+    output.print_result(report.report(workdir), json)
 
 
 def settings(
@@ -279,7 +281,7 @@ def wait(
     folder = WorkFolder.of(settings, work, pipeline.parent)
     seconds = wait_for_inputs(folder, for_, timeout, Reporter())
     waited = {"stage": for_, "waited_seconds": round(seconds, 1)}
-    output.print_result(waited, json, lambda _: [f"all inputs of {for_} exist ({human_seconds(seconds)})"])
+    output.print_result(waited, json, [f"all inputs of {for_} exist ({human_seconds(seconds)})"])
 
 
 def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[PipelineSettings, Cluster]:
@@ -296,7 +298,7 @@ def status(pipeline: arguments.Pipeline, set_: arguments.SetLocation = None, jso
 
     steps = manage.status(*_settings_and_cluster(pipeline, set_))
     printed = {name: step.as_json() for name, step in steps.items()}
-    output.print_result(printed, json, lambda _: [line for name, step in steps.items() for line in step.lines(name)])
+    output.print_result(printed, json, [line for name, step in steps.items() for line in step.lines(name)])
 
 
 @k8s.command(cls=help.Command)
@@ -325,7 +327,7 @@ def delete(
     from gaudi_bert.runners.kubernetes import manage
 
     removed = manage.delete(*_settings_and_cluster(pipeline, set_), data=data)
-    output.print_result({"removed": removed}, json, lambda _: removed or ["there was nothing to remove"])
+    output.print_result({"removed": removed}, json, removed or ["there was nothing to remove"])
 
 
 @k8s.command("open", cls=help.Command)
@@ -342,7 +344,7 @@ def open_(
 
     settings, cluster = _settings_and_cluster(pipeline, set_)
     opened = open_results(settings, cluster, out or Path("opened") / settings.name, Reporter())
-    output.print_result(opened, json, lambda results: results.lines())
+    output.print_result(opened, json)
     if sys.stdout.isatty():
         import webbrowser
 
@@ -372,6 +374,6 @@ def doctor(
         results, facts = check_host(answers, settings), answers.as_json()
     wrong = [result for result in results if result.verdict == "failed"]
     printed = {"ready": not wrong, "findings": [result.as_json() for result in results], **facts}
-    output.print_result(printed, json, lambda _: [str(result) for result in results])
+    output.print_result(printed, json, [str(result) for result in results])
     if wrong:
         raise FailedError(f"{len(wrong)} of {len(results)} checks failed; the first remedy: {wrong[0].remedy}")

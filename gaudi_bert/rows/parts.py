@@ -66,7 +66,7 @@ class RowPart:
     size_bytes: int = 0
 
     def location(self, position: RowPosition) -> str:
-        """How messages name a row of this part, counted through the file."""
+        """Name a row of this part in messages, counted through the file."""
         if self.path is not None and self.start:
             number, line = position
             if self.kind == "parquet":
@@ -77,7 +77,7 @@ class RowPart:
         return f"{self.name}: {position}"
 
     def _before(self, path: Path) -> tuple[int, int]:
-        """How many lines, and rows, are of earlier parts: those that begin before this one."""
+        """Count the lines and rows that begin before this part."""
         lines = rows = 0
         with open_file(path) as handle:
             while handle.tell() < self.start:
@@ -184,7 +184,7 @@ def _format_by_ending(path: str | Path) -> RowFormat | None:
 
 
 def _compression_of(path: Path) -> Compression | None:
-    """How a file is compressed, by its first bytes."""
+    """Return how a file is compressed, by its first bytes."""
     with explained_os_errors(path, "read"), open_file(path) as handle:
         beginning = handle.read(4)
     return next((name for magic, name in COMPRESSIONS.items() if beginning.startswith(magic)), None)
@@ -229,7 +229,7 @@ def row_parts(source: Source, settings: TaskSettings, part_bytes: int) -> list[R
 
 
 def _format_of(path: Path, compression: Compression | None) -> RowFormat:
-    """By the ending; else by the beginning: Parquet, or JSON lines if the first line that is not blank is an object."""
+    """Return the format by the ending, else by the beginning: Parquet, JSON lines if the first line is an object, text."""
     by_ending = _format_by_ending(path)
     if by_ending in (*TABLES, "jsonl", "parquet"):
         return by_ending

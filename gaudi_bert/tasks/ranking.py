@@ -200,7 +200,7 @@ def _units(vectors: Float32Array) -> Float32Array:
 
 
 def cosines(firsts: Float32Array, seconds: Float32Array) -> FloatArray:
-    """Of each vector with the one in the same position, float64."""
+    """Return the cosine of each vector with the one in the same position, float64."""
     products: FloatArray = (_units(firsts).astype(np.float64) * _units(seconds)).sum(axis=1)
     return products
 

@@ -9,7 +9,7 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster, Json
 from gaudi_bert.runners.kubernetes.pods import work_claim_name
 
-SHARED, ALONE = "ReadWriteMany", "ReadWriteOnce"
+_SHARED, _ALONE = "ReadWriteMany", "ReadWriteOnce"
 # Network file systems that attach nothing to a node, so that any number of nodes mount a claim, whatever its mode.
 _SHARING = (
     *("nfs.csi.k8s.io", "nfs-subdir-external-provisioner", "efs.csi.aws.com", "fsx.csi.aws.com", "file.csi.azure.com"),
@@ -50,7 +50,7 @@ def is_to_be_made_anew(cluster: Cluster, settings: PipelineSettings, claim: Json
         return False
     wanted = settings.kubernetes.storage_class
     if wanted is None:
-        default = find_class(cluster.find_everywhere("StorageClass") or (), None)
+        default = _find_class(cluster.find_everywhere("StorageClass") or (), None)
         wanted = default["metadata"]["name"] if default else spec.get("storageClassName")
     return bool(wanted != spec.get("storageClassName")) or spec.get("accessModes") != [settings.kubernetes.access_mode]
 
@@ -60,30 +60,30 @@ def is_to_be_made_anew(cluster: Cluster, settings: PipelineSettings, claim: Json
 # A claim cannot be changed, and holds the packed data when training needs it. So this is settled before it is created.
 
 
-def has_several_workers(settings: PipelineSettings) -> bool:
+def _has_several_workers(settings: PipelineSettings) -> bool:
     """Whether training needs a volume that several nodes mount."""
     return settings.pretrains and settings.resources.workers > 1 and settings.kubernetes.store is None
 
 
 def check_access_mode(settings: PipelineSettings) -> None:
     """Refuse settings that no cluster of several nodes can run; the modes of a claim that exists are not known here."""
-    if has_several_workers(settings) and settings.kubernetes.access_mode == ALONE and not settings.kubernetes.work_claim:
-        raise InputError(_refusal(settings, "kubernetes.access_mode", [ALONE], exists=False))
+    if _has_several_workers(settings) and settings.kubernetes.access_mode == _ALONE and not settings.kubernetes.work_claim:
+        raise InputError(_refusal(settings, "kubernetes.access_mode", [_ALONE], exists=False))
 
 
 def _check_sharing(cluster: Cluster, settings: PipelineSettings, claim: Json | None) -> None:
     spec = claim.get("spec", {}) if claim is not None else {}
     modes = spec.get("accessModes") or [settings.kubernetes.access_mode]
-    if not has_several_workers(settings) or SHARED in modes:
+    if not _has_several_workers(settings) or _SHARED in modes:
         return
     if len(cluster.find_everywhere("Node") or ()) < 2:
         return  # One node, or an account that may not list them.
     classes = cluster.find_everywhere("StorageClass") or ()
-    if not shares_volumes(find_class(classes, spec.get("storageClassName") or settings.kubernetes.storage_class)):
+    if not _shares_volumes(_find_class(classes, spec.get("storageClassName") or settings.kubernetes.storage_class)):
         raise InputError(_refusal(settings, f"volume claim {work_claim_name(settings)}", modes, exists=claim is not None))
 
 
-def find_class(classes: Sequence[Json], name: str | None) -> Json | None:
+def _find_class(classes: Sequence[Json], name: str | None) -> Json | None:
     """Return the storage class of that name, or the default class; None if there is none."""
     if name:
         return next((item for item in classes if item["metadata"]["name"] == name), None)
@@ -91,21 +91,19 @@ def find_class(classes: Sequence[Json], name: str | None) -> Json | None:
     return next((item for item in classes if default.items() <= (item["metadata"].get("annotations") or {}).items()), None)
 
 
-def shares_volumes(storage_class: Json | None) -> bool:
+def _shares_volumes(storage_class: Json | None) -> bool:
     """Whether volumes of a class are known to be mounted by several nodes, whatever the access mode of their claim."""
     return storage_class is not None and str(storage_class.get("provisioner")).endswith(_SHARING)
 
 
-def sharing_remedy(settings: PipelineSettings, *, exists: bool) -> str:
-    """Say how to get a volume that all nodes can mount; a claim that `exists` has to be removed first."""
-    if settings.kubernetes.work_claim:
-        return f"set kubernetes.work_claim to a claim that has {SHARED}"
-    remedy = f"set kubernetes.access_mode to {SHARED} and kubernetes.storage_class to a class that offers it"
-    if exists:
-        return f"{remedy}, and remove this claim with its data: gaudi-bert k8s delete PIPELINE --data"
-    return f"{remedy}, or kubernetes.work_claim to a claim that all workers can mount"
-
-
 def _refusal(settings: PipelineSettings, where: str, modes: Sequence[str], *, exists: bool) -> str:
+    """The message with the remedy: a claim that `exists` has to be removed before it can be another."""
+    remedy = f"set kubernetes.access_mode to {_SHARED} and kubernetes.storage_class to a class that offers it"
+    if settings.kubernetes.work_claim:
+        remedy = f"set kubernetes.work_claim to a claim that has {_SHARED}"
+    elif exists:
+        remedy += ", and remove this claim with its data: gaudi-bert k8s delete PIPELINE --data"
+    else:
+        remedy += ", or kubernetes.work_claim to a claim that all workers can mount"
     workers = f"the {settings.resources.workers} workers may run on several nodes"
-    return f"{where}: {', '.join(modes)}, but {workers}; {sharing_remedy(settings, exists=exists)}"
+    return f"{where}: {', '.join(modes)}, but {workers}; {remedy}"

@@ -37,11 +37,14 @@ _PASSING_SECONDS = 15.0
 # How long a Job may take to replace pods that were stopped on request; its backoff begins with 10 s, and doubles.
 _RESTART_SECONDS = 15.0
 # What a message tells a person to do who reads it on their own machine; a cluster does it by itself.
-_BY_HAND = re.compile(r"; (run it again|the same command)[^;]*")
+_BY_HAND = re.compile(r"(; |, and )(run it again|the same command)[^;]*")
 
 
 class PodsStoppedError(FailedError):
     """The pods were stopped on request, or taken away after they saved: the same may be submitted again."""
+
+
+_ERRORS = {State.HOPELESS: InputError, State.STOPPED: PodsStoppedError}
 
 
 def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: float, *, shows_logs: bool = True) -> None:
@@ -75,8 +78,11 @@ def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: floa
                 problem = step_problem(cluster, current, pods, read_log) if outcome != "complete" else None
                 if outcome is not None:
                     logs.finish(_LOG_END_SECONDS)
-                    _raise_unless_complete(current, outcome, problem)
-                    return
+                    if outcome == "complete":
+                        return
+                    if problem is None or problem.state is State.WAITS:
+                        raise FailedError(f"{title_of(current)} {outcome}; see `gaudi-bert k8s logs`")
+                    raise _ERRORS.get(problem.state, FailedError)(str(problem))
                 if problem is None:
                     waits.begin_again()
                 elif waits.are_over(problem):
@@ -93,7 +99,7 @@ def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: floa
 
 
 class _Waits:
-    """How long pods that do not start are waited for; each new problem is reported once."""
+    """Waits for pods that do not start, so long and no longer; reports each new problem once."""
 
     def __init__(self, start_seconds: float, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._start_seconds, self._reporter, self._clock = start_seconds, reporter, clock
@@ -149,19 +155,9 @@ class _Stops:
         return time.monotonic() - self._since >= _RESTART_SECONDS
 
 
-def _raise_unless_complete(item: Json, outcome: str, problem: Problem | None) -> None:
-    if outcome == "complete":
-        return
-    if problem is None or problem.state is State.WAITS:
-        raise FailedError(f"{title_of(item)} {outcome}; see `gaudi-bert k8s logs`")
-    kinds = {State.HOPELESS: InputError, State.STOPPED: PodsStoppedError}
-    raise kinds.get(problem.state, FailedError)(str(problem))
-
-
 def _give_up(cluster: Cluster, item: Json, problem: Problem, waited: float) -> None:
     """Remove what only holds resources, and say why."""
     cluster.delete(item["kind"], item["metadata"]["name"])
     after = f" after {human_seconds(waited)}" if waited >= 1 else ""
     removed = f"{problem.reason}{after} ({title_of(item)} was removed)"
-    kind = InputError if problem.state is State.HOPELESS else FailedError
-    raise kind(f"{removed}; {problem.remedy}" if problem.remedy else removed)
+    raise _ERRORS.get(problem.state, FailedError)(f"{removed}; {problem.remedy}" if problem.remedy else removed)

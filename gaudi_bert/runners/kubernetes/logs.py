@@ -21,10 +21,11 @@ _EVERY_SECONDS = 60.0
 # More logs at once than a person can read help nobody.
 _MOST_LOGS = 8
 _OVERLAP_SECONDS = 5
+_INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class StepProgress:
-    """How far a step is, in one line a minute where nothing else is shown."""
+    """Shows the progress of a step, in one line a minute where nothing else is shown."""
 
     def __init__(self, item: Json, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = item["metadata"]["name"]
@@ -110,14 +111,17 @@ class LogFollower:
     def update(self, pods: Sequence[Json]) -> None:
         """Read the logs of those pods whose container has started, and resume those that were dropped."""
         for pod in pods:
-            name, container = pod["metadata"]["name"], followed_container(pod)
+            metadata, container = pod["metadata"], followed_container(pod)
+            name, index = metadata["name"], (metadata.get("annotations") or {}).get(_INDEX, "0")
+            # Of pods that train together, the first one reports for all.
+            is_silent = index != "0" and (metadata.get("labels") or {}).get(STEP_LABEL) == "train"
             statuses = pod.get("status", {}).get("containerStatuses") or ()
             states = [status.get("state") or {} for status in statuses if status["name"] == container]
             state = next(iter(states[0]), "waiting") if states else "waiting"
             reading = sum(log.is_read for log in self._followed.values())
             log = self._followed.get(name)
             ended = log is not None and (log.is_read or (log.reached_end and state == "terminated"))
-            if container is None or _is_later_node(pod) or state == "waiting" or ended or reading >= _MOST_LOGS:
+            if container is None or is_silent or state == "waiting" or ended or reading >= _MOST_LOGS:
                 continue
             prefix = f"[{name}] " if len(pods) > 1 else ""
             self._read(log or self._followed.setdefault(name, _Followed()), name, container, prefix)
@@ -152,10 +156,3 @@ class LogFollower:
         log.reached_end = False
         log.thread = threading.Thread(target=show, daemon=True)
         log.thread.start()
-
-
-def _is_later_node(pod: Json) -> bool:
-    """Whether a pod trains together with a first one, which reports for all."""
-    metadata = pod["metadata"]
-    index = (metadata.get("annotations") or {}).get("batch.kubernetes.io/job-completion-index", "0")
-    return index != "0" and (metadata.get("labels") or {}).get(STEP_LABEL) == "train"

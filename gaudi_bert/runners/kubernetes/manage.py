@@ -39,7 +39,7 @@ _SHARED = {
 
 @dataclass(frozen=True)
 class _StepStatus:
-    """How far a step is on the cluster.
+    """The state of a step on the cluster.
 
     `state` is `not submitted`, `suspended`, `waiting`, `running`, `complete`, or `failed: <reason>`; `pods` counts the pods
     in each phase, without those that were replaced; `problem` is what it waits for or what is wrong with its pods.
@@ -86,7 +86,7 @@ def _step_status(cluster: Cluster, item: Manifest) -> _StepStatus:
 
 
 def _submitted(cluster: Cluster, item: Manifest) -> Manifest | None:
-    """What was submitted for a step: of its kind, or of the kind that it was when the pipeline had other settings."""
+    """The step on the cluster: of its kind, or of the kind that it was when the pipeline had other settings."""
     trains = item["metadata"]["labels"][STEP_LABEL] == "train"
     for kind in dict.fromkeys((item["kind"], *(POD_LABELS if trains else ()))):
         found = cluster.read(kind, item["metadata"]["name"], if_allowed=kind != item["kind"])
@@ -140,15 +140,11 @@ def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[
     names = [(kind, item["metadata"]["name"]) for kind, item in found]
     removed = [f"{kind} {name}" for kind, name in names if cluster.delete(kind, name)]
     if data and settings.kubernetes.store:
-        removed += _delete_objects(settings, f"{settings.kubernetes.store}/{settings.name}")
+        # What is below the work folder of this pipeline, and nothing else of the bucket.
+        objects, url = Objects(settings.store), f"{settings.kubernetes.store}/{settings.name}"
+        urls = [f"{url}/{name}" for name in objects.list(url)]
+        with ThreadPoolExecutor(settings.store.connections) as pool:
+            for _ in pool.map(objects.remove, urls):
+                pass
+        removed += [f"{len(urls):,} objects below {url}"] if urls else []
     return removed
-
-
-def _delete_objects(settings: PipelineSettings, url: str) -> list[str]:
-    """Remove what is below `url`, the work folder of this pipeline, and nothing else of the bucket."""
-    objects = Objects(settings.store)
-    urls = [f"{url}/{name}" for name in objects.list(url)]
-    with ThreadPoolExecutor(settings.store.connections) as pool:
-        for _ in pool.map(objects.remove, urls):
-            pass
-    return [f"{len(urls):,} objects below {url}"] if urls else []

@@ -84,14 +84,7 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     policy = settings.kubernetes.failure_policy
     if policy == "auto":
         policy = (server_version or settings.kubernetes.version_numbers) >= FAILURE_POLICY_SINCE
-    shared = [_account(settings)]
-    if not (settings.kubernetes.work_claim or settings.kubernetes.store):
-        shared.append(_claim(settings))
-    shared.append(_configuration(settings))
-    if settings.needs_service:
-        shared.append(_service(settings))
-    if settings.has_network_policy:
-        shared.append(_network_policy(settings))
+    shared = _shared_objects(settings)
     steps = {}
     for step in steps_of(stages_of(settings)):
         kind = _TRAINING_KINDS[settings.training_kind] if step == "train" else "Job"
@@ -143,17 +136,27 @@ def _object(
 # --- what the steps share
 
 
-def _account(settings: PipelineSettings) -> Manifest:
-    """An account without rights: stages read and write files only."""
-    return _object(settings, "ServiceAccount", "stages", automountServiceAccountToken=False)
-
-
-def _claim(settings: PipelineSettings) -> Manifest:
-    """The claim of the volume with the work folder."""
+def _shared_objects(settings: PipelineSettings) -> list[Manifest]:
     kubernetes = settings.kubernetes
-    storage_class = {"storageClassName": kubernetes.storage_class} if kubernetes.storage_class else {}
-    spec = {"accessModes": [kubernetes.access_mode], "resources": {"requests": {"storage": kubernetes.storage}}}
-    return _object(settings, "PersistentVolumeClaim", "work", spec={**spec, **storage_class})
+    # An account without rights: stages read and write files only.
+    shared = [_object(settings, "ServiceAccount", "stages", automountServiceAccountToken=False)]
+    if not (kubernetes.work_claim or kubernetes.store):
+        storage_class = {"storageClassName": kubernetes.storage_class} if kubernetes.storage_class else {}
+        size = {"requests": {"storage": kubernetes.storage}}
+        claim = {"accessModes": [kubernetes.access_mode], "resources": size, **storage_class}
+        shared.append(_object(settings, "PersistentVolumeClaim", "work", spec=claim))
+    shared.append(_configuration(settings))
+    pods = {POD_LABELS[_TRAINING_KINDS[settings.training_kind]]: f"{settings.name}-train"}
+    if settings.needs_service:
+        # Names for the pods that meet, also for those that are not ready: they are, when they have met.
+        service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": pods}
+        shared.append(_object(settings, "Service", "train", spec=service))
+    if settings.has_network_policy:
+        # Only pods that train together reach one another, where the cluster's network enforces policies.
+        selected = {"podSelector": {"matchLabels": pods}}
+        policy = {**selected, "policyTypes": ["Ingress"], "ingress": [{"from": [selected]}]}
+        shared.append(_object(settings, "NetworkPolicy", "train", api="networking.k8s.io/v1", spec=policy))
+    return shared
 
 
 def _configuration(settings: PipelineSettings) -> Manifest:
@@ -170,24 +173,6 @@ def _configuration(settings: PipelineSettings) -> Manifest:
     return _object(settings, "ConfigMap", "pipeline", data=data)
 
 
-def _training_pods(settings: PipelineSettings) -> Manifest:
-    """The label of the pods that train together."""
-    return {POD_LABELS[_TRAINING_KINDS[settings.training_kind]]: f"{settings.name}-train"}
-
-
-def _service(settings: PipelineSettings) -> Manifest:
-    """Names for the pods that meet, also for those that are not ready: they are, when they have met."""
-    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": _training_pods(settings)}
-    return _object(settings, "Service", "train", spec=spec)
-
-
-def _network_policy(settings: PipelineSettings) -> Manifest:
-    """Let only pods that train together reach one another, where the cluster's network enforces policies."""
-    pods = {"podSelector": {"matchLabels": _training_pods(settings)}}
-    spec = {**pods, "policyTypes": ["Ingress"], "ingress": [{"from": [pods]}]}
-    return _object(settings, "NetworkPolicy", "train", api="networking.k8s.io/v1", spec=spec)
-
-
 # --- the steps
 
 
@@ -198,7 +183,7 @@ def _job(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
 
 
 def _job_spec(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
-    """How many pods a Job has, and how often they are tried again; `policy`: whether the cluster knows why a pod ended."""
+    """The number of pods of a Job, and their retries; `policy`: whether the cluster knows why a pod ended."""
     stage = STEPS[step]
     shared_out = stage.shared and step == stage.name
     pods, spec = 1, {}

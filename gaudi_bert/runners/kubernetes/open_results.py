@@ -35,7 +35,7 @@ _RETENTION_SECONDS = 600
 
 @dataclass(frozen=True)
 class _OpenedResults:
-    """What is on this machine now.
+    """Files on this machine.
 
     `tensorboard` is for `tensorboard --logdir`; None where nothing was trained, or it was too large.
     """

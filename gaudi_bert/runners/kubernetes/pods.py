@@ -59,7 +59,10 @@ def stage_pod(settings: PipelineSettings, step: str, *, by_trainer: bool = False
     stage = STEPS[step]
     on_nodes = step == "train" and settings.trains_on_nodes
     if stage.distributed and not on_nodes:
-        settings = _on_one_worker(settings)
+        # A Job of one pod is one worker with all of its cards, whatever the pipeline's MPIJob has.
+        resources = settings.resources.model_copy(update={"workers": 1})
+        kubernetes = settings.kubernetes.model_copy(update={"efa": 0})
+        settings = settings.model_copy(update={"resources": resources, "kubernetes": kubernetes})
     cards = stage.trains and settings.resources.cards > 0
     spec: Manifest = {"restartPolicy": "Never", **_pod(settings, as_root=cards)}
     volumes = ["pipeline", "work", "scratch"]
@@ -87,7 +90,7 @@ def stage_pod(settings: PipelineSettings, step: str, *, by_trainer: bool = False
     }
     placement = settings.kubernetes.data_pods
     if stage.trains:
-        placement = training_placement(settings) if stage.distributed else settings.kubernetes.training_pods
+        placement = _training_placement(settings) if stage.distributed else settings.kubernetes.training_pods
     return _placed(settings, step, spec, placement)
 
 
@@ -119,7 +122,7 @@ def launcher_pod(settings: PipelineSettings) -> Manifest:
         "containers": [container],
         "volumes": _volumes(settings, ["pipeline", "work", "scratch"]),
     }
-    placement = training_placement(settings).model_copy(update={"node_selector": {}, "affinity": {}, "runtime_class": None})
+    placement = _training_placement(settings).model_copy(update={"node_selector": {}, "affinity": {}, "runtime_class": None})
     return _placed(settings, "train", spec, placement)
 
 
@@ -148,7 +151,7 @@ def worker_pod(settings: PipelineSettings) -> Manifest:
         spec["hostIPC"] = True
     if settings.kubernetes.efa:
         spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    return _placed(settings, "train-worker", spec, training_placement(settings))
+    return _placed(settings, "train-worker", spec, _training_placement(settings))
 
 
 # --- what pods have in common
@@ -232,13 +235,6 @@ def _command(settings: PipelineSettings, step: str) -> list[str]:
     return command
 
 
-def _on_one_worker(settings: PipelineSettings) -> PipelineSettings:
-    """A Job of one pod is one worker with all of its cards, whatever the pipeline's MPIJob has."""
-    resources = settings.resources.model_copy(update={"workers": 1})
-    kubernetes = settings.kubernetes.model_copy(update={"efa": 0})
-    return settings.model_copy(update={"resources": resources, "kubernetes": kubernetes})
-
-
 def _resources(settings: PipelineSettings, stage: Stage) -> Manifest:
     resources = settings.resources
     if stage.distributed:
@@ -260,7 +256,7 @@ def _environment(settings: PipelineSettings, variables: Sequence[Manifest], more
 
 
 def _node_variables(settings: PipelineSettings) -> list[Manifest]:
-    """What tells a pod of several which one it is, how many there are, and where they meet: the first one's host."""
+    """Variables that tell a pod of several which one it is, how many there are, and where they meet: at the first."""
     rank, count, processes, address, port = (*NODE_VARIABLES[:3], NODE_ADDRESS, "PET_MASTER_PORT")
     fields = {"JOB_NAME": "metadata.labels['job-name']"}
     fields[rank] = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -357,8 +353,8 @@ def _user_name(settings: PipelineSettings) -> list[Manifest]:
 # --- where pods run
 
 
-def training_placement(settings: PipelineSettings) -> PodPlacement:
-    """Where training pods may run; `kubernetes.node_selector` is for those that train alone."""
+def _training_placement(settings: PipelineSettings) -> PodPlacement:
+    """Placement of training pods; `kubernetes.node_selector` is for those that train alone."""
     placement = settings.kubernetes.training_pods
     selector = {**settings.kubernetes.node_selector, **placement.node_selector}
     return placement.model_copy(update={"node_selector": selector})

@@ -20,7 +20,7 @@ from gaudi_bert.runners.stage_table import STEPS
 
 
 class State(IntEnum):
-    """What a problem means for the run; of several, the first one is told."""
+    """Meaning of a problem for the run; of several, the first one is told."""
 
     # Neither waiting nor trying again helps.
     HOPELESS = 0
@@ -34,7 +34,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, in the cluster's words, and the remedy."""
+    """A problem in the cluster's words, and the remedy."""
 
     state: State
     reason: str
@@ -45,7 +45,7 @@ class Problem:
 
     @property
     def without_names(self) -> str:
-        """The same without the names of pods, which change with every attempt to make one."""
+        """Return the reason without the names of pods, which change with every attempt to make one."""
         return _POD_NAME.sub("pod", self.reason)
 
 
@@ -59,8 +59,11 @@ _LOG_END_LINES = 1000
 # So many pods that do the same are killed for their memory before no further one is tried.
 _MOST_MEMORY_KILLS = 3
 # What a rank reports that ends because another one has.
-_BECAUSE_OF_ANOTHER = re.compile(r"rank \d+.* (aborts|has left|is lost|did not come)\b")
+_BECAUSE_OF_ANOTHER = re.compile(r"rank \d+.* (aborts|has left|(is|was) lost|did not come)\b")
 _STOP = re.compile(r"stopped on request(?: after update \d+(?: of \d+)?)?")
+# Options that a person has who runs a stage by hand, and what to do on a cluster instead.
+_OPTIONS = re.compile(r"; [^;]*--(?:overwrite|resume)\b.*")
+_BY_NAME = "give the pipeline another name, or remove its work folder: `gaudi-bert k8s delete PIPELINE --data`"
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 # Answers of a registry that retrying does not change, and errors of a node that did not reach the registry.
 _NO_SUCH_IMAGE = re.compile(
@@ -69,69 +72,31 @@ _NO_SUCH_IMAGE = re.compile(
 _NO_REGISTRY = re.compile(r"no such host|dial tcp|server misbehaving|connection refused|timeout|x509", re.I)
 # Why pods are not even made.
 _REFUSED = re.compile(r"is forbidden|violates PodSecurity|denied the request|exceeded quota|usage per (Container|Pod)")
-# What the cluster says, what it means, and the remedy. Of those that match, the first state counts; every remedy is told.
-_REMEDIES: tuple[tuple[str, State, str], ...] = (
-    (
-        r"violates PodSecurity",
-        State.HOPELESS,
-        "the namespace's pod security forbids such pods: choose another kubernetes.namespace, or ask for its level",
+# Words of the cluster after which no wait helps, and those after which it may, with what to do; all that suit are told.
+_HOPELESS = {
+    r"violates PodSecurity": "pod security forbids such pods: choose another kubernetes.namespace, or ask for its level",
+    r"admission webhook .* denied the request": "correct what the message names",
+    r"usage per (Container|Pod) is": "change resources.data or resources.training to what the LimitRange allows",
+    r"(?i)configmap \S+ not found": "submit the run again, which creates it",
+    r"(?i)secret \S+ not found": "create it, or correct kubernetes.store_secret or images.pull_secret",
+}
+_PODS_OF_QUOTA = r".*requested: [^:]*\bpods="
+_MAY_PASS = {
+    rf"exceeded quota{_PODS_OF_QUOTA}": "wait, lower resources.workers or resources.data_workers, or ask for a larger quota",
+    rf"exceeded quota(?!{_PODS_OF_QUOTA})": "wait, lower resources.data or resources.training, or ask for a larger quota",
+    r"Insufficient habana.ai/gaudi": "wait until cards are free, or lower resources.cards or resources.workers",
+    r"Insufficient hugepages-2Mi": "reserve huge pages on the nodes (vm.nr_hugepages), or lower resources.hugepages_2Mi",
+    r"Insufficient vpc.amazonaws.com/efa": "use nodes with EFA and its device plugin, or set kubernetes.efa to 0",
+    r"Insufficient memory": "lower resources.data.memory or resources.training.memory, or add nodes",
+    r"Insufficient cpu": "lower resources.data.cpu or resources.training.cpu, or add nodes",
+    r"Insufficient ephemeral-storage": "lower kubernetes.scratch, or free the nodes' disks",
+    r"(?i)persistentvolumeclaim|storageclass|provision": (
+        "set kubernetes.storage_class to one of `kubectl get storageclass`, or kubernetes.work_claim to a bound claim"
     ),
-    (r"admission webhook .* denied the request", State.HOPELESS, "correct what the message names"),
-    (
-        r"usage per (Container|Pod) is",
-        State.HOPELESS,
-        "change resources.data or resources.training to what the namespace's LimitRange allows",
-    ),
-    (
-        r"(?i)(configmap|secret) \S+ not found",
-        State.HOPELESS,
-        "submit the run again, which creates its ConfigMap; correct kubernetes.store_secret or images.pull_secret",
-    ),
-    (
-        r"exceeded quota.*requested: [^:]*\bpods=",
-        State.WAITS,
-        "wait until the quota has room, lower resources.workers or resources.data_workers, or ask for a larger quota",
-    ),
-    (
-        r"exceeded quota(?!.*requested: [^:]*\bpods=)",
-        State.WAITS,
-        "wait until the quota has room, lower resources.data or resources.training, or ask for a larger quota",
-    ),
-    (
-        r"Insufficient habana.ai/gaudi",
-        State.WAITS,
-        "wait until cards are free, or lower resources.cards or resources.workers",
-    ),
-    (
-        r"Insufficient hugepages-2Mi",
-        State.WAITS,
-        "reserve huge pages on the nodes (vm.nr_hugepages), or lower resources.hugepages_2Mi",
-    ),
-    (
-        r"Insufficient vpc.amazonaws.com/efa",
-        State.WAITS,
-        "use nodes with EFA and its device plugin, or set kubernetes.efa to 0",
-    ),
-    (r"Insufficient memory", State.WAITS, "lower resources.data.memory or resources.training.memory, or add nodes"),
-    (r"Insufficient cpu", State.WAITS, "lower resources.data.cpu or resources.training.cpu, or add nodes"),
-    (r"Insufficient ephemeral-storage", State.WAITS, "lower kubernetes.scratch, or free the nodes' disks"),
-    (
-        r"(?i)persistentvolumeclaim|storageclass|provision",
-        State.WAITS,
-        "set kubernetes.storage_class to one of `kubectl get storageclass`, or kubernetes.work_claim to a bound claim",
-    ),
-    (r"were unschedulable", State.WAITS, "let a cordoned node take pods again: `kubectl uncordon NODE`"),
-    (
-        r"untolerated taint",
-        State.WAITS,
-        "set kubernetes.data_pods.tolerations or kubernetes.training_pods.tolerations, or remove the taint",
-    ),
-    (
-        r"didn't match Pod's node",
-        State.WAITS,
-        "correct kubernetes.node_selector, or what kubernetes.data_pods and training_pods select",
-    ),
-)
+    r"were unschedulable": "let a cordoned node take pods again: `kubectl uncordon NODE`",
+    r"untolerated taint": "set tolerations in kubernetes.data_pods or kubernetes.training_pods, or remove the taint",
+    r"didn't match Pod's node": "correct kubernetes.node_selector, or what kubernetes.data_pods and training_pods select",
+}
 # Who makes the pods where Kubernetes itself does not.
 _MAKERS = {
     "MPIJob": "see that the MPI operator runs",
@@ -151,9 +116,17 @@ def step_problem(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: R
     refused = _refusal(cluster, item, pods) if _at_work(item, pods) < expected_pods(item) else None
     if refused is not None:
         return refused
-    if worst is not None:
-        return _with_warnings(cluster, *worst) if worst[0].state is State.WAITS else worst[0]
-    return next(filter(None, (_lost_node(cluster, pod) for pod in current_pods(pods))), None)
+    if worst is None:
+        return next(filter(None, (_lost_node(cluster, pod) for pod in current_pods(pods))), None)
+    problem, pod = worst
+    if problem.state is not State.WAITS:
+        return problem
+    # The last warnings about the pod and its claims, where its own status says nothing of them.
+    is_silent = " does not start " in problem.reason
+    claims = [volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["spec"].get("volumes") or ()]
+    names = [*([_name(pod)] if is_silent else []), *(filter(None, claims) if is_silent or "laim" in problem.reason else ())]
+    words = [f"{name}: {warning}" for name in names if (warning := _last_warning(cluster, name))]
+    return _in_words(problem.reason, "; ".join(words)) if words else problem
 
 
 def worst_problem(pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
@@ -165,11 +138,7 @@ def worst_problem(pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
 def _worst(pods: Sequence[Json], read_log: ReadLog) -> tuple[Problem, Json] | None:
     """The problem to report, and whose it is: one that another one's end has caused is told last."""
     found = [(problem, pod) for pod in current_pods(pods) if (problem := _pod_problem(pod, pods, read_log)) is not None]
-    return min(found, default=None, key=lambda each: (_is_because_of_another(each[0].reason), each[0].state))
-
-
-def _is_because_of_another(reason: str) -> bool:
-    return _BECAUSE_OF_ANOTHER.search(reason) is not None
+    return min(found, default=None, key=lambda each: (bool(_BECAUSE_OF_ANOTHER.search(each[0].reason)), each[0].state))
 
 
 def current_pods(pods: Sequence[Json]) -> list[Json]:
@@ -208,7 +177,7 @@ def one_line(text: str) -> str:
 
 
 def _pod_problem(pod: Json, pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
-    """What is wrong with a pod, one of all `pods` of its step; None for one that runs, is done or waits for its inputs."""
+    """The problem of a pod, one of all `pods` of its step; None for one that runs, is done or waits for its inputs."""
     status, where = pod.get("status", {}), f"pod {_name(pod)}"
     if status.get("phase") == "Succeeded":
         return None
@@ -257,17 +226,25 @@ def _start_problem(where: str, reason: str, message: str) -> Problem:
 
 
 def _in_words(where: str, words: str) -> Problem:
-    """What the cluster says, with every remedy that suits its words."""
-    found = [(state, remedy) for pattern, state, remedy in _REMEDIES if re.search(pattern, words)]
-    remedies = "; ".join(remedy for _, remedy in found) or "see `kubectl describe pod`"
-    return Problem(found[0][0] if found else State.WAITS, f"{where}: {words}", remedies)
+    """A problem in the cluster's words, with every remedy that suits them."""
+    hopeless, may_pass = (
+        [remedy for pattern, remedy in table.items() if re.search(pattern, words)] for table in (_HOPELESS, _MAY_PASS)
+    )
+    remedy = "; ".join(hopeless or may_pass) or "see `kubectl describe pod`"
+    return Problem(State.HOPELESS if hopeless else State.WAITS, f"{where}: {words}", remedy)
 
 
 def _exit_problem(where: str, pod: Json, pods: Sequence[Json], container: Json, ended: Json, read_log: ReadLog) -> Problem:
     """Why a container ended: its `error:` line stands alone, since it names the remedy; else its exit code."""
     code, name = ended["exitCode"], container["name"]
     if ended.get("reason") == "OOMKilled":
-        again = sum(_is_out_of_memory(each) for each in pods if _task_of(each) == _task_of(pod))
+        ends = [
+            (status.get("state") or {}).get("terminated") or {}
+            for each in pods
+            if _task_of(each) == _task_of(pod)
+            for status in each.get("status", {}).get("containerStatuses") or ()
+        ]
+        again = sum(end.get("reason") == "OOMKilled" for end in ends)
         state = State.HOPELESS if max(again, container.get("restartCount", 0)) >= _MOST_MEMORY_KILLS else State.GOES_ON
         specs = [each for each in pod["spec"]["containers"] if each["name"] == name]
         limit = next((each["resources"]["limits"].get("memory") for each in specs if "resources" in each), "unknown")
@@ -280,13 +257,13 @@ def _exit_problem(where: str, pod: Json, pods: Sequence[Json], container: Json, 
         return Problem(State.STOPPED, f"{where}: {stop[0] if stop else 'stopped on request'}")
     state = State.HOPELESS if code == _BAD_INPUT else State.GOES_ON
     if error is not None:
-        return Problem(state, f"{where}: {error}")
+        by_hand = _OPTIONS.search(error)
+        return (
+            Problem(state, f"{where}: {error[: by_hand.start()]}", _BY_NAME)
+            if by_hand
+            else Problem(state, f"{where}: {error}")
+        )
     return Problem(state, f"{where}: exit code {code}", f"its log: `gaudi-bert k8s logs PIPELINE --step {_step_of(pod)}`")
-
-
-def _is_out_of_memory(pod: Json) -> bool:
-    states = [status.get("state") or {} for status in pod.get("status", {}).get("containerStatuses") or ()]
-    return any((state.get("terminated") or {}).get("reason") == "OOMKilled" for state in states)
 
 
 def _step_of(item: Json) -> str:
@@ -297,7 +274,7 @@ def _error_line(text: str) -> str | None:
     """The `error:` line of a log, without the tags of mpirun; of several ranks, that of the one that failed by itself."""
     pieces = [piece.strip() for line in text.splitlines() for _, piece in rank_pieces(line)]
     errors = [piece for piece in pieces if piece.startswith("error: ")]
-    return min(reversed(errors), default=None, key=_is_because_of_another)
+    return min(reversed(errors), default=None, key=lambda error: bool(_BECAUSE_OF_ANOTHER.search(error)))
 
 
 def log_reader(cluster: Cluster) -> ReadLog:
@@ -341,16 +318,6 @@ def _refusal(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Problem | No
     if pods and problem.state is State.WAITS and not needs_all_pods(item):
         return Problem(State.GOES_ON, problem.reason, problem.remedy)
     return problem
-
-
-def _with_warnings(cluster: Cluster, problem: Problem, pod: Json) -> Problem:
-    """A wait, with the last warnings about the pod and its claims where its own status says nothing of them."""
-    is_silent = " does not start " in problem.reason
-    claims = [volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["spec"].get("volumes") or ()]
-    names = [_name(pod)] if is_silent else []
-    names += filter(None, claims) if is_silent or "laim" in problem.reason else []
-    words = [f"{name}: {warning}" for name in names if (warning := _last_warning(cluster, name))]
-    return _in_words(problem.reason, "; ".join(words)) if words else problem
 
 
 def _lost_node(cluster: Cluster, pod: Json) -> Problem | None:
@@ -402,7 +369,7 @@ def expected_pods(item: Json) -> int:
 
 
 def _at_work(item: Json, pods: Sequence[Json]) -> int:
-    """How many pods run or wait; of an MPIJob, how many workers."""
+    """Number of pods that run or wait; of an MPIJob, of workers."""
     counted = filter(is_worker, pods) if item["kind"] == "MPIJob" else pods
     return sum(pod.get("status", {}).get("phase") in ("Pending", "Running") for pod in counted)
 

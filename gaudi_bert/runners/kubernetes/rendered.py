@@ -30,7 +30,7 @@ from gaudi_bert.runners.kubernetes.manifests import Manifests, render
 from gaudi_bert.runners.kubernetes.pods import Manifest
 from gaudi_bert.runners.stage_table import KUSTOMIZATIONS, STAGES, steps_of
 
-FIRST_LINE = "# Rendered by `gaudi-bert run --render`; an edit is lost when it is rendered again."
+_FIRST_LINE = "# Rendered by `gaudi-bert run --render`; an edit is lost when it is rendered again."
 
 
 def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool = False) -> list[str]:
@@ -44,7 +44,10 @@ def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Pa
     if folder.exists() and any(folder.iterdir()) and not (folder / "kustomization.yaml").exists():
         raise InputError(f"{folder}: holds other files; choose an empty folder, or one that --render wrote")
     files, parts = _files(settings, stages)
-    texts = {folder / name: f"{FIRST_LINE}\n{_as_yaml(item)}" for name, item in files.items()}
+    texts = {
+        folder / name: f"{_FIRST_LINE}\n{yaml.dump(item, Dumper=_Dumper, sort_keys=False, width=120)}"
+        for name, item in files.items()
+    }
     changed = [path for path, text in texts.items() if path.exists() and read_file(path) != text.encode()]
     if changed and not overwrite:
         raise InputError(
@@ -111,7 +114,3 @@ _Dumper.add_representer(
     str,
     lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
 )
-
-
-def _as_yaml(item: Manifest) -> str:
-    return yaml.dump(item, Dumper=_Dumper, sort_keys=False, width=120)

@@ -35,7 +35,7 @@ _REPLACED = ("ConfigMap", "NetworkPolicy", "TrainingRuntime")
 OPEN_COMPONENT = "open"
 # What to do where a cluster does not serve a kind of object.
 _TRAINER_REMEDY = "install Kubeflow Trainer 2 (docs/kubernetes.md), or set kubernetes.training to job, which needs nothing"
-OPERATOR_REMEDIES = {
+_OPERATOR_REMEDIES = {
     "MPIJob": "install the MPI operator (docs/kubernetes.md), or set training.engine to pytorch, or resources.workers to 1",
     "TrainJob": _TRAINER_REMEDY,
     "TrainingRuntime": _TRAINER_REMEDY,
@@ -115,9 +115,9 @@ def _check_objects(cluster: Cluster, settings: PipelineSettings, manifests: Mani
             except ConflictError:
                 pass  # Somebody creates it at this moment: looked at again when it is created.
             except NotFoundError as error:
-                if kind not in OPERATOR_REMEDIES:
+                if kind not in _OPERATOR_REMEDIES:
                     raise
-                raise InputError(f"this cluster serves no {kind}s; {OPERATOR_REMEDIES[kind]}") from error
+                raise InputError(f"this cluster serves no {kind}s; {_OPERATOR_REMEDIES[kind]}") from error
 
 
 def _refuse_other_runs(cluster: Cluster, settings: PipelineSettings, steps: Sequence[Manifest]) -> None:
@@ -136,7 +136,7 @@ def _refuse_other_runs(cluster: Cluster, settings: PipelineSettings, steps: Sequ
 
 
 def _identity(settings: PipelineSettings, claim: Json | None) -> str:
-    """What storage the work folder is on."""
+    """The identity of the storage that the work folder is on."""
     return settings.kubernetes.store or ("" if claim is None else str(claim["metadata"].get("uid", "")))
 
 

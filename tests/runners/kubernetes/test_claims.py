@@ -9,7 +9,7 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.claims import check_access_mode, shares_volumes
+from gaudi_bert.runners.kubernetes.claims import _shares_volumes, check_access_mode
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer, Run
 from tests.builders.recorded_answers import STORAGE_CLASS, node
@@ -74,10 +74,10 @@ def test_a_volume_that_workers_may_share_is_submitted(
 
 def test_classes_that_attach_nothing_to_a_node_are_known() -> None:
     known = ("nfs.csi.k8s.io", "cluster.local/nfs-subdir-external-provisioner", "efs.csi.aws.com")
-    assert all(shares_volumes({"provisioner": name}) for name in known)
+    assert all(_shares_volumes({"provisioner": name}) for name in known)
     unknown = ("pd.csi.storage.gke.io", "rancher.io/local-path", "kubernetes.io/no-provisioner", "efs.csi.aws.com.example")
-    assert not any(shares_volumes({"provisioner": name}) for name in unknown)
-    assert not shares_volumes(None)
+    assert not any(_shares_volumes({"provisioner": name}) for name in unknown)
+    assert not _shares_volumes(None)
 
 
 @pytest.mark.parametrize(

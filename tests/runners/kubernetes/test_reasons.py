@@ -63,7 +63,7 @@ def test_a_pod_that_runs_has_succeeded_or_waits_for_its_inputs_has_no_problem(st
         ("1 Insufficient memory, 1 Insufficient cpu.", ["resources.training.memory", "resources.training.cpu"]),
         ("pod has unbound immediate PersistentVolumeClaims.", ["kubernetes.storage_class"]),
         ("1 node(s) were unschedulable.", ["kubectl uncordon"]),
-        ("1 node(s) had untolerated taint {gaudi: }.", ["kubernetes.training_pods.tolerations"]),
+        ("1 node(s) had untolerated taint {gaudi: }.", ["kubernetes.training_pods"]),
         ("1 Insufficient ephemeral-storage.", ["kubernetes.scratch"]),
         ("1 node(s) didn't match Pod's node affinity/selector.", ["kubernetes.node_selector"]),
         ("something new.", ["kubectl describe pod"]),
@@ -103,6 +103,7 @@ CRASHED = pod("p", "Running", waiting={"reason": "CrashLoopBackOff"})
 CRASHED["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "message": "sshd: no hostkeys"}}
 LINES = "first\nsecond\nerror: no space left; free some\nthird"
 STOP = "error: /work/demo/run: stopped on request after update 614 of 800; run it again to resume"
+FEWER = "error: run: this run has training.updates = 800; pass --resume to extend it, or pass --overwrite to start again"
 LOG = "its log: `gaudi-bert k8s logs PIPELINE --step STEP`"
 LIMIT = "OOMKilled: it needed more memory than its limit of 2Gi; raise resources.data.memory_limit (or memory, on cards)"
 
@@ -112,6 +113,7 @@ LIMIT = "OOMKilled: it needed more memory than its limit of 2Gi; raise resources
     [
         (failed("p", 1, LINES), State.GOES_ON, "pod p: error: no space left; free some"),
         (failed("p", 2, LINES), State.HOPELESS, "pod p: error: no space left; free some"),
+        (failed("p", 2, FEWER), State.HOPELESS, f"pod p: {FEWER.partition(';')[0]}; give the pipeline another name, or"),
         (failed("p", 137, "first"), State.GOES_ON, f"pod p: exit code 137; {LOG}"),
         (failed("p", 75), State.STOPPED, "pod p: stopped on request"),
         (failed("p", 75, STOP), State.STOPPED, "pod p: stopped on request after update 614 of 800"),
