@@ -45,7 +45,7 @@ class LinearLayersByOneDnn(TorchFunctionMode):
     """While it lasts, linear layers of any module are computed by `linear`; the module itself is not changed."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        """What `function` gives."""
+        """Return what `function` gives."""
         del types
         compute = _linear_layer if function is functional.linear else function
         return compute(*arguments, **(options or {}))
@@ -79,7 +79,7 @@ class _OneDnnProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, left: Tensor, right: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
-        """Of matrices."""
+        """Multiply matrices."""
         context.save_for_backward(left, right)
         context.transposed = transposed
         return _multiply(left, right.t() if transposed else right, bias)
@@ -131,7 +131,7 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
 
 
 def _steps(rate: float) -> int:
-    """Of 65,536 random numbers, how many drop an element."""
+    """Count the random numbers, of 65,536, that drop an element."""
     return max(1, round(rate * _DROPOUT_STEPS))
 
 

@@ -61,7 +61,7 @@ def _rows_of_trial(config: Any, feeding: Feeding) -> list[Row]:
 
 
 def _gradient_difference(encoder: Any, feeding: Feeding, rows: list[Row]) -> float:
-    """How far the gradients of packs and of their sequences alone differ, as a share of their norm.
+    """Measure how far the gradients of packs and of their sequences alone differ, as a share of their norm.
 
     The loss is a sum of all outputs of the sequences, each times a random number.
     """

@@ -67,7 +67,7 @@ class Prepared:
 
 
 class Job(ABC, Generic[R]):
-    """What one kind of run adds to the steps of `run_job`, which calls the methods in this sequence.
+    """One kind of run, as the steps of `run_job`, which calls the methods in this sequence.
 
     Attributes:
         result_name: the file that is written last; `result_type` is its content.
@@ -198,7 +198,7 @@ _OF_THE_MACHINE = ("engine", "device", "compile")
 
 
 def _stored_settings(section: LoopSettings, prepared: Prepared, run: RunContext[R]) -> dict[str, Any]:
-    """What every checkpoint of a run holds besides its state; paths are those of the user, and left out."""
+    """Return what every checkpoint of a run holds besides its state; paths are those of the user, and left out."""
     fields = TrainingSettings.model_fields if isinstance(section, TrainingSettings) else LoopSettings.model_fields
     names = fields.keys() - {"init_checkpoint", *_OF_THE_MACHINE}
     return {
@@ -264,7 +264,7 @@ def _run_folder(
 
 
 def _nothing_to_do(folder: Path, signature: Signature) -> str:
-    """What a run prints that is finished already."""
+    """Return the line of a run that is finished already."""
     done = "trained" if signature.stage == "train" else "fine-tuned"
     return f"{shown_path(folder)}: already {done} with these settings, nothing to do"
 

@@ -46,7 +46,7 @@ _Differences = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class VerifyModelResult:
-    """How far packed is from unpacked.
+    """The distance of packed from unpacked.
 
     `differences` holds the largest one of each output and loss, and that of a variable's gradient as a share of its norm;
     `leak_comparisons` counts the sequences next to a changed one, none of which changed.

@@ -68,7 +68,7 @@ class TorchModel(ABC):
     # --- the protocol
 
     def buffers(self) -> dict[str, Tensor]:
-        """What is stored in addition to the parameters, and has no gradient."""
+        """Return what is stored in addition to the parameters, and has no gradient."""
         return {}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -91,7 +91,7 @@ class TorchModel(ABC):
         return {**self.parameters_by_name, **self.buffers()}
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
-        """What the head gives, without dropout."""
+        """Return what the head gives, without dropout."""
         with torch.inference_mode(), self.autocast():
             return to_numpy(widen(self.forward(self.tensors(batch), False)).float())
 
@@ -126,7 +126,7 @@ class TorchModel(ABC):
         return sums[0] * factors_2[0], sums.detach()
 
     def training_outputs(self, batch: Tensors, dropout_seed: Int32Array) -> Any:
-        """What the head gives, with dropout drawn from its seed."""
+        """Return what the head gives, with dropout drawn from its seed."""
         self._count_graph(batch)
         _seed_device(self.device, dropout_seed)
         with self.autocast():

@@ -33,7 +33,7 @@ class _TorchSums:
 
 @contextmanager
 def _same_bits(section: str) -> Iterator[None]:
-    """Where only deterministic kernels may run, and an operation has none, say which setting it is."""
+    """Name the setting where only deterministic kernels may run, and an operation has none."""
     try:
         yield
     except RuntimeError as error:
@@ -149,7 +149,7 @@ class TorchUpdates:
 
     @property
     def graphs_built(self) -> int:
-        """How many graphs of forward and backward passes have been built."""
+        """The number of graphs of forward and backward passes that have been built."""
         return self._model.graphs_built
 
 
@@ -162,7 +162,7 @@ _FUSED_DEVICES = ("cpu", "cuda")
 
 
 def clip_factor(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
-    """What all gradients are multiplied by so that their joint Euclidean norm is at most `clip_norm` (0: they stay).
+    """Return what all gradients are multiplied by so that their joint Euclidean norm is at most `clip_norm` (0: they stay).
 
     Also the norm before; both are float32 scalars. The norm is not finite when a gradient is not.
     """

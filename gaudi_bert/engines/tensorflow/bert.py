@@ -54,7 +54,7 @@ Batch = Mapping[str, tf.Tensor]
 
 @dataclass(frozen=True)
 class Network:
-    """What every layer is given: the sizes, the variables, the type of the matrix products, and how the pass is run."""
+    """Inputs of every layer: the sizes, the variables, the type of the matrix products, and how the pass is run."""
 
     config: BertConfig
     parameters: Mapping[str, tf.Tensor]
@@ -96,7 +96,7 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
 
 
 def attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """What is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not.
+    """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not.
 
     `input_mask_BL` is the number of the sequence at each position, int32, 0 for padding.
     """
@@ -159,7 +159,7 @@ def _self_attention(
     heads, size = config.num_attention_heads, config.head_size
 
     def project(inputs: tf.Tensor, positions: int, *parts: str) -> list[tf.Tensor]:
-        """Of each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
+        """Return for each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
         fused = dense(inputs, *_fused_projection(network, scope, parts), forward_pass.compiled)
         return tf.unstack(tf.transpose(tf.reshape(fused, [packs, positions, len(parts), heads, size]), [2, 0, 3, 1, 4]))
 
@@ -281,7 +281,7 @@ def _next_sentence_scores(network: Network, pooled_PH: tf.Tensor) -> tf.Tensor:
 
 
 class PretrainingOutputs(NamedTuple):
-    """What the heads give, all float32 (float64 where the model computes in that)."""
+    """Outputs of the heads, all float32 (float64 where the model computes in that)."""
 
     pooled_output_BSH: tf.Tensor
     masked_lm_logits_BQV: tf.Tensor

@@ -49,7 +49,7 @@ def keep_mask(drawn: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DT
 
 
 def keep_scale(drawn: tf.Tensor | None, rate: float) -> float:
-    """What the remaining numbers are multiplied by, so that the mean stays."""
+    """Return what the remaining numbers are multiplied by, so that the mean stays."""
     return 1.0 if drawn is None else STEPS / (STEPS - _dropped_steps(rate))
 
 
@@ -97,7 +97,7 @@ def _wrapped(value: int) -> int:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """What every layer is given.
+    """The part of a pass that every layer is given.
 
     `dropout_seed` is int32 [2], another one for every pass of a training run; None for no dropout. `compiled` makes one
     pass over memory of each chain of elementwise operations, by XLA (for CPUs).
@@ -107,7 +107,7 @@ class ForwardPass:
     compiled: bool = False
 
     def draw(self, shape: tf.TensorShape, rate: float, site: int) -> tf.Tensor | None:
-        """What `keep_mask` needs to know for one dropout; None where nothing is dropped.
+        """The inputs of `keep_mask` for one dropout; None where nothing is dropped.
 
         `site` is the number of this dropout in the model.
         """
