@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.cpu import LinearLayersByOneDnn
+from gaudi_bert.encoders.cpu import patch_linear_with_onednn
 from gaudi_bert.encoders.feeding import Feeding, additive_masks, fed_module, fed_positions
 from gaudi_bert.encoders.feeding_trial import TriedModel, packed_batch, try_model
 from gaudi_bert.encoders.pooling import belongs, gather, vectors_of_sequences, widen
@@ -123,7 +123,7 @@ class PackedModel:
             return nullcontext()
         names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # of transformers of today, and before
         twice = next((getattr(self.module, name) for name in names if hasattr(self.module, name)), False)
-        return nullcontext() if twice and self.module.training else LinearLayersByOneDnn()
+        return nullcontext() if twice and self.module.training else patch_linear_with_onednn()
 
     def _answers_of_texts(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
         """The head on what it reads of each text, [B, S, C]."""

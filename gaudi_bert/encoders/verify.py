@@ -45,7 +45,8 @@ def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, f
         differences = {"outputs": tried.difference}
         if head is not None:
             differences["answers"] = packed.try_head()
-        rows = _rows_of_trial(model.config, feeding)
+        length = tokens_of_packs(model.config, feeding.position_offset)
+        rows, _ = random_packs(model.config, length, _SEED, feeding.longest_sequence, feeding.unpacked_token)
         differences["gradient"] = _gradient_difference(model.base_model, feeding, rows)
     except InputError as error:
         raise FailedError(f"{folder}: {error}") from error
@@ -53,11 +54,6 @@ def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, f
     for name, difference in differences.items():
         say(f"verify-model:   {name}: packed and alone differ by {difference:.1e} of the largest value")
     return differences, len(rows), sum(len(row["seq_lens"]) for row in rows)
-
-
-def _rows_of_trial(config: Any, feeding: Feeding) -> list[Row]:
-    length = tokens_of_packs(config, feeding.position_offset)
-    return random_packs(config, length, _SEED, feeding.longest_sequence, feeding.unpacked_token)[0]
 
 
 def _gradient_difference(encoder: Any, feeding: Feeding, rows: list[Row]) -> float:

@@ -65,7 +65,7 @@ class Objective(ABC):
     sequence_feature: ClassVar[str] = "sequence_weights"
 
     @abstractmethod
-    def weights(self, batch: BatchArrays) -> FloatArray:
+    def denominators(self, batch: BatchArrays) -> FloatArray:
         """Return what the first and the second loss of one batch are divided by, float64 [2]."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class PretrainingObjective(Objective):
     sums = 8
     sequence_feature = "next_sentence_weights"
 
-    def weights(self, batch: BatchArrays) -> FloatArray:
+    def denominators(self, batch: BatchArrays) -> FloatArray:
         """Masked tokens (`loss: token`) or sequences that have one (`loss: sequence`); and sequences."""
         masked = _masked_weight(batch["masked_lm_weights"], self.masked_lm_loss)
         return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
@@ -202,7 +202,7 @@ class TrainingStep:
         float32 [K + 1]: the sums of the objective over this process's micro-batches, and the gradient's norm over all
         processes before clipping.
         """
-        weights_M2 = np.array([self.objective.weights(batch) for batch in micro_batches])
+        weights_M2 = np.array([self.objective.denominators(batch) for batch in micro_batches])
         packs = len(micro_batches[0]["input_ids"])
         factors_M2 = self.denominators.factors(weights_M2, packs, self.communicator)
         seed, rank = self.settings.seed, self.communicator.rank

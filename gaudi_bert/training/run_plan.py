@@ -189,18 +189,19 @@ class RunPlan:
         """
         before, after = self._turns_after(update - 1), self._turns_after(update)
         most_first = sorted(range(len(after)), key=lambda which: -self.turns[which].turns)
-        turns = [(which, turn) for which in most_first for turn in range(before[which], after[which])]
-        return [each for which, turn in turns for each in self._of_turn(which, turn)]
+        micro_batches = []
+        for which in most_first:
+            row = self.turns[which]
+            of_turn, packs = row.shared_by(self.processes)
+            together = packs * self.processes
+            for turn in range(before[which], after[which]):
+                for first in range(turn * row.packs, turn * row.packs + of_turn * together, together):
+                    end = min(first + together, (turn + 1) * row.packs)
+                    micro_batches.append(MicroBatch(which, first, end, packs))
+        return micro_batches
 
     def _turns_after(self, update: int) -> list[int]:
         return [math.ceil(update * row.turns) for row in self.turns]
-
-    def _of_turn(self, which: int, turn: int) -> Iterator[MicroBatch]:
-        row = self.turns[which]
-        micro_batches, packs = row.shared_by(self.processes)
-        for number in range(micro_batches):
-            first = turn * row.packs + number * packs * self.processes
-            yield MicroBatch(which, first, min(first + packs * self.processes, (turn + 1) * row.packs), packs)
 
     def micro_batches(self, updates_done: int, packs_done: int) -> Iterator[MicroBatch]:
         """Return those of a run that is at this position, without end; of rows of one length, the packs alone are the

@@ -22,11 +22,6 @@ FIRST_FACTOR, SECOND_FACTOR = 0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32)
 STEPS = 1 << 16
 
 
-def _fold_seed(seed_2: tf.Tensor, site: int) -> tf.Tensor:
-    """The seed of dropout number `site` in the model, int32 [2], from that of a pass."""
-    return seed_2 + tf.constant([_wrapped(site * _GOLDEN_STRIDE), 0], dtype=tf.int32)
-
-
 def _plain_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Tensor:
     """False where a number is dropped and True elsewhere: a byte an element, as it is stored for the backward pass.
 
@@ -113,5 +108,5 @@ class ForwardPass:
         """
         if self.dropout_seed is None or rate == 0:
             return None
-        seed_2 = _fold_seed(self.dropout_seed, site)
+        seed_2 = self.dropout_seed + tf.constant([_wrapped(site * _GOLDEN_STRIDE), 0], dtype=tf.int32)
         return seed_2 if self.compiled else _plain_mask(shape, rate, seed_2)

@@ -230,14 +230,10 @@ def _weights_of_transformers(path: Path, head: TaskHead | VectorHead, lacks_head
 
     folder = path if path.is_dir() else path.parent
     config, architecture, variables, fresh = read_encoder_weights(folder, head, lacks_head=lacks_head)
-    kind, identity = f"{config.model_type} of transformers", _folder_identity(folder)
-    return StartWeights(folder, kind, config, sizes_of(config, head), architecture, variables, fresh, identity)
-
-
-def _folder_identity(folder: Path) -> str:
-    """Return what distinguishes the weights of a folder of `transformers` from others: their files, and its config."""
+    kind = f"{config.model_type} of transformers"
     files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
-    return " ".join(map(file_identity, sorted(files)))
+    identity = " ".join(map(file_identity, sorted(files)))
+    return StartWeights(folder, kind, config, sizes_of(config, head), architecture, variables, fresh, identity)
 
 
 def _weights_checksum(weights: Weights) -> str:
