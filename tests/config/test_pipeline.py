@@ -225,7 +225,7 @@ def setting(settings: PipelineSettings, key: str) -> object:
 
 def test_what_is_free_is_no_part_of_a_run() -> None:
     both = {"device", "threads", "keep_checkpoints", "log_every_updates", "save_every_updates"}
-    both |= {"fusion_bytes", "meeting_seconds", "stall_seconds", "watch_port", "engine", "compile"}
+    both |= {"fusion_bytes", "meeting_seconds", "stall_seconds", "engine", "compile"}
     both |= {"recompute", "deterministic", "gaudi_fused_attention"}
     assert free_settings(FineTuneSettings) == both
     assert free_settings(TrainingSettings) == both | {"evaluate_every_updates", "evaluate_packs", "measure_speedup"}
