@@ -63,7 +63,7 @@ def estimate(
         max_sequence_length=max_sequence_length,
         input_column=input_column or "input_ids",
     )
-    output.print_result(result, json, describe_details if details else describe_estimate)
+    output.print_result(result, json, describe_details(result) if details else describe_estimate(result))
 
 
 def _estimate_task(
@@ -92,7 +92,7 @@ def _estimate_task(
         sizes_of=encoder_sizes,
         reporter=Reporter(),
     )
-    output.print_result(result, json, describe_task_estimate)
+    output.print_result(result, json, describe_task_estimate(result))
 
 
 # --- the tables of `estimate`

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
@@ -51,23 +50,22 @@ def train(
 ) -> None:
     """Train BERT on packed (or unpacked) records, or any language model on a packed table, by TensorFlow or PyTorch."""
     from gaudi_bert.config.shipped import model_overrides, names_bert
-    from gaudi_bert.tasks import pretrain
-    from gaudi_bert.training import train
+    from gaudi_bert.training.jobs import records, tables
 
     options = {"training.engine": ("--engine", engine)}
-    is_table = pretrain.is_packed_table(data, arguments.pipeline_settings(pipeline, set_, options).store)
+    is_table = tables.is_packed_table(data, arguments.pipeline_settings(pipeline, set_, options).store)
     given = model if is_table and model is not None and not names_bert(model) else None
     sizes = model_overrides(model) if model is not None and given is None else []
     settings = arguments.pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
     common = _Common(reporter=Reporter(), resume=resume, overwrite=overwrite, dry_run=dry_run)
     if is_table:
-        trained = pretrain.train_on_table(settings, data, given, evaluation_data, out, **common)
+        trained = tables.train_on_table(settings, data, given, evaluation_data, out, **common)
         following = output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
-        output.print_shared_result(trained, json, output.describe_training, None if dry_run else following)
+        output.print_shared_result(trained, json, next_command=None if dry_run else following)
         return
-    result = train.train(settings, data, evaluation_data, out, **common)
+    result = records.train(settings, data, evaluation_data, out, **common)
     following = output.words_of("export", "--checkpoint", out, "--out", "model/")
-    output.print_shared_result(result, json, output.describe_training, None if dry_run else following)
+    output.print_shared_result(result, json, next_command=None if dry_run else following)
 
 
 def evaluate(
@@ -85,7 +83,7 @@ def evaluate(
     result = evaluate.evaluate(
         data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, engine=settings.training.engine, reporter=Reporter()
     )
-    output.print_shared_result(result, json, output.describe_evaluation)
+    output.print_shared_result(result, json)
 
 
 def verify_model(
@@ -100,7 +98,7 @@ def verify_model(
     from gaudi_bert.training import verify_model
 
     result = verify_model.verify_model(checkpoint=checkpoint, data=data, reporter=Reporter())
-    output.print_result(result, json, _describe_proof)
+    output.print_result(result, json, _describe_proof(result))
 
 
 def _describe_proof(proof: VerifyModelResult) -> list[str]:
@@ -125,7 +123,7 @@ def export(
 
     result = export.export(checkpoint, out, vocabulary=vocab, reporter=Reporter(), overwrite=overwrite)
     following = "finetune --task classification --data train.jsonl --out tuned/ " + output.words_of("--model", out)
-    output.print_result(result, json, _describe_export, following)
+    output.print_result(result, json, _describe_export(result), following)
 
 
 def _describe_export(exported: ExportResult) -> list[str]:
@@ -171,8 +169,8 @@ def finetune(
     json: arguments.Json = False,
 ) -> None:
     """Train a pretrained encoder or causal model for a task, on packed rows."""
-    from gaudi_bert.tasks import finetune
-    from gaudi_bert.tasks.finetune_job import FineTuneInput
+    from gaudi_bert.training.jobs import finetune
+    from gaudi_bert.training.jobs.rows import FineTuneInput
 
     options: dict[str, tuple[str, object]] = {
         "task.name": ("--task", task),
@@ -193,7 +191,7 @@ def finetune(
     )
     use, file = ("embed", "vectors.npy") if settings.task.name == "embedding" else ("predict", "answers.jsonl")
     following = output.words_of(use, "--model", out, "--data", "new.jsonl", "--out", file)
-    output.print_shared_result(result, json, output.describe_finetuning, None if dry_run else following)
+    output.print_shared_result(result, json, next_command=None if dry_run else following)
 
 
 @arguments.reads_rows("label_column")
@@ -221,7 +219,7 @@ def predict(
     changes = arguments.task_settings(set_, rows.by_key()).model_dump(exclude_unset=True)
     result = predict.predict(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
-        output.print_result(result, json, partial(output.describe_answers, out=out))
+        output.print_result(result, json, result.lines(out))
 
 
 @arguments.reads_rows("label_column")
@@ -262,4 +260,4 @@ def embed(
     settings = arguments.task_settings(set_, rows.by_key())
     result = predict.embed(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
-        output.print_result(result, json, partial(output.describe_answers, out=out))
+        output.print_result(result, json, result.lines(out))

@@ -42,7 +42,7 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
     remedies = {
         errno.ENOSPC: "free some space on that disk and run the same command again",
         errno.EDQUOT: "raise the quota or choose another folder",
-        errno.EACCES: "check the permissions, or choose another folder",
+        errno.EACCES: "check the permissions" + ("" if action == "read" else ", or choose another folder"),
         errno.EROFS: "the file system is read-only: choose another folder",
         errno.ENOENT: "it does not exist or has vanished: check the path",
         errno.ENAMETOOLONG: "use shorter names",
@@ -55,7 +55,8 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         remedy = remedies.get(error.errno or 0, "see the reason given by the operating system")
-        kind = InputError if error.errno in BAD_PATH else FailedError
+        is_closed = error.errno == errno.EACCES and action == "read"
+        kind = InputError if error.errno in BAD_PATH or is_closed else FailedError
         raise kind(f"{shortened(str(path), 300)}: cannot {action}: {reason}; {remedy}") from error
 
 
@@ -63,14 +64,17 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 
 def regular(path: Path | str) -> Path:
-    """`path`, checked to be a file with an end. A pipe, a device or a socket would be waited for, or never end.
+    """Return `path`, checked to be a file with an end that may be read.
 
-    Whatever is opened for reading passes here. An operating system error (a missing file) is raised as it
-    is: the reader knows the remedy.
+    A pipe, a device or a socket would be waited for, or never end. Whatever is opened for reading passes here, also by
+    libraries that call a file without permission missing. An operating system error is raised as it is: the reader knows
+    the remedy.
     """
     kind = _KINDS.get(stat.S_IFMT(os.stat(_possible(path)).st_mode))
     if kind is not None:
         raise InputError(f"{shortened(str(path), 300)}: is {kind}; give a file, which has an end")
+    if not os.access(path, os.R_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return Path(path)
 
 
@@ -184,7 +188,7 @@ def path_below(folder: Path, text: str) -> Path:
 
 
 def shown_location(location: str | Path) -> str:
-    """How messages name a location: a URL, or the path."""
+    """Return the name of a location for messages: a URL, or the path."""
     return url_of(location) if in_store(location) else str(location)
 
 
@@ -250,7 +254,7 @@ def move_finished_file(temporary: Path, path: Path) -> None:
 
 
 class Mirror(Protocol):
-    """What stands behind a mounted folder."""
+    """A store behind a mounted folder."""
 
     def completed(self, path: Path) -> None:
         """A file below the folder is complete; called in the thread that wrote it."""
@@ -273,7 +277,7 @@ def mounted(folder: Path, mirror: Mirror) -> Iterator[None]:
 
 
 def mirror_of(path: Path) -> Mirror | None:
-    """What stands behind a path: the mirror of the mounted folder that it is or is in."""
+    """Return the mirror of the mounted folder that a path is or is in."""
     if not _MOUNTED:
         return None
     return next((_MOUNTED[folder] for folder in (path, *path.parents) if folder in _MOUNTED), None)
@@ -299,8 +303,10 @@ def write_text(path: Path, text: str) -> None:
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
-        around = shown(text[max(error.start - 30, 0) : error.end + 30])
-        raise InputError(f"{path}: would hold a name that is not UTF-8, {around}; rename that file") from error
+        begin = max(text.rfind(mark, 0, error.start) for mark in '"\n') + 1
+        end = min((place for mark in '"\n' if (place := text.find(mark, error.end)) >= 0), default=len(text))
+        name = shown(text[begin:end].partition(" ")[0])
+        raise InputError(f"{path}: would hold a name that is not UTF-8, {name}; rename that file") from error
     with atomic_file(path) as handle:
         handle.write(data)
 

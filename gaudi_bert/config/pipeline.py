@@ -85,7 +85,7 @@ class PipelineSettings(Settings):
 
     @property
     def training_kind(self) -> Literal["job", "mpijob", "trainjob"]:
-        """What training is on a cluster."""
+        """Return what training is on a cluster."""
         if self.kubernetes.training != "auto":
             return self.kubernetes.training
         return "mpijob" if self.resources.workers > 1 and self.container_engine == "tensorflow" else "job"
@@ -168,6 +168,8 @@ def load_pipeline(
             raise InputError(f"{path}: a pipeline file holds `key: value` pairs, not a {type(mapping).__name__}")
     typed = {}
     for key, (option, value) in (options or {}).items():
+        if value == "":
+            raise InputError(f"{option}: is empty; give it a value, or leave it out")
         if value is not None:
             typed[key] = f"{option} {value}"
             _set_key(mapping, key, str(value), typed[key])
@@ -323,7 +325,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """As PyYAML's, counting values and depth."""
+        """Compose a node as PyYAML does, counting values and depth."""
         before = self._values
         self._depth += 1
         is_alias = self.check_event(yaml.AliasEvent)
@@ -340,7 +342,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """As PyYAML's, but a key that is given twice is an error."""
+        """Construct a mapping as PyYAML does, but a key that is given twice is an error."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:

@@ -97,7 +97,7 @@ def _full_name(name: str) -> str:
 
 
 def _check_leftovers(state: WeightArrays, tensors: WeightArrays) -> None:
-    """What was not read may only be the tied tensors, equal to what they are tied to, and counters."""
+    """Refuse tensors that were not read, but for counters and tied ones that equal what they are tied to."""
     everything = {_full_name(name): value for name, value in tensors.items()}
     for name, value in state.items():
         if name in _TIED and _TIED[name] in everything:

@@ -66,7 +66,7 @@ class RowPart:
     size_bytes: int = 0
 
     def location(self, position: RowPosition) -> str:
-        """How messages name a row of this part, counted through the file."""
+        """Name a row of this part in messages, counted through the file."""
         if self.path is not None and self.start:
             number, line = position
             if self.kind == "parquet":
@@ -77,7 +77,7 @@ class RowPart:
         return f"{self.name}: {position}"
 
     def _before(self, path: Path) -> tuple[int, int]:
-        """How many lines, and rows, are of earlier parts: those that begin before this one."""
+        """Count the lines and rows that begin before this part."""
         lines = rows = 0
         with open_file(path) as handle:
             while handle.tell() < self.start:
@@ -102,11 +102,17 @@ class RowPart:
 
     def not_text(self, where: str, error: UnicodeDecodeError) -> InputError:
         """The error for a line, `where`, that is not text of the encoding."""
-        encoding, other = ("UTF-8", "cp1252") if self.encoding == "utf-8" else (self.encoding, "utf-8")
+        encoding = "UTF-8" if self.encoding == "utf-8" else self.encoding
+        return InputError(
+            f"{where}: not {encoding} at its byte {error.start}; {self.encoding_remedy(error).partition(': ')[2]}"
+        )
+
+    def encoding_remedy(self, error: UnicodeDecodeError) -> str:
+        """Return what to do about a line that is not text of the encoding."""
+        other = "cp1252" if self.encoding == "utf-8" else "utf-8"
         if self.encoding == "utf-8" and error.object[:2] in _UTF_16_MARKS:
             other = "utf-16"
-        reason = f"not {encoding} at its byte {error.start}; say what it is, such as --encoding {other}, or save it as UTF-8"
-        return InputError(f"{where}: {reason}")
+        return f"its text is not {self.encoding}: say what it is, such as --encoding {other}, or save it as UTF-8"
 
 
 def _has_byte_lines(encoding: str) -> bool:
@@ -166,7 +172,9 @@ def complete_file(path: str | Path, settings: TaskSettings) -> RowPart:
     kind = settings.format or _format_by_ending(path)
     if kind is None:
         raise InputError(f"{path}: unknown ending; known are {', '.join(ENDINGS)} (and .gz, .zst), or give --format jsonl")
-    return RowPart(str(path), Path(path), kind, _compression_of(Path(path)), settings.encoding)
+    # An encoding that nobody named, that of a model's training data, is for tables alone.
+    encoding = settings.encoding if kind in TABLES or "encoding" in settings.named else "utf-8"
+    return RowPart(str(path), Path(path), kind, _compression_of(Path(path)), encoding)
 
 
 def _format_by_ending(path: str | Path) -> RowFormat | None:
@@ -176,7 +184,7 @@ def _format_by_ending(path: str | Path) -> RowFormat | None:
 
 
 def _compression_of(path: Path) -> Compression | None:
-    """How a file is compressed, by its first bytes."""
+    """Return how a file is compressed, by its first bytes."""
     with explained_os_errors(path, "read"), open_file(path) as handle:
         beginning = handle.read(4)
     return next((name for magic, name in COMPRESSIONS.items() if beginning.startswith(magic)), None)
@@ -221,7 +229,7 @@ def row_parts(source: Source, settings: TaskSettings, part_bytes: int) -> list[R
 
 
 def _format_of(path: Path, compression: Compression | None) -> RowFormat:
-    """By the ending; else by the beginning: Parquet, or JSON lines if the first line that is not blank is an object."""
+    """Return the format by the ending, else by the beginning: Parquet, JSON lines if the first line is an object, text."""
     by_ending = _format_by_ending(path)
     if by_ending in (*TABLES, "jsonl", "parquet"):
         return by_ending

@@ -71,7 +71,7 @@ class _Piece(NamedTuple):
 
 
 def policy_of(task: TaskName | None, settings: TaskSettings) -> TooLong:
-    """What becomes of rows that are too long: windows lose nothing, where a task allows them."""
+    """Return what becomes of rows that are too long: windows lose nothing, where a task allows them."""
     return settings.too_long or ("window" if task in _WITH_WINDOWS else "truncate")
 
 
@@ -355,7 +355,7 @@ def _joined(pieces: Sequence[_Piece], task: TaskName | None, labelled: bool, cut
 def _row_targets(
     rows: Sequence[Row], task: TaskName, numbers: Mapping[str, int], source: str
 ) -> Int32Array | Float32Array | None:
-    """What each text is to be: int32 [rows], float32 [rows, labels] of 0 and 1, or float32 [rows]; None without labels."""
+    """Return targets of texts: int32 [rows], float32 [rows, labels] of 0 and 1, or float32 [rows]; None without labels."""
     labels = [row.label if isinstance(row, TextRow) else None for row in rows]
     if None in labels:
         return None

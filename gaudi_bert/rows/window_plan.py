@@ -53,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """How a window is packed.
+    """Packs of a window.
 
     A part is for one length of a row; `gain` is the estimated cost of one sequence per row, padded to the longest, over the
     cost of this plan: 1 where nothing is packed.
@@ -71,10 +71,10 @@ class WindowPlan:
 
 
 class BatchModel(Protocol):
-    """What gives outputs for a batch of packs: [B, S, C] or [B, L, C]."""
+    """Model that gives outputs for a batch of packs: [B, S, C] or [B, L, C]."""
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
-        """Those of the features that `rows/packs.py` lays out."""
+        """Return the outputs for features that `rows/packs.py` lays out."""
 
 
 @dataclass(frozen=True)

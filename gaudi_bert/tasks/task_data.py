@@ -230,7 +230,7 @@ class TaskData:
 
     @property
     def packs(self) -> int:
-        """Of all lengths."""
+        """Return the packs of all lengths."""
         return sum(packing.packs for packing in self.packings)
 
     @property
@@ -243,7 +243,7 @@ class TaskData:
         return BatchShape(batch_packs, self.lengths[which], self.packings[which].depth_used)
 
     def packs_of(self, seed: int, epoch: int, which: int) -> Packs:
-        """Which sequences share a pack in an epoch, and the order of the packs, of one of the lengths."""
+        """Return which sequences share a pack in an epoch, and the order of the packs, of one of the lengths."""
         epoch_seed = int(random_words(1, seed, "task epoch", epoch + 1)[0])
         lengths = self.sequences.lengths.astype(np.int32)
         own = np.flatnonzero(np.searchsorted(self.lengths, lengths) == which)
@@ -302,7 +302,7 @@ class TaskResult:
         return self.figures[self.best_metric]
 
     def as_json(self) -> dict[str, float]:
-        """By name, as in `metrics.json` and `metrics.jsonl`."""
+        """Return the figures by name, as in `metrics.json` and `metrics.jsonl`."""
         return {**self.figures, "evaluated_rows": self.rows, "evaluated_sequences": self.sequences}
 
     def line(self) -> str:
@@ -323,7 +323,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
 
     @property
     def sums(self) -> int:
-        """Those of the head."""
+        """Return how many sums the head has."""
         return 3
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:

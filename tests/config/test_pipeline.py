@@ -315,10 +315,17 @@ def test_every_known_key_can_be_suggested() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--labels", "[a"), ("--labels", "{a: 1}"), ("--columns", "[a: 1]"), ("--task", "clasification")]
+    ("option", "key", "value"),
+    [
+        ("--labels", "task.labels", "[a"),
+        ("--labels", "task.labels", "{a: 1}"),
+        ("--columns", "task.columns", "[a: 1]"),
+        ("--task", "task.name", "clasification"),
+        ("--row-lengths", "finetune.row_lengths", ""),
+        ("--labels", "task.labels", ""),
+    ],
 )
-def test_a_wrong_option_is_named_as_it_was_typed(option: str, value: str) -> None:
-    key = {"--labels": "task.labels", "--columns": "task.columns", "--task": "task.name"}[option]
+def test_a_wrong_option_is_named_as_it_was_typed(option: str, key: str, value: str) -> None:
     message = refusal(load_pipeline, None, [], {key: (option, value)})
     assert message is not None
-    assert message.startswith(f"{option} {value}: ")
+    assert message.startswith(f"{option} {value}".strip() + ": ")

@@ -276,7 +276,7 @@ def test_training_goes_on_from_the_bucket(s3: S3Server, on_disk: dict[str, bytes
 def test_weights_and_data_in_a_bucket(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gaudi_bert.tasks.models.export import export
     from gaudi_bert.tfrecords.inspect import inspect
-    from gaudi_bert.training.train import train
+    from gaudi_bert.training.jobs.records import train
     from gaudi_bert.training.verify_model import verify_model
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
@@ -296,7 +296,7 @@ def test_weights_and_data_in_a_bucket(s3: S3Server, tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_a_run_in_the_bucket_is_raised_and_started_anew(s3: S3Server) -> None:
-    from gaudi_bert.training.train import train
+    from gaudi_bert.training.jobs.records import train
 
     store = quick(s3.endpoint)
     data, out = Path("s3://bucket/work/small/packed/train"), Path("s3://bucket/raised")

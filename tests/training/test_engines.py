@@ -22,7 +22,7 @@ from gaudi_bert.engines import choose
 from gaudi_bert.engines.choose import choose_engine
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.evaluate import evaluate
-from gaudi_bert.training.train import train
+from gaudi_bert.training.jobs.records import train
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
 from tests.builders.launched import ENVIRONMENT, TORCHRUN, finished
@@ -113,7 +113,7 @@ def test_a_step_is_compiled_once(packed, held_out, tmp_path, compiler: str, monk
         ("auto", False, None, ("tensorflow", "pytorch"), "pytorch", "the model is not a BERT"),
         ("auto", True, None, ("pytorch",), "pytorch", "TensorFlow is not installed"),
         ("auto", True, "pytorch", ("tensorflow", "pytorch"), "pytorch", "the run began with it"),
-        ("tensorflow", True, "pytorch", ("tensorflow",), "tensorflow", "training.engine says so"),
+        ("tensorflow", True, "pytorch", ("tensorflow",), "tensorflow", "as requested"),
     ],
 )
 def test_which_engine_and_why(monkeypatch, requested, is_bert, stored, installed, expected, reason) -> None:

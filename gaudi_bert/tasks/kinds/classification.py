@@ -131,7 +131,7 @@ class TokenClassification(Task):
             self.best_metric, self.metric_names = "accuracy", ("loss", "accuracy", "f1_macro")
 
     def note(self, rows: Sequence[Row]) -> str | None:
-        """Where no tag is of a chunk scheme."""
+        """Note that no tag is of a chunk scheme."""
         if self._scheme.has_chunks:
             return None
         return "no tag has a prefix such as B- or I-: each word counts by itself, by accuracy and f1_macro"

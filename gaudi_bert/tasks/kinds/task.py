@@ -22,7 +22,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
+from gaudi_bert.config.sections import TASK_NAMES, TaskName, TaskSettings
 from gaudi_bert.model.heads import TaskHead, TaskKind, VectorHead
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Row, Sequences
@@ -52,6 +52,27 @@ def task_named(name: str) -> type[Task]:
     return task
 
 
+_SETTINGS_OF_TASKS: dict[str, tuple[str, ...]] = {
+    "labels": ("classification", "multi-label", "token-classification"),
+    "stride": ("token-classification", "question-answering", "masked-language-modelling", "causal-language-modelling"),
+    **dict.fromkeys(("n_best", "max_answer_tokens", "null_score_threshold"), ("question-answering",)),
+    "loss": ("embedding", "reranking"),
+    **dict.fromkeys(("scale", "symmetric", "dimensions", "pooling", "query_prompt", "document_prompt"), ("embedding",)),
+    "masked_lm_probability": ("masked-language-modelling",),
+}
+"""Settings that only some tasks have."""
+
+
+def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
+    """Refuse settings that somebody named and that change nothing of a task; None is plain texts."""
+    fields = type(settings).model_fields
+    for key, tasks in _SETTINGS_OF_TASKS.items():
+        value = getattr(settings, key)
+        if key in settings.named and task not in tasks and value != fields[key].default:
+            what = task or "a text without a task"
+            raise InputError(f"task.{key} = {value}: changes nothing of {what}, it is for {', '.join(tasks)}; leave it out")
+
+
 EVALUATION_EPOCH = -1
 """That of masks for an evaluation."""
 
@@ -66,7 +87,7 @@ def learns_pairs(settings: TaskSettings) -> bool:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What masks are drawn from: how many tokens there are, which of them are special, and [MASK]."""
+    """Tokens that masks are drawn from: how many there are, which of them are special, and [MASK]."""
 
     size: int
     special_ids: tuple[int, ...]
@@ -82,7 +103,7 @@ NO_VOCABULARY = Vocabulary(0, (), 0)
 
 
 class Draw(NamedTuple):
-    """What drawn masks are a function of: the seed, and the epoch (-1 for an evaluation)."""
+    """Key of drawn masks: the seed, and the epoch (-1 for an evaluation)."""
 
     seed: int
     epoch: int
@@ -110,7 +131,7 @@ class Task(ABC):
 
     @property
     def head(self) -> TaskHead | VectorHead:
-        """What an engine computes."""
+        """Return what an engine computes."""
         return TaskHead(cast(TaskKind, self.name), self.width)
 
     @property
@@ -119,7 +140,7 @@ class Task(ABC):
         return len(self.labels)
 
     def note(self, rows: Sequence[Row]) -> str | None:
-        """What people should know of these rows, or of how they are measured, if anything."""
+        """Return what people should know of these rows, or of how they are measured, if anything."""
         return None
 
     @abstractmethod
@@ -135,14 +156,14 @@ class Task(ABC):
         return None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """How good the answers are, by name, without the loss.
+        """Return how good the answers are, by name; `loss` only where it is not that of the head.
 
         `logits`, [N, C] or [T, C], are in the order of the sequences, which come from all `rows`, labelled.
         """
         return {}
 
     def rank(self, metrics: Mapping[str, float], best_metric: str) -> tuple[float, float]:
-        """What orders evaluations, the best one last: the metric, and among equal ones the loss."""
+        """Return what orders evaluations, the best one last: the metric, and among equal ones the loss."""
         sign = -1.0 if best_metric in self.lower_is_better else 1.0
         return sign * metrics[best_metric], -metrics.get("loss", 0.0)
 
@@ -155,7 +176,7 @@ class Task(ABC):
         raise InputError(f"task {self.name}: it has no answers to predict; embed its texts, or fine-tune another task")
 
     def predictions(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """What `predictions.jsonl` holds of each labelled row: what is answered, or more."""
+        """Return what `predictions.jsonl` holds of each labelled row: what is answered, or more."""
         return self.answers(outputs, sequences, rows)
 
     def config_json(self) -> dict[str, Any]:
@@ -193,7 +214,7 @@ class TaskFigures:
     accuracy: float | None
 
     def as_json(self) -> dict[str, float]:
-        """By name, as in `metrics.jsonl`."""
+        """Return the figures by name, as in `metrics.jsonl`."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def line(self) -> str:
@@ -208,7 +229,7 @@ class TaskObjective(Objective):
     task: Task
 
     def weights(self, batch: BatchArrays) -> FloatArray:
-        """What the loss is a mean of, the only loss."""
+        """Return what the loss is a mean of, the only loss."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 
     def figures(self, sums: FloatArray) -> TaskFigures:

@@ -298,15 +298,22 @@ def _task_of(architectures: Sequence[str] | None, problem: str | None, labels: t
     return task
 
 
-def open_model(start: StartWeights, head: TaskHead | VectorHead, engine: Engine, device: Device | None = None) -> Model:
-    """A model with its weights."""
-    model = engine.build(ModelSpec(start.config, head), device, seed=None)
+def open_model(
+    start: StartWeights,
+    head: TaskHead | VectorHead,
+    engine: Engine,
+    device: Device | None = None,
+    *,
+    compiled: bool = False,
+) -> Model:
+    """Return a model with its weights."""
+    model = engine.build(ModelSpec(start.config, head), device, seed=None, compiled=compiled)
     model.load_values(start.variables)
     return model
 
 
-_OF_A_FILE = {"labels", "format", "delimiter", "encoding", "on_bad_row"}
-"""Settings of the task that say how one file is written, which a model does not keep: the next may be written otherwise."""
+_OF_A_FILE = {"labels", "format", "on_bad_row"}
+"""Settings of the task that a model does not keep: they are of one file, and the next may be written otherwise."""
 
 
 def write_task_folder(

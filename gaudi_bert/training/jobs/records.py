@@ -1,0 +1,289 @@
+"""Stage train: packed (or unpacked) records to checkpoints, metrics and TensorBoard logs in one folder.
+
+`run.py` names the steps of a run, and lists what its folder holds. The last file is `training.json`: how the run ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from gaudi_bert.artefacts.base import METADATA_NAME, VocabularyInfo
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.results import StageOutput
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored_bucket, shown_path
+from gaudi_bert.artefacts.training import EvaluationFigures, LossFigures, TrainingResult
+from gaudi_bert.artefacts.work_folder import TRAINING_NAME
+from gaudi_bert.common.arrays import BatchArrays
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_text, write_json, write_text
+from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.config.shipped import name_of_sizes
+from gaudi_bert.config.values import free_settings
+from gaudi_bert.engines.protocol import Model, ModelSpec
+from gaudi_bert.model.config import parameter_count
+from gaudi_bert.model.features import join_sequences, split_packs
+from gaudi_bert.model.heads import PretrainingHead
+from gaudi_bert.training.evaluate import RecordsEvaluation
+from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
+from gaudi_bert.training.input.source import DataSource, check_fits, open_data
+from gaudi_bert.training.loop import RunContext, TrainingLoop
+from gaudi_bert.training.mlperf import MlperfLog, open_log
+from gaudi_bert.training.model_files import model_config
+from gaudi_bert.training.objective import PretrainingObjective, denominators_for
+from gaudi_bert.training.run import Job, Prepared, run_job
+from gaudi_bert.training.run_plan import RunPlan, RunSettings
+from gaudi_bert.training.weights import load_weights, local_weights
+
+_DEFAULT_MODEL = "the default, for first tries: --model bert-base, bert-large or a config.json chooses another"
+_SMALL_MODELS_RATE = ", the default for small models: BERT was published with 1e-4 (--set training.learning_rate=1e-4)"
+
+
+def train(
+    settings: PipelineSettings,
+    data: Path,
+    evaluation_data: Path | None,
+    out: Path,
+    *,
+    reporter: Reporter,
+    resume: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+) -> StageOutput[TrainingResult] | RunPlan:
+    """Train a model on packed or unpacked records, in the folder `out`; the options are as of `run_job`."""
+    store = settings.store
+    with (
+        open_data(data, store) as source,
+        nullcontext() if evaluation_data is None else open_data(evaluation_data, store) as held_out,
+    ):
+        job = _RecordsJob(settings, data, source, held_out)
+        return run_job(job, settings, out, reporter=reporter, resume=resume, overwrite=overwrite, dry_run=dry_run)
+
+
+class _RecordsJob(Job[TrainingResult]):
+    """A BERT on records of pretraining; `held_out` are others that it is evaluated on."""
+
+    result_name, result_type = TRAINING_NAME, TrainingResult
+    section: TrainingSettings
+    is_bert = True
+
+    def __init__(self, settings: PipelineSettings, data: Path, source: DataSource, held_out: DataSource | None) -> None:
+        self.section = settings.training
+        self._settings, self._data, self._source, self._held_out = settings, data, source, held_out
+        self._config = model_config(settings.model, source.vocabulary_size, source.schema.max_sequence_length)
+        if held_out is None and settings.training.target_masked_lm_accuracy is not None:
+            raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
+        for each in (source, held_out):
+            if each is not None:
+                check_fits(each, self._config)
+        self._speedup: float | None = None
+
+    def prepare(self, processes: int, reporter: Reporter) -> Prepared:
+        """Decide on the batches; refuse a cache that is too small for them."""
+        training, source = self.section, self._source
+        plan = self._plan(processes)
+        evaluation = None
+        if self._held_out is not None:
+            packs = plan.settings.micro_batch_packs
+            evaluation = RecordsEvaluation(self._held_out, self._config, packs, training.evaluate_packs)
+        return Prepared(
+            ModelSpec(self._config, PretrainingHead(training.loss)),
+            PretrainingObjective(training.loss),
+            plan,
+            evaluation,
+            self._batches,
+            self._lines(plan),
+            self._signature(),
+            denominators_for(training, source),
+            {"data": asdict(source.schema)},
+        )
+
+    def _plan(self, processes: int) -> RunPlan:
+        settings, source = self._settings, self._source
+        if source.cache is not None:
+            stored = source.open_packs()
+            source.cache.check_room(stored.streams, processes, stored.sets)
+        plan = RunPlan(
+            RunSettings.of_training(settings.training),
+            source.packing_factor,
+            processes=processes,
+            processes_per_worker=settings.resources.processes_per_worker,
+            slots_per_pack=source.schema.max_sequence_length,
+            packs=source.packs,
+            mean_tokens=source.mean_tokens,
+        )
+        if plan.packs is None:  # unpacked records do not state it; whether they are enough for one update is soon known
+            packs = source.count_packs(plan.packs_per_update)
+            plan = replace(plan, packs=packs if packs < plan.packs_per_update else None)
+        return plan
+
+    def _lines(self, plan: RunPlan) -> list[str]:
+        """The model, the data, the batches."""
+        chosen, training, source, config = self._settings.model, plan.settings, self._source, self._config
+        origin = "as requested" if {"hidden_size", "num_hidden_layers"} & chosen.model_fields_set else _DEFAULT_MODEL
+        kind = f"packed, depth {source.depth}" if source.is_packed else "not packed"
+        vocabulary = f"vocabulary {config.vocab_size:,}"
+        if source.vocabulary_size is None:
+            vocabulary += " (the data does not record its own)"
+        has_default_rate = "learning_rate" not in self._settings.training.model_fields_set
+        return [
+            f"{name_of_sizes(chosen) or 'a BERT'}: {count_of(config.num_hidden_layers, 'layer')}, "
+            f"hidden size {config.hidden_size}, {parameter_count(config) / 1e6:,.1f} million parameters; {origin}",
+            f"{shown_path(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
+            f"{training.optimizer}, learning rate {training.learning_rate:g}"
+            + (_SMALL_MODELS_RATE if config.hidden_size >= 512 and has_default_rate else ""),
+            *plan.short_lines(),
+            *filter(None, [source.reading_cost(plan.processes)]),
+        ]
+
+    def _signature(self) -> Signature:
+        section = self._settings.training.model_dump(exclude=free_settings(TrainingSettings))
+        # The path of the initial checkpoint is the user's, not the artefact's; its name is enough to notice another one.
+        section["init_checkpoint"] = Path(section["init_checkpoint"]).name if section["init_checkpoint"] else None
+        held_out = self._held_out
+        inputs = {"data": self._source.identity, "evaluation_data": held_out.identity if held_out is not None else None}
+        return Signature("train", {"model": self._config.to_json(), "training": section}, inputs)
+
+    def _batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
+        """Records, checked, without end."""
+        limits = value_limits(self._source, self._config)
+        return training_batches(self._source, limits, plan.settings.micro_batch_packs, order)
+
+    def begin(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> MlperfLog | None:
+        """Put the vocabulary next to the checkpoints; measure the speed-up, and log for MLPerf, where that is requested."""
+        settings, config = self._settings, self._config
+        if run.communicator.is_first:
+            _copy_tokenizer(
+                self._data, run.folder, settings.prepare.lower_case, config.max_position_embeddings, settings.store
+            )
+        if settings.training.measure_speedup and self._source.is_packed:
+            self._measure_speedup(run, plan, model)
+        return open_log(run.folder / "mlperf.log", settings.mlperf, run.communicator.is_first, plan, self._source, config)
+
+    def _measure_speedup(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> None:
+        """Measure how many times as many sequences packing trains on per second."""
+        run.communicator.note("measuring the speed-up", slow=True)
+        run.reporter.say("train: measuring how much faster packs are than padded rows")
+        settings, communicator = plan.settings, run.communicator
+        order = TrainingOrder(settings.seed, settings.shuffle_packs, communicator.rank, communicator.size)
+        packed = next(self._batches(plan, order))
+        # A card works by itself: only the clock knows how long. On a CPU, the work of other processes is not counted.
+        clock = time.process_time if run.device.kind == "cpu" else time.perf_counter
+        speedup = _measured(model, packed, self._source, clock)
+        run.reporter.say(f"train: {speedup.line()}")
+        self._speedup = speedup.realized
+
+    def load_start(self, model: Model, reporter: Reporter) -> None:
+        """Those that the settings name, if any."""
+        initial = self._settings.training.init_checkpoint
+        if initial is None:
+            return
+        with local_weights(initial, self._settings.store) as path:
+            weights = load_weights(path, model, self._config)
+        lacking = f", but for {len(weights.missing)} variables that it lacks" if weights.missing else ""
+        reporter.say(f"train: starts from the weights of {weights.path} ({weights.kind}){lacking}")
+
+    def finish(self, loop: TrainingLoop) -> TrainingResult:
+        """The last figures."""
+        return TrainingResult(
+            **loop.outcome(),
+            training=cast(LossFigures, loop.report.figures) if loop.report is not None else None,
+            evaluation=cast(EvaluationFigures | None, loop.evaluation),
+            realized_speedup=self._speedup,
+        )
+
+
+def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, store: StoreSettings | None) -> None:
+    """Copy the vocabulary of packed data into the folder of a run, where one near the data matches it.
+
+    So a run's folder is what `finetune --model` takes. Looked into are the folder of the data, those above it, and the
+    `examples/` in these.
+    """
+    with mirrored_bucket(data, store) as packed:
+        fetch(packed / METADATA_NAME)
+        known = Metadata.read(packed).vocabulary if (packed / METADATA_NAME).is_file() else None
+        if known is None:
+            return
+        above = (packed, *packed.resolve().parents[:3])
+        for file in (folder / below / "vocab.txt" for folder in above for below in (".", "examples")):
+            fetch(file)
+            if file.is_file() and VocabularyInfo.of(file) == known:
+                write_text(run / "vocab.txt", read_text(file))
+                content = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case, "model_max_length": positions}
+                write_json(run / "tokenizer_config.json", content)
+                return
+
+
+# --- The speed-up that packing really brings, measured in the run itself, before its first update
+#
+# The same model passes forward and backward over a micro-batch of packs, and over as many rows that hold one sequence each.
+# With s_packed and s_unpacked seconds per micro-batch, and f sequences per pack,
+#
+#     realized speed-up = f * s_unpacked / s_packed
+#
+# which falls short of f by what block masks, gathered positions and the larger heads cost (Krell et al. 2021, table 2).
+# It is the median over alternating pairs of passes. On a CPU the seconds are those of its cores, which other processes on
+# the machine change little; on a card they are by the clock. f is the limit: a result well above it was disturbed, and is
+# not reported as a speed-up. No variable is changed. It takes two more graphs, so it has to be requested.
+
+_PAIRS = 5
+_TOLERANCE = 1.05
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Seconds of alternating passes, one of each per pair: a micro-batch of packs, and as many rows of one sequence."""
+
+    packing_factor: float
+    packed_seconds: tuple[float, ...]
+    unpacked_seconds: tuple[float, ...]
+
+    @property
+    def measured(self) -> float:
+        """Sequences per second, packed over unpacked: the median over the pairs."""
+        ratios = np.array(self.unpacked_seconds) / np.array(self.packed_seconds)
+        return self.packing_factor * float(np.median(ratios))
+
+    @property
+    def realized(self) -> float | None:
+        """The speed-up; None where more was measured than is possible."""
+        return self.measured if self.measured <= _TOLERANCE * self.packing_factor else None
+
+    def line(self) -> str:
+        """For people."""
+        if self.realized is None:
+            return (
+                f"realized speed-up not measurable now: the machine was busy ({self.measured:.2f} measured, "
+                f"{self.packing_factor:.2f} is the limit)"
+            )
+        packed, unpacked = (1000 * np.median(seconds) for seconds in (self.packed_seconds, self.unpacked_seconds))
+        return (
+            f"realized speed-up {self.realized:.3f} at {self.packing_factor:.3f} sequences per pack "
+            f"({self.realized / self.packing_factor:.1%} of it): a micro-batch takes "
+            f"{packed:.1f} ms packed, {unpacked:.1f} ms with one sequence per row"
+        )
+
+
+def _measured(model: Model, packed: Batch, source: DataSource, clock: Callable[[], float]) -> Speedup:
+    """Time alternating passes over a micro-batch and over as many of its sequences alone."""
+    rows, length = packed["input_ids"].shape
+    singles = [[placed.sequence] for placed in split_packs(packed)][:rows]
+    unpacked = join_sequences(singles, length, source.schema.max_predictions, 1)
+
+    def seconds(inputs: BatchArrays) -> float:
+        started = clock()
+        model.work(inputs)
+        return clock() - started
+
+    pairs = [(seconds(packed), seconds(unpacked)) for _ in range(_PAIRS + 1)]
+    return Speedup(source.packing_factor, *zip(*pairs[1:], strict=True))  # the first pair builds the graphs
