@@ -253,7 +253,7 @@ def verify(
     workers: arguments.Workers = None,
     json: arguments.Json = False,
 ) -> None:
-    """Prove that every sequence is in the packed folder exactly once, byte for byte."""
+    """Prove that every sequence is in the packed folder exactly once."""
     from gaudi_bert.tables.sources import is_table
 
     run = arguments.stage_run(shard, finish, workers=workers)
