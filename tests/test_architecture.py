@@ -115,7 +115,7 @@ ROOMS = {
         *("common", "config", "artefacts", "packing", "reading", "tfrecords", "rows", "tables", "model", "engines"),
         *("training", "tasks"),
     },
-    "serving": {"common", "config", "rows", "model", "engines", "training", "tasks"},
+    "serving": {"common", "config", "artefacts", "rows", "model", "engines", "training", "tasks"},
     "reporting": {"common", "config", "artefacts", "packing", "packs", "tfrecords", "rows", "tables"},
     "runners": {
         *("common", "config", "artefacts", "packing", "packs", "reading", "tfrecords", "corpus", "tables", "training"),
