@@ -196,7 +196,7 @@ def test_without_horovod_the_remedy_is_named(monkeypatch) -> None:
         "2 processes need Horovod, which is not installed; run `make setup-horovod`, or set training.engine to pytorch, or"
     )
     with pytest.raises(InputError, match=said):
-        run("pass")
+        run("pass", pipeline_from_mapping({"resources": {"workers": 2}}, "test"))
     by_name = pipeline_from_mapping({"resources": {"workers": 2}, "training": {"engine": "tensorflow"}}, "test")
     monkeypatch.setattr(launch, "find_spec", lambda name: None if name == "horovod" else True)
     with pytest.raises(InputError, match=said):
