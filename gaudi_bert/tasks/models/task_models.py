@@ -94,7 +94,7 @@ def _check_transformers(what: str) -> None:
 
 @dataclass(frozen=True)
 class StartWeights:
-    """What of stored weights a model of a task begins with.
+    """Part of stored weights that a model of a task begins with.
 
     Attributes:
         kind: what they are, for people.
@@ -225,7 +225,7 @@ def _unread_pooler(weights: Weights, config: BertConfig) -> WeightArrays:
 
 
 def _weights_of_transformers(path: Path, head: TaskHead | VectorHead, lacks_head: bool) -> StartWeights:
-    """Those of any other encoder, as `transformers` reads and names them."""
+    """Return the weights of any other encoder, as `transformers` reads and names them."""
     from gaudi_bert.encoders.encoder_weights import read_encoder_weights, sizes_of
 
     folder = path if path.is_dir() else path.parent
@@ -235,7 +235,7 @@ def _weights_of_transformers(path: Path, head: TaskHead | VectorHead, lacks_head
 
 
 def _folder_identity(folder: Path) -> str:
-    """What distinguishes the weights of a folder of `transformers` from others: their files, and its config."""
+    """Return what distinguishes the weights of a folder of `transformers` from others: their files, and its config."""
     files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
     return " ".join(map(file_identity, sorted(files)))
 
@@ -252,7 +252,7 @@ def _weights_checksum(weights: Weights) -> str:
 
 @dataclass(frozen=True)
 class TaskDescription:
-    """What a folder says of the model of a task.
+    """Description of the model of a task, as its folder has it.
 
     `max_sequence_length` is the most tokens of a sequence as it was trained, or the tokenizer's; None where neither is
     known.
@@ -347,5 +347,5 @@ def write_task_folder(
 
 
 def vocabulary_of(tokenizer: RowTokenizer) -> Vocabulary:
-    """What masks are drawn from."""
+    """Return what masks are drawn from."""
     return Vocabulary(tokenizer.vocabulary_size, tokenizer.special_ids, tokenizer.mask_id)
