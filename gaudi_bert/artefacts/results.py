@@ -16,10 +16,10 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import count_of, human_bytes
 
 if TYPE_CHECKING:  # it needs numpy, and `run` starts without it
+    from gaudi_bert.artefacts.packed import PackedMetadata, Verification
     from gaudi_bert.artefacts.plan import PlanTotals
 
-Content = TypeVar("Content")
-Proof = TypeVar("Proof")
+Content = TypeVar("Content", covariant=True)
 
 
 def to_json(result: Any) -> Any:
@@ -118,12 +118,12 @@ def of_all(result: StageOutput[Content] | GroupsResult) -> StageOutput[Content]:
 
 
 @dataclass(frozen=True)
-class PackResult(Generic[Content, Proof]):
+class PackResult:
     """A packed folder, the plan of packed TFRecords, and the proof where it was requested."""
 
-    written: StageOutput[Content]
+    written: StageOutput[PackedMetadata]
     planned: StageOutput[PlanTotals] | None = None
-    verified: StageOutput[Proof] | None = None
+    verified: StageOutput[Verification] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The keys of the plan and of the folder in one, and the proof."""
@@ -146,6 +146,16 @@ class ByRowLength(Generic[Content]):
     """What was done with the packed table of each length of rows, ascending."""
 
     tables: Mapping[int, Content]
+
+    def lines(self, out: Path | None = None, **how: Any) -> list[str]:
+        """Return the lines of each length, and at the end those that are of all."""
+        tables: Mapping[int, Any] = self.tables
+        where = {} if out is None else {length: {"out": out / f"rows-{length}"} for length in tables}
+        lines = {length: each.lines(**how, **where.get(length, {})) for length, each in tables.items()}
+        first, *others = lines.values()
+        of_all = [line for line in first if all(line in other for other in others)]
+        own = [f"rows of {length:,}: {line}" for length, each in lines.items() for line in each if line not in of_all]
+        return [*own, *of_all]
 
 
 @dataclass(frozen=True)

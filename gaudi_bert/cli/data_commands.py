@@ -97,17 +97,15 @@ def plan(
     masked_slots: Annotated[int | None, typer.Option(help="Masked positions per pack (Q).")] = None,
     seed: arguments.Seed = None,
     set_: arguments.SetPacking = None,
-    shard: arguments.Shard = None,
-    finish: Annotated[bool, typer.Option("--finish", help="After all --shard, check them and write plan.json.")] = False,
     workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
     verbose: arguments.Verbose = False,
     json: arguments.Json = False,
 ) -> None:
     """Decide which lengths share a row, and prove how close to optimal it is."""
-    from gaudi_bert.tfrecords import plan
+    from gaudi_bert.packs import plan
 
-    run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
+    run = arguments.stage_run(workers=workers, overwrite=overwrite)
     settings = arguments.packing_settings(
         set_, algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
     )
@@ -115,7 +113,7 @@ def plan(
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     planned = plan.plan(counted, out, settings, run)
     following = f"write RECORDS {output.words_of('--plan', out, '--out', 'packed/')}"
-    output.print_result(planned, json, planned.lines(verbose=verbose), following if shard is None else None)
+    output.print_result(planned, json, planned.lines(verbose=verbose), following)
 
 
 def write(
@@ -217,9 +215,8 @@ def pack(
             raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
         run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
         result = table_commands.pack_as_table(source, out, {**both, **of_tables}, set_ or [], run, verify)
-        lines = table_commands.describe_packed_table(result, out, verbose)
-        following = None if shard is not None else output.words_of("train", "--data", out, "--out", "run/")
-        output.print_result(result, json, lines, following and f"{following} --model MODEL")
+        train = f"{output.words_of('train', '--data', out, '--out', 'run/')} --model MODEL"
+        output.print_result(result, json, result.lines(out=out, verbose=verbose), None if shard is not None else train)
         return
     _refuse_options_of_tables(source, {**of_tables, "shard": shard, "finish": finish})
     from gaudi_bert.tfrecords import pack
@@ -254,20 +251,17 @@ def verify(
         bool, typer.Option("--finish", help="After all --shard, check them and write verification.json.")
     ] = False,
     workers: arguments.Workers = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Verify again what has been verified.")] = False,
     json: arguments.Json = False,
 ) -> None:
     """Prove that every sequence is in the packed folder exactly once, byte for byte."""
     from gaudi_bert.tables.sources import is_table
 
-    run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
+    run = arguments.stage_run(shard, finish, workers=workers)
     source = arguments.one_source(records)
-    if finish and overwrite:
-        raise InputError(
-            "--finish and --overwrite exclude each other; verify the parts again with --shard K/N --overwrite, then --finish"
-        )
     if is_table(source):
-        table_commands.verify_as_table(source, packed, run, json)
+        from gaudi_bert.tables.verify import verify_table
+
+        output.print_result(verify_table(source, packed, run), json)
         return
     from gaudi_bert.tfrecords import verify
 

@@ -8,22 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gaudi_bert.artefacts.printed import algorithm_line, packing_lines, skipped_note
-from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, StageOutput
+from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import count_of
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
-    from gaudi_bert.artefacts.base import TooLongRows
-    from gaudi_bert.artefacts.packed import TableMetadata, TableVerification
     from gaudi_bert.artefacts.stage_run import StageRun
     from gaudi_bert.config.sections import TableSettings
-
-    _PackedTable = PackResult[TableMetadata, TableVerification]
-    _Packed = ByRowLength[_PackedTable | GroupsResult] | _PackedTable | GroupsResult
-    _VerifiedTable = StageOutput[TableVerification] | GroupsResult
-    _Verified = ByRowLength[_VerifiedTable] | _VerifiedTable
 
 
 @arguments.reads_rows("label_column", "too_long")
@@ -66,7 +57,7 @@ def tokenize(
     output.print_result(result, json, next_command=following)
 
 
-# --- what `pack` and `verify` do with tables
+# --- what `pack` does with tables
 
 
 def pack_as_table(
@@ -76,7 +67,7 @@ def pack_as_table(
     overrides: list[str],
     run: StageRun,
     verified: bool,
-) -> _Packed:
+) -> PackResult | GroupsResult | ByRowLength[PackResult | GroupsResult]:
     """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
     from gaudi_bert.tables.pack import pack_table
     from gaudi_bert.tables.sources import tokenized_length
@@ -116,68 +107,3 @@ def _table_settings(source: str, options: Mapping[str, object], overrides: list[
     typed = {name: f"--set packing.{name}={value}" for name, value in changed.items()}
     values = settings.model_dump(mode="json", include=settings.model_fields_set)
     return section_from_mapping(TableSettings, {**values, **changed}, "the options", typed)
-
-
-def describe_packed_table(result: _Packed, out: Path, verbose: bool) -> list[str]:
-    """The lines of a packed table, or of a part of it; of rows of several lengths, those of each."""
-    if isinstance(result, ByRowLength):
-        return _by_row_length(
-            {length: describe_packed_table(each, out / f"rows-{length}", verbose) for length, each in result.tables.items()}
-        )
-    if isinstance(result, GroupsResult):
-        return result.lines()
-    table = result.written.content
-    first, *others = packing_lines(table, None if table.row_lengths else table.rows)
-    lines = [first + skipped_note(result.written.skipped), *others]
-    lines.append(f"Wrote {out} ({count_of(len(table.shard_table), 'shard')})")
-    if verbose:
-        lines.append(algorithm_line(table.algorithm, table.algorithms_used, table.deepest_pack))
-    if table.gap and table.algorithm != "optimal":
-        saved = f"{count_of(table.gap, 'pack')} might be saved"
-        lines.append(f"{saved}: --algorithm optimal looks for them, which takes a few seconds per group")
-    sequences = count_of(table.sequences, "sequence")
-    proof = [] if result.verified is None else [f"verified: every one of {sequences} is in the packs exactly once"]
-    return [*lines, _long_rows_line(table.too_long), *proof]
-
-
-def _by_row_length(lines: Mapping[int, list[str]]) -> list[str]:
-    """The lines of each length, and at the end those that are of all."""
-    first, *others = lines.values()
-    of_all = [line for line in first if all(line in other for other in others)]
-    own = [f"rows of {length:,}: {line}" for length, each in lines.items() for line in each if line not in of_all]
-    return [*own, *of_all]
-
-
-def _long_rows_line(effect: TooLongRows) -> str:
-    if not effect.rows:
-        return "no row was too long: none is cut, split or dropped"
-    were = "row was" if effect.rows == 1 else "rows were"
-    tokens = count_of(effect.dropped_tokens, "token")
-    done = {
-        "truncate": f"cut by {tokens}",
-        "split": f"split, which added {count_of(effect.added_sequences, 'sequence')}; no token is lost",
-        "drop": f"dropped with {tokens}",
-    }
-    return f"{effect.rows:,} {were} too long: {done[effect.policy]} (--too-long {effect.policy})"
-
-
-def verify_as_table(source: str, packed: Path, run: StageRun, json: bool) -> None:
-    """Verify a packed table, or a part of it, and print the result."""
-    from gaudi_bert.tables.verify import verify_table
-
-    result = verify_table(source, packed, run)
-    output.print_result(result, json, _describe_verified_table(result))
-
-
-def _describe_verified_table(result: _Verified) -> list[str]:
-    if isinstance(result, ByRowLength):
-        return _by_row_length({length: _describe_verified_table(each) for length, each in result.tables.items()})
-    if isinstance(result, GroupsResult):
-        return result.lines()
-    proof = result.content
-    counted = f"{count_of(proof.rows, 'row')}, {count_of(proof.sequences, 'sequence')}"
-    return [
-        f"{counted} in {count_of(proof.packs, 'pack')}{skipped_note(result.skipped)}",
-        f"every sequence is there exactly once, value for value in {', '.join(proof.columns)}",
-        _long_rows_line(proof.too_long),
-    ]

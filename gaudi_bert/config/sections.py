@@ -238,20 +238,6 @@ class LoopSettings(Settings):
     seed: int = 12345
 
 
-class RunSettings(LoopSettings):
-    """Settings of a run in updates and packs, whichever section of a pipeline file they come from."""
-
-    global_batch_sequences: int
-    updates: int
-    warmup_updates: int
-    evaluate_every_updates: int
-    save_every_updates: int
-    packing_correction: Literal["batch", "betas"] = "batch"
-    loss_normalization: Literal["global", "balanced", "local"] = "global"
-    target_masked_lm_accuracy: float | None = None
-    shuffle_packs: int = 4096
-
-
 class TrainingSettings(LoopSettings):
     """Pretraining the model."""
 
@@ -284,10 +270,6 @@ class TrainingSettings(LoopSettings):
         False, description="first measure the speed-up over unpacked rows, which takes two more graphs"
     )
     shuffle_packs: int = Field(4096, ge=1, description="packs of a file are shuffled in windows of this many while reading")
-
-    def of_run(self) -> RunSettings:
-        """Return the settings of the run."""
-        return RunSettings(**{name: getattr(self, name) for name in RunSettings.model_fields})
 
 
 class FineTuneSettings(LoopSettings):

@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copies, local_copy
 from gaudi_bert.common.arrays import IntArray
@@ -37,6 +38,7 @@ from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.histogram import Histogram, histogram_of, rescaled
 from gaudi_bert.packing.mixture import estimate_limit
 from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, row_cost
+from gaudi_bert.packs.plan import lengths_of
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.rows.reading import SkippedRows, read_rows, windows
 from gaudi_bert.rows.retrieval import text_table
@@ -46,7 +48,6 @@ from gaudi_bert.rows.types import TupleRow
 from gaudi_bert.tables.rows import table_lengths
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, table_files
 from gaudi_bert.tfrecords.histogram import histogram as count_records
-from gaudi_bert.tfrecords.histogram import read_histograms
 
 WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
 """Algorithms for which a depth means nothing (`none`, `sort`) or that the paper runs without one: shown once, with this."""
@@ -227,12 +228,12 @@ def histogram_of_source(
     shipped = _find_shipped_histogram(source)
     if shipped is not None or Path(source).suffix == ".json":
         with local_copy(shipped or Path(source)) as path:
-            histogram = read_histograms([path]).histogram
+            histogram = lengths_of(HistogramFile.read_all([path]))
     else:
         with tempfile.TemporaryDirectory() as folder:
             counted = Path(folder) / "histogram.json"
             count_records(source, counted, StageRun(reporter))
-            histogram = read_histograms([counted]).histogram
+            histogram = lengths_of(HistogramFile.read_all([counted]))
     return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
 
 

@@ -53,10 +53,10 @@ def test_the_step_of_every_task(kind: str, engine: str, files: Any, model: Path)
     section = {"max_sequence_length": 61, "batch_sequences": 12, "micro_batch_packs": 4, "engine": engine}
     settings = pipeline_from_mapping({"task": task, "finetune": section}, "test")
     job = job_of(settings, FineTuneInput(files[task["name"]][0], None, model), Path())
-    job.prepare(QUIET)
-    plan = job.plan(1)
-    batches = list(islice(job.batches(plan, TrainingOrder(1, True)), plan.accumulation_steps))
-    assert problems(engine, job.spec, batches, plan.settings, job.objective) == set()
+    prepared = job.prepare(1, QUIET)
+    plan = prepared.plan
+    batches = list(islice(prepared.batches(plan, TrainingOrder(1, True)), plan.accumulation_steps))
+    assert problems(engine, prepared.spec, batches, plan.settings, prepared.objective) == set()
 
 
 @pytest.mark.parametrize("engine", ["tensorflow", pytest.param("pytorch", marks=WITHOUT_PYTORCH)])
@@ -75,10 +75,10 @@ def test_the_step_of_any_encoder(name: str, tmp_path: Path, files: Any) -> None:
     section = {"max_sequence_length": 61, "batch_sequences": 12}
     settings = pipeline_from_mapping({"task": {"name": "classification"}, "finetune": section}, "test")
     job = job_of(settings, FineTuneInput(files["classification"][0], None, tmp_path / name), Path())
-    job.prepare(QUIET)
-    plan = job.plan(1)
-    batches = list(islice(job.batches(plan, TrainingOrder(1, True)), 1))
-    assert problems("pytorch", job.spec, batches, plan.settings, job.objective) == set()
+    prepared = job.prepare(1, QUIET)
+    plan = prepared.plan
+    batches = list(islice(prepared.batches(plan, TrainingOrder(1, True)), 1))
+    assert problems("pytorch", prepared.spec, batches, plan.settings, prepared.objective) == set()
 
 
 def test_what_gaudi_converts_to_bfloat16_is_there_and_is_none_of_what_must_stay() -> None:
