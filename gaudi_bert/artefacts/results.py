@@ -143,7 +143,7 @@ class PackResult:
 
 @dataclass(frozen=True)
 class ByRowLength(Generic[Content]):
-    """What was done with the packed table of each length of rows, ascending."""
+    """Results for the packed table of each length of rows, ascending."""
 
     tables: Mapping[int, Content]
 

@@ -258,7 +258,10 @@ class AnswerStream:
                 self._rows.check(window)
                 total += len(window)
         remaining = windows(self._rows.read(self._reporter.say if self._rows.from_pipe else None), WINDOW_ROWS)
-        if not self._skip_answered(remaining):
+        skipped, checksum = 0, 0
+        while skipped < self.progress.rows and (answered := next(remaining, None)):
+            checksum, skipped = _checksum(answered, checksum), skipped + len(answered)
+        if (skipped, checksum) != (self.progress.rows, self.progress.input_checksum):
             if self._rows.from_pipe:
                 raise InputError(
                     f"{self.name}: standard input brings other rows than those answered already; pass --overwrite"
@@ -273,14 +276,6 @@ class AnswerStream:
         yield from remaining
         if not self.progress.rows:
             raise InputError("the input holds no rows; give it at least one")
-
-    def _skip_answered(self, remaining: Iterator[list[Row | BadRow]]) -> bool:
-        """Skip the rows that are answered; False if they are not the same as then."""
-        rows, checksum = self.progress.rows, 0
-        while rows > 0 and (window := next(remaining, None)):
-            checksum = _checksum(window, checksum)
-            rows -= len(window)
-        return rows == 0 and checksum == self.progress.input_checksum
 
     def advance(self, rows: float, times: int = 1) -> None:
         """Say that so many more rows are computed: of a window, a batch at a time."""
@@ -310,7 +305,11 @@ class AnswerStream:
         )
         self.write(answers)
         if not self._reported_gain:
-            self._reporter.say(_describe_packing(tokens, slots, gain))
+            padding = f"{100 * (1 - tokens / max(slots, 1)):.1f} % padding"
+            packed = f"on, {gain:.2f} times less computation than with one sequence per row, {padding}"
+            self._reporter.say(
+                f"packing: {packed if gain > 1 else f'off, it would gain less than 2 % on these rows; {padding}'}"
+            )
             self._reported_gain = True
         self._packed |= gain > 1
         is_time = self._reporter.live or time.monotonic() - self._last_line >= LOG_LINE_EVERY_SECONDS
@@ -432,10 +431,3 @@ def _checksum(window: Sequence[Row | BadRow], before: int) -> int:
     for row in window:
         before = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), before)
     return before
-
-
-def _describe_packing(tokens: int, slots: int, gain: float) -> str:
-    padding = f"{100 * (1 - tokens / max(slots, 1)):.1f} % padding"
-    if gain > 1:
-        return f"packing: on, {gain:.2f} times less computation than with one sequence per row, {padding}"
-    return f"packing: off, it would gain less than 2 % on these rows; {padding}"

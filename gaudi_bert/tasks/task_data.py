@@ -164,24 +164,18 @@ def make_built_in_rows(
     with exclusive_lock(folder, str(folder), wait=True):
         if begin_artefact(folder, held_out, signature, overwrite):
             return
-        rows = list((_titled_rows if pairs else _labelled_rows)(python_texts(name)))
+        texts = python_texts(name)
+        rows: list[tuple[dict[str, str], bool]]
+        if pairs:
+            rows = [({"anchor": row.title, "positive": row.body}, row.held_out) for row in titled_docstrings(texts)]
+        else:
+            rows = [({"text": row.text, "label": row.label}, row.held_out) for row in labelled_docstrings(texts)]
         for path, is_held_out in ((training, False), (held_out, True)):
             chosen = (row for row, out in rows if out == is_held_out)
             write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen))
     held_out_rows = sum(out for _, out in rows)
     what = "docstrings with their first lines" if pairs else f"docstrings of {LABELS} packages"
     reporter.say(f"{folder}: {len(rows) - held_out_rows:,} {what}, and {held_out_rows:,} held out")
-
-
-def _labelled_rows(texts: Mapping[str, str]) -> Iterator[tuple[dict[str, str], bool]]:
-    """Rows, and whether each is held out."""
-    for row in labelled_docstrings(texts):
-        yield {"text": row.text, "label": row.label}, row.held_out
-
-
-def _titled_rows(texts: Mapping[str, str]) -> Iterator[tuple[dict[str, str], bool]]:
-    for row in titled_docstrings(texts):
-        yield {"anchor": row.title, "positive": row.body}, row.held_out
 
 
 # --- packs of the sequences

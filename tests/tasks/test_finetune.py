@@ -13,11 +13,15 @@ from safetensors.numpy import load_file
 
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.models.task_models import start_weights
+from gaudi_bert.training.jobs.finetune import finetune
+from gaudi_bert.training.jobs.rows import FineTuneInput
 from gaudi_bert.training.run_plan import RunPlan
 from tests.builders.agree import agree
+from tests.builders.bert_folder import write_bert
 from tests.builders.command_line import run_command
 from tests.builders.effort import LONG
 from tests.builders.json_lines import lines_of, losses_of, write_lines
@@ -196,3 +200,21 @@ def test_a_run_that_is_killed_again_and_again_leaves_the_same_bytes(files, model
     shutil.rmtree(tmp_path / "killed" / "tensorboard")
     assert run_command(*killed, folder=tmp_path).returncode == 0
     assert everything_in(tmp_path / "killed") == left
+
+
+def test_a_dry_run_compares_lengths_of_rows_and_depths(files, tmp_path) -> None:
+    """Rows are as long as the model has positions, where nobody says it; and the padded batches are those of an update."""
+    model, compared = write_bert(tmp_path / "m", layers=1, positions=64), []
+    for micro_batch_packs in (1, 16):
+        changes = {"batch_sequences": 8, "micro_batch_packs": micro_batch_packs}
+        settings = pipeline_from_mapping({"task": {"name": "classification"}, "finetune": changes}, "test")
+        listener, inputs = Listener(), FineTuneInput(files["classification"][0], None, model)
+        plan = finetune(settings, inputs, tmp_path / "out", reporter=listener, dry_run=True)
+        assert plan.slots_per_pack == 64
+        table = [line.split() for line in listener.lines if line.strip().startswith("64 ")]
+        assert [row[1] for row in table] == ["3", "6", "12", "max"]
+        assert [int(row[2]) for row in table] == sorted((int(row[2]) for row in table), reverse=True)
+        assert int(table[0][2]) == 18  # of 53 rows
+        compared.append([line for line in listener.lines if "batches padded to their longest" in line])
+    assert len(compared[0]) == 1
+    assert compared[0] == compared[1]
