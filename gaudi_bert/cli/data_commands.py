@@ -148,7 +148,7 @@ _OF_SHARDS = ("shard_multiple", "shard_bytes")
 
 
 def _shard_settings(overrides: list[str] | None, plan: Path) -> dict[str, int]:
-    """What `write --set` changes about the shards of a plan; what the plan has decided is refused."""
+    """Return what `write --set` changes about the shards of a plan; what the plan has decided is refused."""
     settings = arguments.packing_settings(overrides)
     decided = sorted(settings.model_fields_set.difference(_OF_SHARDS))
     if decided:
@@ -253,7 +253,7 @@ def verify(
     workers: arguments.Workers = None,
     json: arguments.Json = False,
 ) -> None:
-    """Prove that every sequence is in the packed folder exactly once, byte for byte."""
+    """Prove that every sequence is in the packed folder exactly once."""
     from gaudi_bert.tables.sources import is_table
 
     run = arguments.stage_run(shard, finish, workers=workers)

@@ -229,11 +229,8 @@ class LoopSettings(Settings):
     stall_seconds: Annotated[float, FREE] = Field(
         300,
         ge=1,
-        description="several workers: the run ends, and names the worker, when one shows no sign of work for this long "
+        description="several workers: a worker that shows no sign of work for this long ends, and so do all others "
         "(three times as long while it builds its graph or saves)",
-    )
-    watch_port: Annotated[int, FREE] = Field(
-        0, ge=0, le=65_535, description="several workers: the port where rank 0 listens to the others; 0: any"
     )
     seed: int = 12345
 
@@ -384,8 +381,8 @@ class TaskSettings(Settings):
     )
     negative: str | None = Field(
         None,
-        description="embedding, reranking: column of a text that does not answer, or of a list of them; default: `negative` "
-        "or `negatives`",
+        description="embedding, reranking: column of a text that does not answer, or of a list of them; default: "
+        "`negative`, `negatives`, `negative_1`, `negative_2`, ...",
     )
     id: str = Field("id", description="column of a name of the row; ignored")
     columns: tuple[str, ...] | None = Field(None, description="names of the columns of a CSV or TSV file without a header")

@@ -144,7 +144,7 @@ class RowReader:
         return self._characters(position, column, value)
 
     def _characters(self, position: RowPosition, column: str, text: str) -> str:
-        problem = half_character(text)
+        problem = _half_character(text)
         if problem:
             raise self.error(position, f"{column} {problem}", "write the other half too, or leave it out")
         return text
@@ -300,7 +300,7 @@ def words_of_text(position: RowPosition, text: str) -> TaggedRow:
     return TaggedRow(position, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
 
 
-def half_character(text: str) -> str | None:
+def _half_character(text: str) -> str | None:
     """Return what is wrong with a text that holds a lone surrogate, which no tokenizer takes; None of any other."""
     match = None if text.isascii() else _LONE_SURROGATE.search(text)
     return f"holds half a character, \\u{ord(match[0]):04x} at {match.start()}" if match else None

@@ -25,7 +25,7 @@ from gaudi_bert.rows.types import PlacedRecord, RowPosition
 
 _CellRows: TypeAlias = Iterator[tuple[int, list[str] | UnicodeDecodeError]]
 
-MOST_CELLS = 1 << 20
+_MOST_CELLS = 1 << 20
 _AFTER_RETURN = re.compile("(?<=\r)(?!\n)")  # where lines of old spreadsheets end
 _SEPARATORS = (";", "\t", ",", "|")
 _ROWS_LOOKED_AT, _LINES_LOOKED_AT = 20, 1000
@@ -220,8 +220,8 @@ class _QuotedLines:
 
 
 def _check_cells(part: RowPart, number: int, line: str, separator: str) -> None:
-    if line.count(separator) > MOST_CELLS:
-        raise InputError(f"{part.name}: line {number:,}: has more than {MOST_CELLS:,} cells; is this a table?")
+    if line.count(separator) > _MOST_CELLS:
+        raise InputError(f"{part.name}: line {number:,}: has more than {_MOST_CELLS:,} cells; is this a table?")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

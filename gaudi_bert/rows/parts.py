@@ -26,7 +26,7 @@ from gaudi_bert.rows.types import STANDARD_INPUT, RowPosition, source_name
 Line: TypeAlias = str | UnicodeDecodeError
 """A line with its end; an error where its bytes are not text of the encoding."""
 
-ENDINGS: dict[str, RowFormat] = {
+_ENDINGS: dict[str, RowFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".csv": "csv",
@@ -39,7 +39,7 @@ ENDINGS: dict[str, RowFormat] = {
     ".txt": "txt",
 }
 TABLES = ("csv", "tsv")
-COMPRESSIONS: dict[bytes, Compression] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_COMPRESSIONS: dict[bytes, Compression] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 BYTE_ORDER_MARK = "\ufeff"
 _UTF_8_MARK, _UTF_16_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
@@ -171,7 +171,7 @@ def complete_file(path: str | Path, settings: TaskSettings) -> RowPart:
         raise InputError(f"{path}: cannot read: Is a directory; give a file in it")
     kind = settings.format or _format_by_ending(path)
     if kind is None:
-        raise InputError(f"{path}: unknown ending; known are {', '.join(ENDINGS)} (and .gz, .zst), or give --format jsonl")
+        raise InputError(f"{path}: unknown ending; known are {', '.join(_ENDINGS)} (and .gz, .zst), or give --format jsonl")
     # An encoding that nobody named, that of a model's training data, is for tables alone.
     encoding = settings.encoding if kind in TABLES or "encoding" in settings.named else "utf-8"
     return RowPart(str(path), Path(path), kind, _compression_of(Path(path)), encoding)
@@ -180,14 +180,14 @@ def complete_file(path: str | Path, settings: TaskSettings) -> RowPart:
 def _format_by_ending(path: str | Path) -> RowFormat | None:
     """The format that a file's name states."""
     name = Path(path).name.lower()
-    return ENDINGS.get(Path(name.removesuffix(".gz").removesuffix(".zst")).suffix)
+    return _ENDINGS.get(Path(name.removesuffix(".gz").removesuffix(".zst")).suffix)
 
 
 def _compression_of(path: Path) -> Compression | None:
     """Return how a file is compressed, by its first bytes."""
     with explained_os_errors(path, "read"), open_file(path) as handle:
         beginning = handle.read(4)
-    return next((name for magic, name in COMPRESSIONS.items() if beginning.startswith(magic)), None)
+    return next((name for magic, name in _COMPRESSIONS.items() if beginning.startswith(magic)), None)
 
 
 def _row_groups(path: Path) -> list[tuple[int, int]]:

@@ -70,7 +70,7 @@ class WindowPlan:
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
 
-class BatchModel(Protocol):
+class _BatchModel(Protocol):
     """Model that gives outputs for a batch of packs: [B, S, C] or [B, L, C]."""
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
@@ -89,7 +89,7 @@ class PackRunner:
             each shape), or one that is filled up with empty packs (for a device that has one shape).
     """
 
-    model: BatchModel
+    model: _BatchModel
     per: Literal["sequence", "token"]
     width: int
     batch_tokens: int = 1024

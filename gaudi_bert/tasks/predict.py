@@ -169,14 +169,14 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
     path = described.path
     if isinstance(task.head, VectorHead) or not task.head.keeps_outputs:
         raise InputError(f"{path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task")
-    with with_a_way_on(path):
+    with _with_a_way_on(path):
         start = start_weights(path, task, lacks_head=False)
     return _load(path, start, task.head, task.width, options, described.max_sequence_length)
 
 
 def load_encoder(path: Path, folder: SentenceFolder, options: PredictOptions, *, normalize: bool) -> LoadedModel:
     """Load an encoder, whose outputs are vectors, pooled as `folder` has it."""
-    with with_a_way_on(path):
+    with _with_a_way_on(path):
         start = encoder_weights(path)
     usual = folder.max_sequence_length or tokenizer_length(path if path.is_dir() else path.parent)
     head = VectorHead(folder.pooling, normalize)
@@ -196,7 +196,7 @@ def _load(
     tokenizer, positions = open_tokenizer(path), start.sizes.positions
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
     longest = options.sequence_length(positions, min(usual_length or positions, positions))
-    with with_a_way_on(path):
+    with _with_a_way_on(path):
         device = engine.open_device(TrainingSettings(precision=options.precision, device=options.device))
         compiled = device.compiles if options.compile is None else options.compile
         model, one_shape = open_model(start, head, engine, device, compiled=compiled), device.kind == "hpu"
@@ -214,7 +214,7 @@ def _load(
 
 
 @contextmanager
-def with_a_way_on(path: Path) -> Iterator[None]:
+def _with_a_way_on(path: Path) -> Iterator[None]:
     """Add to a refusal of packs where the model can still be run."""
     try:
         yield

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.builders.agree import agree
 from tests.builders.command_line import refusal, succeed
 from tests.builders.encoders import WORDS, write_encoder
 from tests.builders.served import Served, served_in_thread
@@ -62,7 +63,7 @@ def test_vectors_are_those_of_embed(embedding: Served, folders: dict[str, Path],
     texts = texts_of(211, 3)
     expected = embedded(folders["embedding"], texts, tmp_path)
     found = in_company(lambda some: asked(embedding, "/embed", {"inputs": some}), texts, 5)
-    assert np.allclose(found, expected, rtol=0, atol=1e-6)
+    agree(found, expected)
 
 
 def test_scores_are_those_of_predict(reranker: Served, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_scores_are_those_of_predict(reranker: Served, folders: dict[str, Path],
         asks = ({"query": row["query"], "texts": [row["document"]]} for row in some)
         return [asked(reranker, "/rerank", content)[0]["score"] for content in asks]
 
-    assert np.allclose(in_company(score, rows, 5), expected, rtol=0, atol=1e-6)
+    agree(in_company(score, rows, 5), expected)
 
 
 def test_labels_are_those_of_predict(classifier: Served, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_labels_are_those_of_predict(classifier: Served, folders: dict[str, Path
     found = in_company(lambda some: asked(classifier, "/predict", {"inputs": [[text] for text in some]}), texts, 5)
     for labels, row in zip(found, expected, strict=True):
         assert labels[0]["label"] == row["label"]
-        assert {each["label"]: each["score"] for each in labels} == pytest.approx(row["probabilities"], abs=1e-6)
+        agree({each["label"]: each["score"] for each in labels}, row["probabilities"])
 
 
 def test_tags_are_those_of_predict_for_texts_of_several_windows(
@@ -96,7 +97,7 @@ def test_tags_are_those_of_predict_for_texts_of_several_windows(
         assert [(tag["start"], tag["end"], tag["tag"]) for tag in mine["tags"]] == [
             (tag["start"], tag["end"], tag["tag"]) for tag in row["tags"]
         ]
-        assert [tag["score"] for tag in mine["tags"]] == pytest.approx([tag["score"] for tag in row["tags"]], abs=1e-6)
+        agree([tag["score"] for tag in mine["tags"]], [tag["score"] for tag in row["tags"]])
 
 
 def test_a_folder_says_how_vectors_are_made(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -117,10 +118,10 @@ def test_a_folder_says_how_vectors_are_made(folders: dict[str, Path], tmp_path: 
         (model / name).write_text(json.dumps(content))
     texts = ["Alpha BETA", *texts_of(13, 12, 40)]
     with served_in_thread(model, batch_rows=1) as served:
-        assert np.allclose(asked(served, "/embed", {"inputs": texts}), embedded(model, texts, tmp_path), rtol=0, atol=1e-6)
+        agree(asked(served, "/embed", {"inputs": texts}), embedded(model, texts, tmp_path))
         named = asked(served, "/embed", {"inputs": texts, "prompt_name": "query"})
         expected = embedded(model, texts, tmp_path, "--prompt-name", "query", "--overwrite")
-        assert np.allclose(named, expected, rtol=0, atol=1e-6)
+        agree(named, expected)
         plain = np.array(asked(served, "/embed", {"inputs": texts[:1], "normalize": False}))
         assert abs(np.linalg.norm(plain) - 1) > 0.1
 
@@ -133,7 +134,7 @@ def test_two_thousand_texts_of_a_trained_model_in_random_company(minilm: Path, t
     expected = embedded(minilm, texts, tmp_path)
     with served_in_thread(minilm) as served:
         found = in_company(lambda some: asked(served, "/embed", {"inputs": some}), texts, 17)
-    assert np.allclose(found, expected, rtol=0, atol=1e-6)
+    agree(found, expected)
 
 
 # --- folders that cannot be served

@@ -18,6 +18,7 @@ import torch
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.engines.pytorch.encoder_model import build_encoder
+from tests.builders.agree import agree
 from tests.builders.encoders import TEXTS
 from tests.builders.served import Served, served_in_thread, wait_until
 
@@ -122,7 +123,7 @@ def test_a_batch_that_fails_fails_its_own_requests_alone(
         answers = [pool.submit(embed, served, text) for text in ["alpha", long] * 6]
         statuses = Counter(answer.result().status for answer in answers)
         assert (statuses[424], statuses[200]) == (6, 6)
-        assert np.allclose(embed(served, "alpha").json, expected, rtol=0, atol=1e-6)
+        agree(embed(served, "alpha").json, expected)
         assert served.get("/health").status == 200
 
 
@@ -168,12 +169,13 @@ def test_ten_times_too_much_is_answered_or_refused_and_then_all_is_as_before(
         def ask(number: int) -> int:
             answer = embed(served, TEXTS[number % 20])
             assert answer.status in (200, 429)
-            assert answer.status == 429 or np.allclose(answer.json[0], expected[number % 20], rtol=0, atol=1e-6)
+            if answer.status == 200:
+                agree(answer.json[0], expected[number % 20])
             return answer.status
 
         statuses = Counter(pool.map(ask, range(800)))
         assert statuses[200] > 0
-        assert np.allclose(embed(served, TEXTS[:20]).json, expected, rtol=0, atol=1e-6)
+        agree(embed(served, TEXTS[:20]).json, expected)
         assert served.metrics()["te_queue_size"] == 0
 
 

@@ -246,6 +246,11 @@ def test_vectors_have_the_values_that_the_folder_keeps(folder: Path, data: Path,
     """As in sentence-transformers, which normalises first and then cuts; `--normalize` is of what is left."""
     cut = shutil.copytree(folder, tmp_path / "m")
     (cut / "config_sentence_transformers.json").write_text('{"truncate_dim": 8}')
+    modules = json.loads((cut / "modules.json").read_text())
+    modules = [{**module, "idx": number, "name": str(number)} for number, module in enumerate(modules)]
+    (cut / "modules.json").write_text(json.dumps(modules))
+    pooling = {"word_embedding_dimension": expected.shape[1], "pooling_mode_mean_tokens": True}
+    (cut / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     library = pytest.importorskip("sentence_transformers", reason="SENTENCE-TRANSFORMERS MISSING: install it --no-deps")
     opened = library.SentenceTransformer(str(cut), device="cpu")
     for normalize, name in ((None, "v.npy"), (True, "w.npy")):
