@@ -148,7 +148,7 @@ _OF_SHARDS = ("shard_multiple", "shard_bytes")
 
 
 def _shard_settings(overrides: list[str] | None, plan: Path) -> dict[str, int]:
-    """What `write --set` changes about the shards of a plan; what the plan has decided is refused."""
+    """Return what `write --set` changes about the shards of a plan; what the plan has decided is refused."""
     settings = arguments.packing_settings(overrides)
     decided = sorted(settings.model_fields_set.difference(_OF_SHARDS))
     if decided:

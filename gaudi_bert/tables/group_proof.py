@@ -129,7 +129,7 @@ class _StoredPacks(NamedTuple):
 
     @property
     def location(self) -> str:
-        """How errors name it."""
+        """Name of the row group in errors."""
         return f"{self.path}: from pack {self.first} on"
 
 

@@ -106,7 +106,7 @@ class _TableWriter:
 
     @property
     def groups(self) -> int:
-        """How many groups the table gives."""
+        """Number of groups that the table gives."""
         return len(self.table.groups)
 
     def prepare(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
