@@ -1,4 +1,4 @@
-"""Everybody's packers on the six published histograms: the table of docs/compare.md.
+"""Everybody's packers on the six published histograms: the table of docs/figures.md#other-tools-packers.
 
     python benchmarks/compare.py                                     the table
     python benchmarks/compare.py --histograms squad-384 --depth 3    others: shipped ones, histogram.json files, TFRecords

@@ -1,39 +1,92 @@
-"""Which way of feeding packs is right for which model and attention, as the table of docs/leaks.md.
+"""Which way of feeding packs is right for which model and attention, as a table for the pages.
 
     python benchmarks/leaks.py [MODEL...]
 
-Small random models of `transformers` on a CPU. A figure is the largest difference of an output: packed against alone where
-a way is right, by a changed neighbour where it leaks. Flex attention runs with its mask in plain PyTorch here.
+Small random models of `transformers` on a CPU: packs of random tokens go through each, and their sequences alone; then the
+first sequence of each pack is changed. A figure is the largest difference of an output: packed against alone where a way is
+right, by a changed neighbour where it leaks. Flex attention runs with its mask in plain PyTorch here.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import transformers
 
-from gaudi_bert.pytorch import probe_model
-from gaudi_bert.pytorch.probe import WAYS, Finding
-from gaudi_bert.pytorch.trial import NEIGHBOUR_BOUND
+from gaudi_bert.encoders.feeding import Feeding, allowed_BLL
+from gaudi_bert.encoders.feeding_trial import feeding_of
+from gaudi_bert.encoders.trial import (
+    ALONE_BOUND,
+    MODEL_ERRORS,
+    NEIGHBOUR_BOUND,
+    Row,
+    alone_outputs,
+    largest_difference,
+    moved_neighbours,
+    outputs_of,
+    random_packs,
+    scale_of,
+    sequences_of,
+    trial_conditions,
+)
+from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
 from tests.builders.torch_models import MODELS, small_model
 
 ATTENTIONS = ("sdpa", "eager", "flex_attention")
+LENGTH = 256
+Batch = dict[str, Any]
+Feed = Callable[[Feeding, list[Row]], Batch]
 
 
-def cell(finding: Finding) -> str:
+def target(
+    name: str, changes: Callable[[Feeding, Batch], Batch] = lambda _, __: {}
+) -> Callable[[Feeding, list[Row]], Batch]:
+    """The batch of a target of `PackCollator`, with some inputs replaced."""
+
+    def feed(feeding: Feeding, rows: list[Row]) -> Batch:
+        batch = PackCollator(name, feeding)(rows)
+        return {**batch, **changes(feeding, batch)}
+
+    return feed
+
+
+def mask(make: Callable[[Feeding, Any], Any]) -> Feed:
+    """The batch of transformers-5 with a mask that is computed from the numbers of the sequences."""
+    return target("transformers-5", lambda feeding, batch: {"attention_mask": make(feeding, batch["sequence_ids"])})
+
+
+WAYS = {
+    **{name: target(name) for name in TARGETS if name != "optimum-habana"},
+    "positions only": mask(lambda _, __: None),
+    "2-D mask of sequence numbers": mask(lambda _, numbers: numbers),
+    "4-D bool mask": mask(lambda feeding, numbers: allowed_BLL(numbers, feeding.causal).unsqueeze(1)),
+    "additive mask, positions from 0": target(
+        "transformers-5", lambda feeding, batch: {"position_ids": batch["position_ids"] - feeding.position_offset}
+    ),
+}
+"""Ways of feeding packs: the targets of `PackCollator`, and those of other software."""
+
+
+def cell(model: Any, feeding: Feeding, way: str) -> str:
     """One entry of the table."""
-    if finding.alone is None or finding.neighbour is None:
+    rows, changed = random_packs(model.config, LENGTH, 12345, feeding.longest_sequence)
+    alone = alone_outputs(model, feeding, rows)
+    try:
+        batches = [model_inputs(WAYS[way](feeding, each)) for each in (rows, changed)]
+        before, after = (sequences_of(outputs_of(model, batch), rows) for batch in batches)
+    except MODEL_ERRORS:
         return "refused"
-    if finding.is_right:
-        return f"right, {finding.alone:.0e}"
-    if finding.neighbour > NEIGHBOUR_BOUND * finding.scale:
-        return f"**leaks, {finding.neighbour:.1g}**"
-    return f"**wrong, {finding.alone:.1g}**"
+    difference, moved, scale = largest_difference(before, alone), moved_neighbours(before, after, rows), scale_of(alone)
+    if moved > NEIGHBOUR_BOUND * scale:
+        return f"**leaks, {moved:.1g}**"
+    return f"right, {difference:.0e}" if difference <= ALONE_BOUND * scale else f"**wrong, {difference:.1g}**"
 
 
 def main() -> None:
@@ -46,10 +99,13 @@ def main() -> None:
     for name in sys.argv[1:] or MODELS:
         for attention in ATTENTIONS:
             try:
-                findings = probe_model(small_model(name, attention))
+                model = small_model(name, attention)
             except ValueError:  # transformers does not offer it for this model
                 continue
-            print(f"| {name}, {attention.split('_')[0]} | " + " | ".join(map(cell, findings)) + " |", flush=True)
+            with trial_conditions():
+                feeding = feeding_of(model)
+                cells = [cell(model, feeding, way) for way in WAYS]
+            print(f"| {name}, {attention.split('_')[0]} | " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+import pyarrow.parquet
 import torch
 import transformers
 from measuring import show, show_processor, timed
@@ -36,11 +37,9 @@ from measuring import show, show_processor, timed
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.encoders.trial import Row
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset
-from gaudi_bert.pytorch.rows import Row
-from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
 from gaudi_bert.tfrecords.arrays import decode_columns
-from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.example import encode_example
@@ -80,13 +79,20 @@ def _padded(values: Any, size: int) -> Any:
     return np.pad(np.asarray(values).astype(np.int64), (0, size - len(values)))
 
 
+def _as_parquet(packed: Path, out: Path) -> Path:
+    """The same packs as a table: a list of numbers for each feature."""
+    packs = PackedDataset(packed).as_map()
+    rows = [packs[number] for number in range(len(packs))]
+    pyarrow.parquet.write_table(pyarrow.table({name: [row[name] for row in rows] for name in rows[0]}), out)
+    return out
+
+
 def reading(folder: Path, rounds: int) -> None:
     """Rows and bytes per second."""
     import datasets
 
     packed = folder / "packed"
-    convert(packed, folder / "parquet", PARQUET_PACKS, reporter=QUIET)
-    files = sorted(map(str, (folder / "parquet").glob("*.parquet")))
+    files = [str(_as_parquet(packed, folder / "packs.parquet"))]
     table = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(folder / "cache"))
     theirs = table.with_format("torch")
     ours = PackedDataset(packed)

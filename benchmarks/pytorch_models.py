@@ -1,4 +1,4 @@
-"""Which types of `transformers` are trained on packs correctly: the table of docs/pytorch-models.md.
+"""Which types of `transformers` are trained on packs correctly: the table of docs/pytorch.md#models-targets-heads.
 
     python benchmarks/pytorch_models.py [TYPE...]
 
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.builders.type_scan import scan, table, types
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "pytorch-models.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "pytorch.md"
 BLOCK = re.compile(r"(?<=<!-- types -->\n).*?(?=\n<!-- end of types -->)", re.DOTALL)
 
 

@@ -6,7 +6,7 @@
 Records have the lengths of Wikipedia at 512 (`gaudi_bert/histograms/wikipedia-512.json`; all of it is 16,279,552 sequences)
 and random tokens; a sequence takes about 5 kB of disk. Each stage is the command of the command line, in a process of its
 own that has to read its files from the disk. The model that is trained is tiny, so that reading decides. `--paper` prints
-what 10^8, 10^9 and 10^10 sequences need by the rates of the two largest runs (docs/scale.md).
+what 10^8, 10^9 and 10^10 sequences need by the rates of the two largest runs (docs/figures.md#scale).
 """
 
 from __future__ import annotations

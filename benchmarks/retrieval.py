@@ -42,8 +42,8 @@ from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import RowPosition, Sequences, TupleRow
 from gaudi_bert.tasks.kinds.embedding import Embedding, texts_of_rows
 from gaudi_bert.tasks.models.task_models import start_weights
-from gaudi_bert.tasks.pairs import PairData, PairObjective
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
+from gaudi_bert.training.jobs.pairs import PairData, PairObjective
 from gaudi_bert.training.objective import TrainingStep
 
 SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared"))

@@ -61,7 +61,6 @@ PARTS = {
     "tables": [
         ["pack", "rows.jsonl", "--out", "a", "--max-sequence-length", "128", "--verify", "--json"],
         ["pack", "rows.parquet", "--out", "b", "--max-sequence-length", "64", "--too-long", "split", "--verify", "--json"],
-        ["pack", "rows.parquet", "--out", "c", "--max-sequence-length", "128", "--index-only", "--json"],
         ["verify", "rows.parquet", "b", "--json", "--overwrite"],
         ["pack", "rows.parquet", "--out", "e", "--max-sequence-length", "128", "--algorithm", "optimal", "--json"],
     ],

@@ -46,36 +46,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=number)
 
 
-# Where TensorFlow is not there, tests that import it are skipped, and files of tests that do.
-NO_TENSORFLOW = find_spec("tensorflow") is None
-WITHOUT_TENSORFLOW = "TENSORFLOW MISSING: there is one for Python 3.10 and 3.11; remove .venv, make test PYTHON=python3.11"
+# What an environment may lack: `make test-fast` installs no engine, and `make pack train` one of the two. Tests that import
+# a missing library are skipped, and files of tests that do.
+NO_TENSORFLOW = "TENSORFLOW MISSING: there is one for Python 3.10 and 3.11; remove .venv, make test PYTHON=python3.11"
+NO_PYTORCH = "PYTORCH MISSING: `make setup-test` installs it"
+OPTIONAL = {"tensorflow": NO_TENSORFLOW, "torch": NO_PYTORCH, "transformers": NO_PYTORCH, "safetensors": NO_PYTORCH}
+MISSING = {library: reason for library, reason in OPTIONAL.items() if find_spec(library) is None}
+if "tensorflow" in MISSING:
+    MISSING["google"] = NO_TENSORFLOW  # its protocol buffers
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield
-    if NO_TENSORFLOW and report.failed and re.search("No module named '(tensorflow|google)'", str(report.longrepr)):
-        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: {WITHOUT_TENSORFLOW}")
+    library = re.search(r"No module named '(\w+)", str(report.longrepr)) if report.failed else None
+    if library is not None and library[1] in MISSING:
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: {MISSING[library[1]]}")
     return report
 
 
-def _skip_without_tensorflow() -> Generator[None, Any, Any]:
+def _skip_without_library() -> Generator[None, Any, Any]:
     try:
         return (yield)
     except ModuleNotFoundError as error:
-        if NO_TENSORFLOW and error.name == "tensorflow":
-            pytest.skip(WITHOUT_TENSORFLOW)
+        library = (error.name or "").partition(".")[0]
+        if library in MISSING:
+            pytest.skip(MISSING[library])
         raise
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Generator[None, Any, Any]:
-    return (yield from _skip_without_tensorflow())
+    return (yield from _skip_without_library())
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, Any, Any]:
-    return (yield from _skip_without_tensorflow())
+    return (yield from _skip_without_library())
 
 
 @pytest.fixture(scope="session")

@@ -103,21 +103,27 @@ ROOMS = {
     "rows": {"common", "config", "packing", "corpus"},
     "tables": {"common", "config", "artefacts", "packing", "reading", "proof", "tfrecords", "corpus", "rows"},
     "model": {"common"},
-    "pytorch": {"common", "config", "artefacts", "reading", "tfrecords", "rows", "tables", "model"},
-    "engines": {"common", "config", "artefacts", "model", "pytorch"},
-    "training": {"common", "config", "artefacts", "reading", "tfrecords", "model", "engines"},
+    "encoders": {"common", "model"},
+    "pytorch": {"common", "config", "artefacts", "reading", "tfrecords", "rows", "tables", "model", "encoders"},
+    "engines": {"common", "config", "artefacts", "model", "encoders"},
+    "training": {"common", "config", "artefacts", "reading", "tfrecords", "model", "encoders", "engines"},
     "tasks": {
-        *("common", "config", "artefacts", "packing", "reading", "corpus", "rows", "tables", "model", "pytorch", "engines"),
+        *("common", "config", "artefacts", "packing", "reading", "corpus", "rows", "tables", "model", "encoders", "engines"),
         "training",
     },
+    "training/jobs": {
+        *("common", "config", "artefacts", "packing", "reading", "tfrecords", "rows", "tables", "model", "engines"),
+        *("training", "tasks"),
+    },
+    "serving": {"common", "config", "rows", "model", "engines", "training", "tasks"},
     "reporting": {"common", "config", "artefacts", "packing", "tfrecords", "rows", "tables"},
     "runners": {
         *("common", "config", "artefacts", "packing", "reading", "tfrecords", "corpus", "tables", "training", "tasks"),
-        "reporting",
+        *("training/jobs", "reporting"),
     },
     "cli": {
-        *("common", "config", "artefacts", "tfrecords", "corpus", "tables", "training", "pytorch", "tasks", "reporting"),
-        "runners",
+        *("common", "config", "artefacts", "tfrecords", "corpus", "tables", "training", "tasks", "reporting"),
+        *("training/jobs", "serving", "runners"),
     },
     "__main__": {"cli"},
     "__init__": {"packing"},
@@ -150,15 +156,25 @@ STOREYS = {
     ),
     "training": (
         *("run_plan", "input", "objective", "metrics", "checkpoint", "model_files", "weights", "mlperf"),
-        *("evaluate", "loop", "run", "train", "verify_model"),
+        *("evaluate", "loop", "run", "verify_model"),
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": (
-        *("kinds", "task_data", "answers", "models", "finetune_job", "pairs", "finetune"),
-        *("pretrain", "predict"),
+        *("kinds", "task_data", "answers", "models"),
+        "predict",
     ),
     "runners": ("docker", "kubernetes", "doctor"),
-    "cli": (*("table_commands", "data_commands", "estimate_commands", "model_commands", "pipeline_commands", "main"),),
+    "cli": (
+        *(
+            "table_commands",
+            "data_commands",
+            "estimate_commands",
+            "model_commands",
+            "serve_command",
+            "pipeline_commands",
+            "main",
+        ),
+    ),
 }
 
 # Modules that are slow to load or that some environments lack: where a file may import them when it is itself imported,
@@ -174,7 +190,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "tensorflow": ({"engines/tensorflow"}, set()),
     "horovod": (set(), {"engines/tensorflow/horovod"}),
     "habana_frameworks": (set(), {"engines"}),
-    "safetensors": ({"training/checkpoint", "tasks/models", "pytorch/encoder_weights"}, {"training"}),
+    "safetensors": ({"training/checkpoint", "tasks/models", "encoders/encoder_weights"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
     "jinja2": (set(), {"reporting/report"}),
     "h5py": (set(), {"tfrecords/wire/hdf5"}),
@@ -183,9 +199,10 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
         ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/store/objects"})
     ),
     "docker": (set(), {"runners/docker"}),
-    "kubernetes": (set(), {"runners/kubernetes", "runners/doctor/cluster"}),
-    "torch": ({"pytorch", "engines/pytorch"}, set()),
-    "transformers": ({"pytorch", "engines/pytorch"}, set()),
+    "kubernetes": (set(), {"runners/kubernetes"}),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), ({"serving"}, set())),
+    "torch": ({"encoders", "pytorch", "engines/pytorch"}, set()),
+    "transformers": ({"encoders", "pytorch", "engines/pytorch"}, set()),
 }
 
 
@@ -196,7 +213,8 @@ def within(path: Path, places: set[str]) -> bool:
 
 
 def room_of(path: Path) -> str:
-    return path.parts[0].removesuffix(".py")
+    """The first folder; the jobs are a room above the tasks, which are above all else of a run."""
+    return "training/jobs" if path.parts[:2] == ("training", "jobs") else path.parts[0].removesuffix(".py")
 
 
 def test_every_room_is_known() -> None:
@@ -328,7 +346,7 @@ OPENERS = {"open", "read_text", "read_bytes"}
 # Who opens files otherwise, and why: files of this installation and of the system, and what only grows or is locked.
 OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/cores.py", "common/errors.py", "common/progress.py",
-    "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/doctor/host.py", "runners/stop_ranks.py",
+    "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/stop_ranks.py",
     "runners/kubernetes/manifests.py", "runners/launch.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
     "training/metrics.py", "tables/tokenize.py",
 }  # fmt: skip

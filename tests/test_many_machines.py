@@ -21,8 +21,8 @@ from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = (ROOT / "docs" / "many-machines.md").read_text(encoding="utf-8")
-EXAMPLES = dict(re.findall(r"^## (\w+)\n.*?^```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+EXAMPLES = dict(re.findall(r"^### ([\w ]+)\n(?:(?!^#).)*?^```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 FILES = 7
 # One, fewer than files, more than files.
 PARTS = (1, 2, 3, 7, 16, 64) if LONG else (1, 3, 16)
@@ -189,7 +189,7 @@ def test_the_job_of_the_page_is_one_that_a_cluster_takes_and_whose_pods_are_its_
     pytest.importorskip("kubernetes_validate")
     from tests.k8s.manifest_checks import VERSIONS, check_schema
 
-    job = yaml.safe_load(EXAMPLES["Kubernetes"])
+    job = yaml.safe_load(EXAMPLES["An Indexed Job of your own"])
     for version in VERSIONS:
         assert list(check_schema(job, version)) == []
     pods = job["spec"]["completions"]

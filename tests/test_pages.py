@@ -129,30 +129,23 @@ def _write_tables(folder: Path) -> None:
 PRESUPPOSED = {
     "README.md": "my-tfrecords train.jsonl dev.jsonl new.jsonl MODEL",
     "docs/docker.md": "pipelines",
-    "docs/engines.md": "my.yaml work",
     "docs/finetuning.md": "train.jsonl dev.jsonl train.tsv names.txt MODEL bert-base-cased ModernBERT-base pipelines work",
-    "docs/leaks.md": "my-bert",
     "docs/object-stores.md": "",
-    "docs/pack.md": "my-tfrecords wiki vocab.txt dataset",
+    "docs/pack.md": "my-tfrecords wiki vocab.txt dataset tokens texts my-model",
     "docs/predicting.md": "finetuned comments.jsonl comments.tsv all-MiniLM-L6-v2 train.tsv my-model",
-    "docs/pytorch.md": "my-tfrecords my-bert",
-    "docs/recipes.md": "texts my-bert all-MiniLM-L6-v2 comments.jsonl train.jsonl dev.jsonl wiki.yaml",
+    "docs/pytorch.md": "my-tfrecords my-bert texts",
     "docs/retrieval.md": "pairs.jsonl held-out.jsonl judged.jsonl judged-held-out.jsonl candidates.jsonl passages.jsonl "
     "queries.jsonl triplets.parquet triplets-held-out.parquet all-MiniLM-L6-v2 my-bert MODEL",
-    "docs/tables.md": "dataset tokens",
-    "docs/tokenising.md": "texts my-model",
     "docs/train.md": "my.yaml records work pipelines texts my-model train.jsonl dev.jsonl new.jsonl",
-    "docs/trainer.md": "my-tfrecords my-bert",
+    "docs/what-packing-changes.md": "my-bert",
 }
 # `make test-all` types these too.
-MORE = ("docs/engines.md", "docs/recipes.md", "docs/tokenising.md", "docs/train.md")
+MORE = ("docs/pack.md", "docs/pytorch.md", "docs/train.md")
 TYPED = [pytest.param(ROOT / page, id=page, marks=[pytest.mark.slow] if page in MORE else []) for page in PRESUPPOSED]
 # Pages whose commands another test runs, or this one on another page.
 ELSEWHERE = {
     "docs/start.md": "README.md",  # which has them all
-    "docs/kubernetes.md": "tests/k8s/test_commands.py",  # against a fake API server; kubectl's folders are built
-    "docs/kubernetes-details.md": "tests/k8s/test_commands.py",
-    "docs/many-machines.md": "tests/test_many_machines.py",  # with an sbatch of its own
+    "docs/kubernetes.md": "tests/k8s/test_commands.py",  # and test_many_machines.py
 }
 # What is not run here, by pattern, and why. tests/test_documentation.py parses each `gaudi-bert` among them.
 NOT_HERE = {
@@ -160,9 +153,7 @@ NOT_HERE = {
     r".*s3://.*|export AWS_.*|kubectl .*|gaudi-bert run mine.yaml --on .*": "needs a bucket or a cluster",
     r"gaudi-bert run mine.yaml --render manifests/": "of a pipeline in a bucket: tests/k8s/test_rendered.py",
     r"gaudi-bert (doctor --cluster --pipeline|run) wiki.yaml( --on kubernetes)?": "tests/k8s/test_commands.py",
-    r"hf download .*": "downloads",
     r"gaudi-bert train --data rows/ --out run/ --model MODEL": "rows of 2,048: tests/tasks/test_pretrain.py",
-    r"python examples/serving/.*|curl localhost.*": "serves until stopped: tests/pytorch/test_examples.py",
     r"python -m mlperf_logging\..*": "needs MLPerf's package",
 }
 # Programs that the requirements of `make test` leave out, and how to get them; without one, its commands are not typed.

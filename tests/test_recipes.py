@@ -11,11 +11,11 @@ from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.runners.stage_table import stages_of
-from gaudi_bert.tasks.finetune import finetune
-from gaudi_bert.tasks.finetune_job import FineTuneInput
+from gaudi_bert.training.jobs.finetune import finetune
+from gaudi_bert.training.jobs.records import train
+from gaudi_bert.training.jobs.rows import FineTuneInput
 from gaudi_bert.training.loop import learning_rate_at
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.train import train
 from tests.builders.agree import agree
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import QUIET

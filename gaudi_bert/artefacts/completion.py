@@ -147,7 +147,7 @@ def parts_of(artefact: Path) -> list[Path]:
 # Settings that have an option of their own, by which users know them; all others are keys.
 # fmt: off
 OPTIONS = frozenset([
-    "algorithm", "columns", "depth", "duplicates", "evaluation_fraction", "group_bytes", "index_only", "leftovers",
+    "algorithm", "columns", "depth", "duplicates", "evaluation_fraction", "group_bytes", "leftovers",
     "masked_slots", "max_predictions", "max_sequence_length", "pooling", "seed", "to", "too_long", "train_vocab", "vocab",
     "whole_word_masking",
 ])

@@ -10,15 +10,14 @@ from pydantic import Field
 from gaudi_bert.artefacts.base import METADATA_NAME, NOTES_NAME, Artefact, Length
 from gaudi_bert.artefacts.completion import read_signature, settings_path
 from gaudi_bert.common.errors import InputError, enumerated
-from gaudi_bert.common.files import followed
 
-PackKind = Literal["records", "table", "predecessor"]
+PackKind = Literal["records", "table"]
 _COMMANDS = {"write": "gaudi-bert write` or `pack", "pack-table": "gaudi-bert pack", "pack-rows": "gaudi-bert pack"}
 """What makes packs, by the name of the stage in its settings."""
 
 
 def pack_kind(folder: Path) -> PackKind | None:
-    """What packs a folder holds, by the metadata there (the predecessor's is next to it); None for none.
+    """Return what packs a folder holds, by the metadata there; None for none.
 
     Raises:
         InputError: their writing was begun and has not been finished.
@@ -26,7 +25,6 @@ def pack_kind(folder: Path) -> PackKind | None:
     kinds: dict[PackKind, Path] = {
         "table": folder / NOTES_NAME / METADATA_NAME,
         "records": folder / METADATA_NAME,
-        "predecessor": predecessor_metadata_path(folder),
     }
     kind = next((kind for kind, path in kinds.items() if path.exists()), None)
     if kind is None and not RowTables.path_in(folder).exists():
@@ -47,12 +45,6 @@ def _refuse_unfinished(folder: Path) -> None:
             continue
         if command is not None:
             raise InputError(f"{folder}: packing has not finished; run the `{command}` that began it again, to its end")
-
-
-def predecessor_metadata_path(folder: Path) -> Path:
-    """`<folder>_metadata.json` next to `folder`."""
-    folder = followed(folder)
-    return folder.parent / f"{folder.name}_metadata.json"
 
 
 # --- tables of several lengths of rows

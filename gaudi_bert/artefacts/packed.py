@@ -253,7 +253,6 @@ class TableMetadata(_PackedMetadata):
     seed: int
     algorithm: str
     algorithms_used: tuple[str, ...]
-    index_only: bool
     aligned_columns: dict[str, str]
     scalar_columns: dict[str, str]
     rows: Positive
@@ -366,14 +365,13 @@ class TableVerification(_Verified):
     shards: Count
     groups: Count
     columns: tuple[str, ...]
-    index_only: bool
     too_long: TooLongRows
 
     @classmethod
     def of(cls, metadata: TableMetadata) -> Self:
         """The verification of a folder with this metadata: all of it follows."""
-        copied = ("format", "rows", "sequences", "tokens", "packs", "index_only", "too_long")
-        columns = () if metadata.index_only else (*metadata.aligned_columns, *metadata.scalar_columns)
+        copied = ("format", "rows", "sequences", "tokens", "packs", "too_long")
+        columns = (*metadata.aligned_columns, *metadata.scalar_columns)
         counts: dict[str, Any] = {"groups": len(metadata.groups), "shards": len(metadata.shard_table)}
         return cls(**{key: getattr(metadata, key) for key in copied}, **counts, columns=columns)
 
@@ -418,24 +416,21 @@ def _content_sha256(keys: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(keys, sort_keys=True).encode("ascii")).hexdigest()
 
 
-# --- conversion.json: all packs of a folder are there in another format, in the folder `OUT` next to `OUT-conversion/`.
+# --- conversion.json: all packs of a folder are there as HDF5, in the folder `OUT` next to `OUT-conversion/`.
 #
 # Other trainers read every file of a folder, so nothing else is in that folder.
-
-PackFormatName = Literal["hdf5", "parquet", "predecessor"]
 
 
 class Conversion(Artefact):
     """conversion.json, written last.
 
     Attributes:
-        format: what `--to` named.
         files: how many were written; shards without packs have none.
     """
 
     remedy = "convert the packs again"
 
-    format: PackFormatName
+    format: Literal["hdf5"]
     files: Count
     packs: Count
     sequences: Count

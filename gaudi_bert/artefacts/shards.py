@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c
-from gaudi_bert.artefacts.store.mirrored_folder import files_in, is_mirrored, read_part
+from gaudi_bert.artefacts.store.mirrored_folder import files_in, is_mirrored
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file
+from gaudi_bert.common.files import atomic_file, open_file
 
 
 class Shard(Artefact):
-    """A packed file: its name in the folder, its packs, size and CRC-32C (None where the predecessor did not record it)."""
+    """A packed file: its name in the folder, its packs, size and CRC-32C."""
 
     name: str
     packs: Count
     bytes: Count
-    crc32c: Crc32c | None = None
+    crc32c: Crc32c
 
 
 class GroupShards(Artefact):
@@ -53,15 +53,13 @@ class ShardTable:
     Attributes:
         packs, bytes: of each shard, int64 [shards].
         group_firsts: the number of the first shard of each group, int64 [groups].
-        ending: of the files, with its dot; "" where `given_names` are all that is known.
-        given_names: of folders whose files are not named by group and shard (the predecessor's).
+        ending: of the files, with its dot.
     """
 
     packs: IntArray
     bytes: IntArray
     group_firsts: IntArray
     ending: str
-    given_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.packs)
@@ -73,8 +71,6 @@ class ShardTable:
 
     def name(self, shard: int) -> str:
         """Its file in the folder."""
-        if self.given_names:
-            return self.given_names[shard]
         group, number = self.group_and_number(shard)
         return shard_name(group, number, self.ending)
 
@@ -90,8 +86,6 @@ class ShardTable:
 
     def number(self, name: str) -> int | None:
         """The shard with this file; None where there is none."""
-        if self.given_names:
-            return self._given_numbers.get(name)
         match = re.fullmatch(r"packed-(\d{5,})-(\d{5,})(\.\w+)", name, re.ASCII)
         if match is None:
             return None
@@ -99,10 +93,6 @@ class ShardTable:
         if group >= len(self.group_firsts) or shard >= self.group_sizes[group]:
             return None
         return int(self.group_firsts[group]) + shard if shard_name(group, shard, self.ending) == name else None
-
-    @cached_property
-    def _given_numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.given_names)}
 
     @classmethod
     def of_groups(cls, groups: Sequence[GroupShards], ending: str) -> ShardTable:
@@ -113,12 +103,6 @@ class ShardTable:
             for key in ("packs", "bytes")
         )
         return cls(packs, size, np.cumsum(sizes) - sizes, ending)
-
-    @classmethod
-    def of(cls, shards: Sequence[Shard]) -> ShardTable:
-        """Of shards with names of any kind."""
-        packs, sizes = (np.array([getattr(shard, key) for shard in shards], np.int64) for key in ("packs", "bytes"))
-        return cls(packs, sizes, np.zeros(1, np.int64), "", tuple(shard.name for shard in shards))
 
 
 # --- which packs go into which shard: any run of packs is a fair sample of its group (`common.dealing`), so any shard is
@@ -199,7 +183,9 @@ def read_starts(path: Path, first: int, packs: int, shard_bytes: int) -> IntArra
     `first` counts the packs of the group's earlier shards.
     """
     try:
-        data = read_part(path, first * _SIZE.itemsize, (first + packs) * _SIZE.itemsize)
+        with open_file(path) as handle:
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # only this part is read from the disk
+            data = os.pread(handle.fileno(), packs * _SIZE.itemsize, first * _SIZE.itemsize)
     except FileNotFoundError:
         return None
     starts = np.zeros(packs + 1, np.int64)

@@ -184,9 +184,6 @@ def pack(
     ] = None,
     too_long: Annotated[str | None, typer.Option(help="Tables: what to do with longer rows.")] = None,
     input_column: arguments.InputColumn = None,
-    index_only: Annotated[
-        bool, typer.Option("--index-only", help="Tables: write only which rows share a pack, no tokens.")
-    ] = False,
     columns: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Tables: pack only these columns.", show_default=False)
     ] = None,
@@ -212,7 +209,6 @@ def pack(
         "row_lengths": row_lengths,
         "too_long": too_long,
         "input_column": input_column,
-        "index_only": index_only,
         "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
         "group_bytes": group_bytes,
     }
@@ -224,7 +220,7 @@ def pack(
         run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
         result = table_commands.pack_as_table(source, out, {**both, **of_tables}, set_ or [], run, verify)
         describe = partial(table_commands.describe_packed_table, out=out, verbose=verbose)
-        following = None if shard is not None or index_only else output.words_of("train", "--data", out, "--out", "run/")
+        following = None if shard is not None else output.words_of("train", "--data", out, "--out", "run/")
         output.print_result(result, json, describe, following and f"{following} --model MODEL")
         return
     _refuse_options_of_tables(source, {**of_tables, "shard": shard, "finish": finish})
@@ -289,7 +285,7 @@ def convert(
         str,
         typer.Option(
             metavar="FORMAT",
-            help="hdf5 (Habana's PyTorch BERT), parquet, or predecessor (its TensorFlow BERT).",
+            help="hdf5: packs for Habana's PyTorch BERT.",
             show_default=False,
         ),
     ],
@@ -298,14 +294,12 @@ def convert(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Write packed TFRecords in a format of other trainers."""
-    from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
+    """Write packed TFRecords as HDF5, for Habana's PyTorch BERT."""
     from gaudi_bert.tfrecords import convert
 
-    formats = {each.name: each for each in (convert.HDF5_PACKS, PARQUET_PACKS, convert.PREDECESSOR_PACKS)}
-    if to not in formats:
-        raise InputError(f"--to {to}: unknown format; write one of {', '.join(formats)}")
-    result = convert.convert(packed, out, formats[to], reporter=Reporter(), overwrite=overwrite, workers=workers)
+    if to != "hdf5":
+        raise InputError(f"--to {to}: unknown format; write hdf5")
+    result = convert.convert(packed, out, reporter=Reporter(), overwrite=overwrite, workers=workers)
     output.print_result(result, json, _describe_conversion)
 
 

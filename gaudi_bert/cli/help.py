@@ -59,9 +59,8 @@ CHOICES: dict[tuple[str, str], tuple[str, ...]] = {
     ("*", "too_long"): ("truncate", "window", "error"),
     ("run", "on"): ("local", "docker", "kubernetes"),
     ("plan", "leftovers"): ("best-fit", "complement"),
-    ("convert", "to"): ("hdf5", "parquet", "predecessor"),
+    ("convert", "to"): ("hdf5",),
     ("embed", "pooling"): ("cls", "mean", "max"),
-    ("verify-model", "attention"): ("sdpa", "eager", "flex_attention"),
 }
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}

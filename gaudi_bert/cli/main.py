@@ -20,7 +20,15 @@ from typing import Any, NoReturn
 import typer
 
 from gaudi_bert import __version__
-from gaudi_bert.cli import data_commands, estimate_commands, help, model_commands, pipeline_commands, table_commands
+from gaudi_bert.cli import (
+    data_commands,
+    estimate_commands,
+    help,
+    model_commands,
+    pipeline_commands,
+    serve_command,
+    table_commands,
+)
 from gaudi_bert.common.errors import (
     FailedError,
     GaudiBertError,
@@ -58,6 +66,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "finetune": model_commands.finetune,
         "predict": model_commands.predict,
         "embed": model_commands.embed,
+        "serve": serve_command.serve,
     },
     "Pipelines and machines": {
         "init": pipeline_commands.init,
@@ -141,6 +150,7 @@ _KEEP_NOTHING = ("doctor", "estimate", "inspect", "k8s", "settings")
 # Which extra of this package installs a module.
 _EXTRAS = {
     "docker": "docker",
+    "fastapi": "serve",
     "h5py": "hdf5",
     "jinja2": "report",
     "kubernetes": "kubernetes",
@@ -153,6 +163,7 @@ _EXTRAS = {
     "tokenizers": "text",
     "torch": "pytorch",
     "transformers": "pytorch",
+    "uvicorn": "serve",
 }
 # Both engines need them. PyTorch runs on every Python and takes every model, so it is offered where neither is there.
 _OF_EITHER_ENGINE = ("safetensors", "seqeval", "sklearn")

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 import typer
 
 from gaudi_bert.cli import arguments, output
-from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, count_of
 
 if TYPE_CHECKING:  # they need torch, and `--help` does without
-    from gaudi_bert.pytorch.probe import VerifyHuggingFaceResult
     from gaudi_bert.tasks.models.export import ExportResult
     from gaudi_bert.training.verify_model import VerifyModelResult
 
@@ -53,21 +51,20 @@ def train(
 ) -> None:
     """Train BERT on packed (or unpacked) records, or any language model on a packed table, by TensorFlow or PyTorch."""
     from gaudi_bert.config.shipped import model_overrides, names_bert
-    from gaudi_bert.tasks import pretrain
-    from gaudi_bert.training import train
+    from gaudi_bert.training.jobs import records, tables
 
     options = {"training.engine": ("--engine", engine)}
-    is_table = pretrain.is_packed_table(data, arguments.pipeline_settings(pipeline, set_, options).store)
+    is_table = tables.is_packed_table(data, arguments.pipeline_settings(pipeline, set_, options).store)
     given = model if is_table and model is not None and not names_bert(model) else None
     sizes = model_overrides(model) if model is not None and given is None else []
     settings = arguments.pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
     common = _Common(reporter=Reporter(), resume=resume, overwrite=overwrite, dry_run=dry_run)
     if is_table:
-        trained = pretrain.train_on_table(settings, data, given, evaluation_data, out, **common)
+        trained = tables.train_on_table(settings, data, given, evaluation_data, out, **common)
         following = output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
         output.print_shared_result(trained, json, output.describe_training, None if dry_run else following)
         return
-    result = train.train(settings, data, evaluation_data, out, **common)
+    result = records.train(settings, data, evaluation_data, out, **common)
     following = output.words_of("export", "--checkpoint", out, "--out", "model/")
     output.print_shared_result(result, json, output.describe_training, None if dry_run else following)
 
@@ -91,41 +88,27 @@ def evaluate(
 
 
 def verify_model(
-    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint; default: seeded random weights.")] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="A checkpoint, or a folder of transformers; default: seeded random weights.", show_default=False),
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="A packed folder; default: generated packs.")] = None,
-    huggingface: Annotated[Path | None, typer.Option(help="Check this folder with a transformers model instead.")] = None,
-    target: Annotated[str | None, typer.Option(help="The way of feeding packs to check; default: all of them.")] = None,
-    attention: Annotated[str | None, typer.Option(help="Default: the model's own.")] = None,
     json: arguments.Json = False,
 ) -> None:
     """Prove that packing changes nothing: outputs, losses, gradients, and no leak between sequences."""
-    if huggingface is not None:
-        if checkpoint is not None or data is not None:
-            raise InputError("--huggingface is checked with generated packs: leave --checkpoint and --data out")
-        from gaudi_bert.pytorch.probe import verify_huggingface
-
-        ways = verify_huggingface(huggingface, target=target, attention=attention, reporter=Reporter())
-        output.print_result(ways, json, _describe_ways)
-        return
-    if target is not None or attention is not None:
-        raise InputError("--target and --attention are for a transformers model: give its folder with --huggingface")
     from gaudi_bert.training import verify_model
 
     result = verify_model.verify_model(checkpoint=checkpoint, data=data, reporter=Reporter())
     output.print_result(result, json, _describe_proof)
 
 
-def _describe_ways(ways: VerifyHuggingFaceResult) -> list[str]:
-    kind = f"{ways.model} ({ways.model_type}, {ways.attention})"
-    return [f"{kind}: packs are treated correctly when fed as {' or '.join(ways.right)}"]
-
-
 def _describe_proof(proof: VerifyModelResult) -> list[str]:
     packed = f"{count_of(proof.sequences, 'sequence')} in {count_of(proof.packs, 'pack')}"
+    largest = max(difference for name, difference in proof.differences.items() if name != "gradient")
+    neighbours = f"{count_of(proof.leak_comparisons, 'sequence')} next to a changed one did not change"
     return [
-        f"packing changes nothing: {packed} give the outputs of single rows, to {proof.hidden_states:.1e}, "
-        f"and the gradients, to {proof.gradient:.1e}; "
-        f"{count_of(proof.leak_comparisons, 'sequence')} next to a changed one did not change by a bit"
+        f"packing changes nothing: {packed} give the outputs of single rows, to {largest:.1e}, and the gradients, to "
+        f"{proof.differences['gradient']:.1e}; {neighbours}"
     ]
 
 
@@ -187,8 +170,8 @@ def finetune(
     json: arguments.Json = False,
 ) -> None:
     """Train a pretrained encoder or causal model for a task, on packed rows."""
-    from gaudi_bert.tasks import finetune
-    from gaudi_bert.tasks.finetune_job import FineTuneInput
+    from gaudi_bert.training.jobs import finetune
+    from gaudi_bert.training.jobs.rows import FineTuneInput
 
     options: dict[str, tuple[str, object]] = {
         "task.name": ("--task", task),

@@ -190,10 +190,9 @@ def _describe_verified_table(result: _Verified) -> list[str]:
     if isinstance(result, GroupsResult):
         return output.describe_verification(result)
     proof = result.content
-    what = "in the index" if proof.index_only else f"value for value in {', '.join(proof.columns)}"
     counted = f"{count_of(proof.rows, 'row')}, {count_of(proof.sequences, 'sequence')}"
     return [
         f"{counted} in {count_of(proof.packs, 'pack')}{output.skipped_note(result.skipped)}",
-        f"every sequence is there exactly once, {what}",
+        f"every sequence is there exactly once, value for value in {', '.join(proof.columns)}",
         _long_rows_line(proof.too_long),
     ]

@@ -101,6 +101,7 @@ def whole_number(name: str, value: object, least: int | None = None, most: int |
 
 
 MOST_TOKEN_ID = 2**31 - 1
+NOT_PREDICTED = -100  # in `labels`, where no token is to be predicted
 """Of a token in a table: token ids are int32 wherever a model takes them."""
 
 

@@ -42,7 +42,7 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
     remedies = {
         errno.ENOSPC: "free some space on that disk and run the same command again",
         errno.EDQUOT: "raise the quota or choose another folder",
-        errno.EACCES: "check the permissions, or choose another folder",
+        errno.EACCES: "check the permissions" + ("" if action == "read" else ", or choose another folder"),
         errno.EROFS: "the file system is read-only: choose another folder",
         errno.ENOENT: "it does not exist or has vanished: check the path",
         errno.ENAMETOOLONG: "use shorter names",
@@ -55,7 +55,8 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         remedy = remedies.get(error.errno or 0, "see the reason given by the operating system")
-        kind = InputError if error.errno in BAD_PATH else FailedError
+        is_closed = error.errno == errno.EACCES and action == "read"
+        kind = InputError if error.errno in BAD_PATH or is_closed else FailedError
         raise kind(f"{shortened(str(path), 300)}: cannot {action}: {reason}; {remedy}") from error
 
 
@@ -63,14 +64,17 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 
 def regular(path: Path | str) -> Path:
-    """`path`, checked to be a file with an end. A pipe, a device or a socket would be waited for, or never end.
+    """Return `path`, checked to be a file with an end that may be read.
 
-    Whatever is opened for reading passes here. An operating system error (a missing file) is raised as it
-    is: the reader knows the remedy.
+    A pipe, a device or a socket would be waited for, or never end. Whatever is opened for reading passes here, also by
+    libraries that call a file without permission missing. An operating system error is raised as it is: the reader knows
+    the remedy.
     """
     kind = _KINDS.get(stat.S_IFMT(os.stat(_possible(path)).st_mode))
     if kind is not None:
         raise InputError(f"{shortened(str(path), 300)}: is {kind}; give a file, which has an end")
+    if not os.access(path, os.R_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return Path(path)
 
 
@@ -299,8 +303,10 @@ def write_text(path: Path, text: str) -> None:
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
-        around = shown(text[max(error.start - 30, 0) : error.end + 30])
-        raise InputError(f"{path}: would hold a name that is not UTF-8, {around}; rename that file") from error
+        begin = max(text.rfind(mark, 0, error.start) for mark in '"\n') + 1
+        end = min((place for mark in '"\n' if (place := text.find(mark, error.end)) >= 0), default=len(text))
+        name = shown(text[begin:end].partition(" ")[0])
+        raise InputError(f"{path}: would hold a name that is not UTF-8, {name}; rename that file") from error
     with atomic_file(path) as handle:
         handle.write(data)
 

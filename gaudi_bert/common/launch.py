@@ -1,6 +1,6 @@
 """Which of several processes or parts this is, by a launcher, a scheduler or `--shard`; what PyTorch reads; signals.
 
-Parts (see docs/many-machines.md):
+Parts (see docs/kubernetes.md#without-a-clusters-runner-many-machines):
 
     K/N      part K, from 0
     auto     Slurm's array: K counts from SLURM_ARRAY_TASK_MIN, N is SLURM_ARRAY_TASK_COUNT

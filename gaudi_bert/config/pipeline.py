@@ -168,6 +168,8 @@ def load_pipeline(
             raise InputError(f"{path}: a pipeline file holds `key: value` pairs, not a {type(mapping).__name__}")
     typed = {}
     for key, (option, value) in (options or {}).items():
+        if value == "":
+            raise InputError(f"{option}: is empty; give it a value, or leave it out")
         if value is not None:
             typed[key] = f"{option} {value}"
             _set_key(mapping, key, str(value), typed[key])

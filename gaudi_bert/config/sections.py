@@ -56,7 +56,7 @@ class PackingSettings(Settings):
         "best-fit", description="nnls only: remaining sequences are packed by best fit, or padded as published"
     )
     masked_slots: int | None = Field(
-        None, ge=1, le=32768, description="Q, masked positions per pack; default: max_predictions + depth"
+        None, ge=1, le=32768, description="Q, masked positions per pack; default and least: max_predictions + depth"
     )
     group_sequences: int = Field(
         500_000, ge=1, description="most sequences per group of files; each group is packed on its own"
@@ -80,7 +80,6 @@ class TableSettings(Settings):
     algorithm: Algorithm = "optimal"
     depth: Depth = "max"
     too_long: Literal["error", "truncate", "split", "drop"] = "error"
-    index_only: bool = False
     columns: tuple[str, ...] | None = None
     group_sequences: int = Field(500_000, ge=1)
     group_bytes: Bytes = Field(2**30, ge=2**20)

@@ -26,8 +26,6 @@ from gaudi_bert.packing.mixture import (
     Solved,
     Strategy,
     Work,
-    add_packs,
-    coverage,
     packs_of,
     sorted_mixture,
 )
@@ -37,9 +35,7 @@ from gaudi_bert.packing.nnls import pack_by_nnls, pack_ennlshp, pack_nnlshp
 #
 # What a pack holds is bounded by the most masked positions that the data show at each length, not by an assumed masking
 # rate. So a strategy is feasible or not whichever sequences of its lengths it is given, and the writer never has to search.
-# By default Q is what the predecessor used, `max_predictions + depth`, or more where the data need it. A smaller Q saves a
-# little work in the masked-LM head and can cost packs: strategies over the budget are dissolved, and their sequences are
-# packed again by best fit in both dimensions, tokens and masked positions.
+# Q is what the predecessor used, `max_predictions + depth`, or more where the data need it or the settings ask for it.
 
 
 def needed_masked_slots(mixture: Mapping[Strategy, int], histogram: Histogram) -> int | None:
@@ -49,89 +45,16 @@ def needed_masked_slots(mixture: Mapping[Strategy, int], histogram: Histogram) -
     return max((sum(map(histogram.masked_of, strategy)) for strategy in mixture), default=0)
 
 
-def least_masked_slots(histogram: Histogram) -> int | None:
-    """The smallest budget for which there is any packing at all: what one sequence alone may hold."""
-    if histogram.max_masked is None:
-        return None
-    return int(np.max(histogram.max_masked, where=histogram.counts > 0, initial=0))
-
-
-def choose_masked_slots(max_predictions: int | None, depth: int, needed: int | None) -> int | None:
-    """Q where the settings leave it open: `max_predictions + depth`, or more where the data need it; None if unknown."""
-    if max_predictions is None:
-        return needed
-    return max(max_predictions + depth, needed or 0)
-
-
-def fit_to_budget(mixture: Mapping[Strategy, int], histogram: Histogram, depth: int, masked_slots: int) -> Mixture:
-    """Dissolve the strategies over the budget and pack their sequences again within it.
-
-    Without `max_masked` there is nothing to hold the budget against, and `mixture` is returned.
-    """
-    least = least_masked_slots(histogram)
-    if least is None:
-        return dict(mixture)
-    if masked_slots < least:
-        raise InputError(
-            f"packing.masked_slots is {masked_slots}, but one sequence alone has up to {least} masked positions;"
-            f" give at least {least}, or leave packing.masked_slots out"
-        )
-    within: Mixture = {}
-    dissolved: Mixture = {}
-    for strategy, count in mixture.items():
-        over = sum(map(histogram.masked_of, strategy)) > masked_slots
-        (dissolved if over else within)[strategy] = count
-    counts = coverage(dissolved, histogram.max_sequence_length)
-    for strategy, count in _best_fit_in_both(counts, histogram, depth, masked_slots).items():
-        add_packs(within, strategy, count)
-    return within
-
-
-def _best_fit_in_both(counts: IntArray, histogram: Histogram, depth: int, masked_slots: int) -> Mixture:
-    """Best fit decreasing on counts, as LPFHP, where a pack has room for tokens and room for masked positions."""
-    capacity = histogram.max_sequence_length
-    result: Mixture = {}
-    open_packs: dict[Strategy, int] = {}
-    for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
-        masked = histogram.masked_of(length)
-        waiting = int(counts[length - 1])
-        tightest_first = sorted(open_packs, key=lambda pack: (capacity - sum(pack), pack))
-        for pack in [*tightest_first, ()]:
-            masked_room = masked_slots - sum(map(histogram.masked_of, pack))
-            by_masked = masked_room // masked if masked else depth
-            copies = min((capacity - sum(pack)) // length, depth - len(pack), by_masked)
-            if copies > 0 and waiting:
-                waiting = _add_copies(open_packs, pack, length, copies, waiting)
-        open_packs = _close_full(open_packs, result, depth, capacity)
-    for pack, count in open_packs.items():
-        add_packs(result, pack, count)
-    return result
-
-
-def _add_copies(open_packs: dict[Strategy, int], pack: Strategy, length: int, copies: int, waiting: int) -> int:
-    """Put `copies` sequences of `length` on each open pack like `pack`, or on new ones for (); returns how many remain."""
-    available = open_packs[pack] if pack else waiting
-    while waiting and available:
-        copies = min(copies, waiting)
-        moved = min(available, waiting // copies)
-        if pack:
-            open_packs[pack] -= moved
-            available -= moved
-        target = pack + (length,) * copies
-        open_packs[target] = open_packs.get(target, 0) + moved
-        waiting -= moved * copies
-    return waiting
-
-
-def _close_full(open_packs: dict[Strategy, int], result: Mixture, depth: int, capacity: int) -> dict[Strategy, int]:
-    """Move the packs that can take nothing more into `result`; returns those still open."""
-    still_open = {}
-    for pack, count in open_packs.items():
-        if len(pack) == depth or sum(pack) == capacity:
-            add_packs(result, pack, count)
-        elif count:
-            still_open[pack] = count
-    return still_open
+def choose_masked_slots(
+    max_predictions: int | None, depth: int, needed: int | None, requested: int | None = None
+) -> int | None:
+    """Return Q: `max_predictions + depth`, or more where the data need or the settings request it; None if unknown."""
+    least = needed if max_predictions is None else max(max_predictions + depth, needed or 0)
+    if requested is None or least is None:
+        return requested or least
+    if requested < least:
+        raise InputError(f"packing.masked_slots is {requested}, these packs need {least}; give as many, or leave it out")
+    return requested
 
 
 # --- every algorithm by name
@@ -223,20 +146,15 @@ def pack_histogram(
         depth: most sequences per pack, or "max".
         leftovers: `nnls` only: what the loop leaves over is packed by best fit, or padded as published ("complement").
         max_predictions: most masked positions of one sequence (P), for the default budget.
-        masked_slots: the budget of masked positions per pack (Q); None for `max_predictions + depth`, or more if needed.
+        masked_slots: slots for masked positions per pack (Q); None for as few as there may be.
         seed: of `greedy`, the only algorithm that draws.
         quick_bound: where the algorithm proves no bound itself, only the one of tokens and sequences.
     """
     most = depth_of(depth, histogram.max_sequence_length)
     solved = solve(histogram.counts, algorithm, most, leftovers=leftovers, seed=seed)
-    mixture = solved.mixture
-    if masked_slots is not None:
-        mixture = fit_to_budget(mixture, histogram, most, masked_slots)
-    mixture = sorted_mixture(mixture)
+    mixture = sorted_mixture(solved.mixture)
     needed = needed_masked_slots(mixture, histogram)
     deepest = max(map(len, mixture), default=1) if depth == "max" else most
-    if masked_slots is None:
-        masked_slots = choose_masked_slots(max_predictions, deepest, needed)
     packs = packs_of(mixture)
     certificate = solved.certificate or simple_certificate(histogram.counts, most)
     if solved.certificate is None and not quick_bound and certificate.bound < packs:
@@ -253,6 +171,6 @@ def pack_histogram(
         algorithm_used=solved.algorithm_used,
         mixture=mixture,
         certificate=certificate,
-        masked_slots=masked_slots,
+        masked_slots=choose_masked_slots(max_predictions, deepest, needed, masked_slots),
         masked_slots_needed=needed,
     )

@@ -27,7 +27,7 @@ import numpy as np
 from gaudi_bert.artefacts import shards as stored_shards
 from gaudi_bert.artefacts.base import Artefact, InputFile, manifest_path
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, parts_of
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, TableVerification, Verification
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, TableMetadata, TableVerification, Verification
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import Shard, index_path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, last_change, names_in, release, remove, shown_path
@@ -100,6 +100,29 @@ def read_manifest(kind: type[Manifest], packed: Path, number: int) -> tuple[Mani
         raise FailedError(str(error)) from error
     finally:
         release(path)
+
+
+def checked_manifests(packed: Path, metadata: Metadata) -> Iterator[GroupManifest]:
+    """Yield the manifest of every group: the door for whoever reads all packs without their records.
+
+    Each has the CRC-32C and the shards that metadata.json lists, and together they make what it states.
+
+    Raises:
+        FailedError: a file is not what another says of it.
+    """
+    sums, files = PackedSums(), 0
+    for number in range(len(metadata.groups)):
+        manifest, crc = read_manifest(GroupManifest, packed, number)
+        path = manifest_path(packed, number)
+        if crc != metadata.groups[number].manifest_crc32c:
+            raise FailedError(f"{path}: is not the manifest that metadata.json lists; {metadata.remedy}")
+        if manifest.group != number:
+            raise FailedError(f"{path}: is of group {manifest.group}; {manifest.remedy}")
+        sums.add(manifest, crc)
+        files += len(manifest.inputs)
+        yield manifest
+    stated = {**sums.stored(metadata.max_sequence_length, metadata.lower_bound), "input_files": files}
+    check_same(metadata.path_in(packed), metadata, metadata.model_copy(update=stated))
 
 
 def counts_of_groups(packed: Path, metadata: Metadata) -> Iterator[IntArray]:

@@ -1,4 +1,4 @@
-"""Packs for PyTorch: data set, loader, collator, heads that gather, a probe for leaks. The only room that knows torch."""
+"""Packs for PyTorch: data set, loader, collator, heads that gather, the encoder, the mixin for `Trainer`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports torch 
         update_counts,
         update_loss,
     )
-    from gaudi_bert.pytorch.probe import load_model, probe_model
     from gaudi_bert.pytorch.training import PackedTrainerMixin, translate_arguments
 
 __all__ = [
@@ -29,9 +28,7 @@ __all__ = [
     "PackedEncoder",
     "PackedLoader",
     "PackedTrainerMixin",
-    "load_model",
     "model_inputs",
-    "probe_model",
     "translate_arguments",
     "update_counts",
     "update_loss",
@@ -42,7 +39,6 @@ _NAMES = {
     "dataset": ("PackedDataset", "PackedLoader"),
     "encoder": ("PackedEncoder",),
     "heads": ("PackedBertForPreTraining", "PackedBertForSequenceClassification", "update_counts", "update_loss"),
-    "probe": ("load_model", "probe_model"),
     "training": ("PackedTrainerMixin", "translate_arguments"),
 }
 

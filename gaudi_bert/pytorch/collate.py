@@ -20,13 +20,12 @@ import numpy as np
 import torch
 import transformers
 
-from gaudi_bert.common.arrays import AnyArray, IntArray
+from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch.asking import feeding_of, try_model
-from gaudi_bert.pytorch.feeding import Feeding, fed_positions, target_mask
-from gaudi_bert.pytorch.rows import Row, sequence_counts, sequence_matrix, token_matrix
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, small_copy
-from gaudi_bert.tfrecords.wire.schema import NOT_PREDICTED
+from gaudi_bert.encoders.feeding import Feeding, fed_positions, target_mask
+from gaudi_bert.encoders.feeding_trial import feeding_of, try_model
+from gaudi_bert.encoders.trial import MODEL_ERRORS, Row, small_copy
+from gaudi_bert.pytorch.rows import sequence_counts, sequence_matrix, token_matrix
 
 TARGETS = ("transformers-5", "transformers-4", "optimum-habana", "flash", "flex")
 _UNLIMITED = 1 << 62
@@ -111,7 +110,7 @@ class PackCollator:
         is_config = not isinstance(model, Feeding | torch.nn.Module)
         if not isinstance(model, Feeding) and not (is_config and target in _OWN_SOFTWARE):  # which cannot be copied
             tried = small_copy(model, window=_UNLIMITED) if is_config else model
-            self.row_tokens = try_model(tried, self.feeding, self._model_batch, row_tokens, training=True)
+            self.row_tokens = try_model(tried, self.feeding, self._model_batch, row_tokens, training=True).row_tokens
 
     def _model_batch(self, rows: Sequence[Row]) -> Batch:
         """What any model, or the encoder below a head that gathers, is given for rows without labels."""

@@ -27,9 +27,9 @@ from gaudi_bert.artefacts.pack_kinds import pack_kind, refuse_row_tables
 from gaudi_bert.common.arrays import whole_number
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import in_store, shown_location
-from gaudi_bert.pytorch.indexed import IndexedTable
-from gaudi_bert.pytorch.rows import Row, rows_of_packs
-from gaudi_bert.reading.global_order import ORDER, check_rank, first_of_rank, streams_of
+from gaudi_bert.encoders.trial import Row
+from gaudi_bert.pytorch.rows import rows_of_packs
+from gaudi_bert.reading.global_order import ORDER, check_rank, first_of_rank
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tables.packed_parquet import open_tables
 from gaudi_bert.tfrecords.packed_folder import check_before_reading, open_packs, read_metadata
@@ -95,15 +95,12 @@ class _Opened(NamedTuple):
     rows_of: Callable[[Any], Sequence[Row]] = list
 
 
-def _open(folder: Path, table: Path | None) -> _Opened:
+def _open(folder: Path) -> _Opened:
     if in_store(folder):
         raise InputError(
             f"{shown_location(folder)}: PackedDataset reads folders of this machine; copy it here, or train with "
             "`gaudi-bert train`, which reads URLs"
         )
-    if table is not None:
-        index = IndexedTable(folder, table)
-        return _Opened(StoredPacks(index, streams_of(index.shard_multiple)), index.identity)
     kind = pack_kind(folder)
     tables = sorted(folder.glob("packed-*.parquet")) or ([] if kind else sorted(folder.glob("*.parquet")))
     if tables:
@@ -132,7 +129,6 @@ class PackedDataset(IterableDataset[Row]):
         seed: decides, with the number of the epoch, the order.
         batch_packs: packs of one batch of this process: the `batch_size` of the `DataLoader`. Needed with several
             workers; `PackedLoader` sets it.
-        table: of which `folder` is the index (`pack --index-only`).
 
     Attributes:
         packs: of an epoch, over all processes.
@@ -151,13 +147,12 @@ class PackedDataset(IterableDataset[Row]):
         seed: int = 12345,
         *,
         batch_packs: int | None = None,
-        table: str | Path | None = None,
     ) -> None:
         check_rank(rank, world_size)
         self.batch_packs = None if batch_packs is None else whole_number("batch_packs", batch_packs, 1)
         self.folder, self.rank, self.world_size = Path(folder), rank, world_size
         self.seed = whole_number("seed", seed)
-        self._stored, self._identity, self._rows_of = _open(self.folder, None if table is None else Path(table))
+        self._stored, self._identity, self._rows_of = _open(self.folder)
         order = self._stored.order(seed)
         self._reader = self._stored.reader(order, rank, world_size)
         self.packs = order.packs

@@ -19,12 +19,12 @@ import transformers
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.encoders.encoder_weights import architecture_of, read_model
+from gaudi_bert.encoders.feeding_trial import feeding_of
+from gaudi_bert.encoders.packed_model import PackedModel, head_of
+from gaudi_bert.encoders.trial import on_device, positions_of, quiet_transformers
 from gaudi_bert.model.config import NO_PACKS
-from gaudi_bert.model.heads import TASK_OF_PROBLEM, Pooling, TaskHead, TaskKind, VectorHead
-from gaudi_bert.pytorch.asking import feeding_of
-from gaudi_bert.pytorch.encoder_weights import architecture_of, read_model
-from gaudi_bert.pytorch.packed_model import PackedModel
-from gaudi_bert.pytorch.trial import on_device, positions_of, quiet_transformers
+from gaudi_bert.model.heads import Pooling, TaskKind, VectorHead
 from gaudi_bert.rows.answers import class_answers, multi_label_answers, number_answers, tag_answers
 from gaudi_bert.rows.fields import words_of_text
 from gaudi_bert.rows.tokenizer import RowTokenizer, tokenizer_of
@@ -81,8 +81,8 @@ class PackedEncoder:
         usual = min(self.positions, getattr(tokenizer, "model_max_length", self.positions))
         self.max_sequence_length: int = max_sequence_length or usual
         self.hidden_size: int = config.hidden_size
-        self.task, self.labels = _task_of(model)
-        head = None if self.task is None else TaskHead(self.task, len(self.labels))
+        head, self.labels = head_of(model)
+        self.task: TaskKind | None = None if head is None else head.kind
         self._packed = PackedModel(model, feeding, head)
         self._tried_tokens = 0
         self._try_rows(min(self.positions, _TRIED_TOKENS))
@@ -93,7 +93,7 @@ class PackedEncoder:
         """Try packs in rows of so many tokens, or of the next power of 2, if they are longer than before."""
         if tokens > self._tried_tokens:
             tokens = min(self.positions, 1 << (tokens - 1).bit_length())
-            self._tried_tokens = self._packed.try_packs(tokens, training=False)
+            self._tried_tokens = self._packed.try_packs(tokens, training=False).row_tokens
 
     def embed(self, texts: Sequence[Text], pooling: Pooling = "mean", *, normalize: bool = False) -> Float32Array:
         """A vector for each text, float32 [texts, hidden size], in the order of the texts.
@@ -202,21 +202,6 @@ class _Outputs(NamedTuple):
             tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
             outputs: Float32Array = self.function(on_device(tensors, self.packed.device)).float().cpu().numpy()
         return outputs
-
-
-def _task_of(model: Any) -> tuple[TaskKind | None, tuple[str, ...]]:
-    """What the model's head answers, and the names of its labels; None for a bare encoder."""
-    config, name = model.config, type(model).__name__
-    if not name.endswith(("ForTokenClassification", "ForSequenceClassification")):
-        return None, ()
-    missing = [number for number in range(config.num_labels) if number not in config.id2label]
-    if missing:
-        raise InputError(f"{name}: id2label has no label {missing[0]}, and there are {config.num_labels}; name all of them")
-    labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
-    if name.endswith("ForTokenClassification"):
-        return "token-classification", labels
-    usual = "regression" if len(labels) == 1 else "single_label_classification"
-    return TASK_OF_PROBLEM[config.problem_type or usual], labels
 
 
 def _row(number: int, text: Text, task: TaskName | None) -> Row:

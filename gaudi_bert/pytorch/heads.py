@@ -22,11 +22,11 @@ from transformers import BertForPreTraining, BertForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
+from gaudi_bert.common.arrays import NOT_PREDICTED
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch.asking import ONE_FOR_A_ROW, check_head
+from gaudi_bert.encoders.feeding_trial import ONE_FOR_A_ROW, check_head
+from gaudi_bert.encoders.trial import on_device
 from gaudi_bert.pytorch.collate import model_inputs
-from gaudi_bert.pytorch.trial import on_device
-from gaudi_bert.tfrecords.wire.schema import NOT_PREDICTED
 
 _COUNTED = (("masked_lm_labels", "next_sentence_label"), ("sequence_labels",), ("labels",))
 

@@ -20,10 +20,8 @@ import numpy as np
 
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, first_not_whole
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.encoders.trial import Row
 from gaudi_bert.tfrecords.arrays import pack_rows
-
-Row = Mapping[str, AnyArray]
-"""One pack."""
 
 
 class _Block(NamedTuple):

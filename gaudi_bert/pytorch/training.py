@@ -22,7 +22,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_json, write_json
-from gaudi_bert.pytorch.asking import check_head
+from gaudi_bert.encoders.feeding_trial import check_head
 from gaudi_bert.pytorch.collate import model_inputs
 from gaudi_bert.pytorch.dataset import PackedDataset, PackedLoader
 from gaudi_bert.pytorch.heads import update_counts, update_loss

@@ -23,6 +23,7 @@ from gaudi_bert.rows.parts import RowPart
 from gaudi_bert.rows.retrieval import negatives_of
 from gaudi_bert.rows.types import (
     LABELLED_TEXTS,
+    LANGUAGE_MODELLING,
     OUTSIDE,
     TASKS_WITH_LABELS,
     IdsRow,
@@ -36,8 +37,9 @@ from gaudi_bert.rows.types import (
 )
 
 _OPTIONS = {"text": "--text-column NAME", "text_pair": "--text-pair-column NAME", "label": "--label-column NAME"}
-_LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
 _INPUT_IDS = "input_ids"
+# What sentence-transformers reads as a score, wherever it stands.
+_SCORES = ("label", "labels", "score", "scores")
 # The words of a plain text: letters and digits together, every other character alone, as BERT's own splitting has it.
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -77,7 +79,7 @@ class RowReader:
             return self._tuple_row(position, record)
         if self.task == "question-answering":
             return self._question_row(position, record)
-        if self.task in _LANGUAGE_MODELLING and _INPUT_IDS in record:
+        if self.task in LANGUAGE_MODELLING and _INPUT_IDS in record:
             return self._ids_row(position, record)
         return self._text_row(position, record)
 
@@ -105,7 +107,9 @@ class RowReader:
     def _tuple_row(self, position: RowPosition, record: Record) -> TupleRow:
         """An anchor, a positive and negatives; or, without an anchor, two texts and a score."""
         settings = self.settings
-        if settings.anchor not in record and settings.text in record:
+        names_pairs = settings.named & {"text", "text_pair", "label"}
+        names_tuples = settings.named & {"anchor", "positive", "negative"}
+        if names_pairs or (not names_tuples and settings.anchor not in record and settings.text in record):
             texts = (
                 self._text(position, record, settings.text),
                 self._text(position, record, settings.text_pair, "text_pair"),
@@ -113,6 +117,11 @@ class RowReader:
             return TupleRow(position, self._different(position, texts), float(cast(float, self._label(position, record))))
         anchor = self._text(position, record, settings.anchor, "anchor")
         positive = self._text(position, record, settings.positive, "positive")
+        score = next((name for name in (settings.label, *_SCORES) if record.get(name) is not None), None)
+        if score is not None:
+            columns = f"task.text={settings.anchor} --set task.text_pair={settings.positive} --label-column {score}"
+            problem = f"has a {score} beside {settings.anchor} and {settings.positive}, which belong together whatever it is"
+            raise self.error(position, problem, f"leave it out, or learn it as their score: --set {columns}")
         negatives = negatives_of(self.part, position, record, settings)
         return TupleRow(position, (*self._different(position, (anchor, positive)), *negatives))
 
@@ -136,7 +145,7 @@ class RowReader:
         value = record[column]
         if not isinstance(value, str):
             raise self.error(position, f"{column} is {shown(value)}", "it must be a text")
-        if not value.strip() and (self.labelled or self.task in _LANGUAGE_MODELLING):  # there is nothing to learn from it
+        if not value.strip() and (self.labelled or self.task in LANGUAGE_MODELLING):  # there is nothing to learn from it
             raise self.error(position, f"{column} is empty", "give it a text, or leave the row out")
         return self._characters(position, column, value)
 

@@ -13,7 +13,7 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, BinaryIO, TypeAlias, cast
 
@@ -28,7 +28,7 @@ _CellRows: TypeAlias = Iterator[tuple[int, list[str] | UnicodeDecodeError]]
 MOST_CELLS = 1 << 20
 _AFTER_RETURN = re.compile("(?<=\r)(?!\n)")  # where lines of old spreadsheets end
 _SEPARATORS = (";", "\t", ",", "|")
-_ROWS_LOOKED_AT = 20
+_ROWS_LOOKED_AT, _LINES_LOOKED_AT = 20, 1000
 _LONGEST_NAME = 40
 _NAME = re.compile(r"[^\W\d]\w*(?:[ ._-]\w+){0,2}")
 _NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+")
@@ -41,18 +41,20 @@ _USUAL_NAMES = frozenset(
 
 
 def read_table(
-    part: RowPart, settings: TaskSettings, lines: Iterator[tuple[int, Line]]
+    part: RowPart, settings: TaskSettings, lines: Iterator[tuple[int, Line]], needed: Callable[[Sequence[str]], list[str]]
 ) -> Generator[PlacedRecord, None, None]:
-    """An empty cell means that the value is missing; that of the text is an empty text."""
-    separator = settings.delimiter or ("\t" if part.kind == "tsv" else ",")
+    """Read the rows of a table; an empty cell means that the value is missing, that of the text is an empty text.
+
+    `needed(columns)` are the remedies for columns that are needed and are not there.
+    """
+    separator = _separator_of(part, settings)
     rows = _tab_cells(part, lines, separator) if part.kind == "tsv" else _comma_cells(part, lines, separator)
     columns = list(settings.columns) if settings.columns is not None else None
-    if columns is None:
-        if settings.no_header:
-            raise InputError(f"{part.name}: without a header, name the columns too: --columns text,label,id")
-        columns = _header(part, settings, rows, separator)
-    elif not settings.no_header:
-        rows = _without_header(part, columns, rows)
+    if columns is None and settings.no_header:
+        raise InputError(f"{part.name}: without a header, name the columns too: --columns text,label,id")
+    if columns is not None and not settings.no_header:
+        columns, rows = _without_header(part, settings, columns, rows)
+    columns = columns or _header(part, settings, rows, separator, needed)
     for number, (line, cells) in enumerate(rows, start=1):
         position = RowPosition(number, line)
         if isinstance(cells, UnicodeDecodeError):
@@ -63,56 +65,100 @@ def read_table(
             yield position, InputError(f"{part.location(position)}: {problem}; {remedy}")
         else:
             named = zip(columns, cells, strict=True)
-            record: dict[str, str | None] = {name: cell for name, cell in named if cell != "" or name == settings.text}
-            if settings.text_pair in columns:
-                record.setdefault(settings.text_pair, None)
-            yield position, record
+            yield position, {name: cell if cell != "" or name == settings.text else None for name, cell in named}
 
 
-def _header(part: RowPart, settings: TaskSettings, rows: _CellRows, separator: str) -> list[str]:
-    """The names of the columns, which the first line holds; [] of a file without any line."""
-    line, cells = next(rows, (0, []))
+def _separator_of(part: RowPart, settings: TaskSettings) -> str:
+    """Return what separates cells; a separator that nobody named, that of a model's training data, is for CSV alone."""
+    usual = "\t" if part.kind == "tsv" else ","
+    return settings.delimiter or usual if part.kind == "csv" or "delimiter" in settings.named else usual
+
+
+def _header(
+    part: RowPart,
+    settings: TaskSettings,
+    rows: _CellRows,
+    separator: str,
+    needed: Callable[[Sequence[str]], list[str]],
+) -> list[str]:
+    """Return the names of the columns, which the first line holds; [] of a file without any line.
+
+    Refuses a table with all that is wrong with it: its encoding, its separator, its columns.
+    """
+    line, cells, remedies = *_first_line(part, rows), []
     if isinstance(cells, UnicodeDecodeError):
-        raise part.not_text(f"{part.name}: line {line:,}", cells)
+        remedies.append(part.encoding_remedy(cells))
+        cells = cells.object.decode("latin-1").rstrip("\r\n").split(separator)
     columns = [cell.strip() for cell in cells]
-    remedy = _other_separator(columns, separator)
-    if remedy is not None and columns != [settings.text]:
-        raise InputError(f"{part.name}: its header is one cell, {shown(columns[0])}; {remedy}{_other_encoding(part)}")
+    other = _other_separator(columns, separator)
+    if other is not None and columns != [settings.text]:
+        remedies.append(other)
+        columns = [cell.strip().strip('"') for cell in columns[0].split(_separator_in(columns, separator))]
     twice = next((column for column, times in Counter(columns).items() if times > 1), None)
-    if twice is not None:
+    if twice is not None and not remedies:
         raise InputError(f"{part.name}: two columns are called {shown(twice)}; name them apart, or pass --columns")
-    return columns
+    missing = needed(columns) if columns else []
+    if not remedies and not missing:
+        return columns
+    if missing:
+        missing.append("without a header line, name all: --columns text,label,id")
+    if part.path is not None and len(remedies) == (other is not None):
+        with part.lines() as lines:
+            wrong = next((each for _, each in islice(lines, _LINES_LOOKED_AT) if isinstance(each, UnicodeDecodeError)), None)
+        remedies += [part.encoding_remedy(wrong)] if wrong is not None else []
+    problem = f"its header is {shown(', '.join(columns))}"
+    raise InputError(f"{part.name}: line {line:,}: {problem}; {'; '.join([*remedies, *missing])}")
+
+
+def _first_line(part: RowPart, rows: _CellRows) -> tuple[int, list[str] | UnicodeDecodeError]:
+    """Return the first line in cells, or what is wrong with its bytes where they are of one byte a character."""
+    try:
+        return next(rows, (0, []))
+    except InputError:
+        if part.path is None:  # which is read once only
+            raise
+        with part.lines() as lines:
+            number, line = next(lines)
+        if isinstance(line, UnicodeDecodeError) and b"\x00" not in line.object:
+            return number, line
+        raise
+
+
+def _separator_in(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
+    """Return what separates the cells of a row that is one cell; `columns` that it should have."""
+    if len(cells) != 1:
+        return None
+    others = (other for other in _SEPARATORS if other != separator)
+    return next(
+        (other for other in others if (cells[0].count(other) == columns - 1 if columns else other in cells[0])), None
+    )
 
 
 def _other_separator(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
-    """The option for a row that is one cell because other characters separate its cells; `columns` that it should have."""
-    if len(cells) != 1:
+    """Return the remedy for a row that is one cell because other characters separate its cells."""
+    other = _separator_in(cells, separator, columns)
+    if other is None:
         return None
-    for other in _SEPARATORS:
-        if other != separator and (cells[0].count(other) == columns - 1 if columns else other in cells[0]):
-            return f"its cells are separated by {other!r}: pass --delimiter {'TAB' if other == chr(9) else repr(other)}"
-    return None
+    return f"its cells are separated by {other!r}: pass --delimiter {'TAB' if other == chr(9) else repr(other)}"
 
 
-def _other_encoding(part: RowPart) -> str:
-    """What else is wrong with a file of the wrong separator, so that both are fixed at once."""
-    if part.path is None:
-        return ""
-    with part.lines() as lines:
-        wrong = any(isinstance(line, UnicodeDecodeError) for _, line in islice(lines, 1000))
-    return f", and its text is not {part.encoding}: pass --encoding cp1252 or whatever it is too" if wrong else ""
+def _without_header(
+    part: RowPart, settings: TaskSettings, columns: list[str], rows: _CellRows
+) -> tuple[list[str] | None, _CellRows]:
+    """Return the columns and the rows of a table whose columns are named; a first row that names them too is refused.
 
-
-def _without_header(part: RowPart, columns: Sequence[str], rows: _CellRows) -> _CellRows:
-    """The rows of a table whose columns are named; refused where the first one names them too."""
+    Where nobody named them, they are those of a model's training data, and a header counts: None and all rows.
+    """
     beginning = list(islice(rows, _ROWS_LOOKED_AT))
     (line, first), *following = beginning or [(0, [])]
     if isinstance(first, list) and _is_header(first, columns, [cells for _, cells in following if isinstance(cells, list)]):
+        if "columns" not in settings.named:
+            return None, chain(beginning, rows)
         raise InputError(
             f"{part.location(RowPosition(1, line))}: {shown(first)} looks like a header, which --columns replaces; leave "
             "--columns out and name the column with --text-column, or pass --no-header if it is a row"
         )
-    yield from chain(beginning, rows)
+    return columns, chain(beginning, rows)
 
 
 def _is_header(first: Sequence[str], columns: Sequence[str], following: Iterable[Sequence[str]]) -> bool:
@@ -182,6 +228,20 @@ def _check_cells(part: RowPart, number: int, line: str, separator: str) -> None:
         raise InputError(f"{part.name}: line {number:,}: has more than {MOST_CELLS:,} cells; is this a table?")
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, in which no key is twice: JSON leaves open which one counts."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in record if keys.count(key) > 1)
+        raise InputError(f"has the key {shown(twice)} twice; leave one out")
+    return record
+
+
+JSON = json.JSONDecoder(object_pairs_hook=_object)
+"""Refuses a key that is there twice."""
+
+
 # --- SQuAD's JSON (versions 1.1 and 2.0), an article at a time
 
 _READ_BYTES = 1 << 20
@@ -236,22 +296,41 @@ class _JsonText:
         """The entries of the list `data`."""
         if not self._accept("{"):
             raise _not_squad(self._part, "it is not an object")
-        has_data = False
-        while not self._accept("}"):
+        keys: set[str] = set()
+        for _ in self._entries("}"):
             key = self._value()
+            if not isinstance(key, str):
+                raise self._not_json(f"the key {shown(key)} is not a text")
+            if key in keys:
+                raise InputError(f"{self._part.name}: has the key {shown(key)} twice; leave one out")
+            keys.add(key)
             self._expect(":")
             if key != "data":
                 self._value()
             elif not self._accept("["):
                 raise _not_squad(self._part, "`data` is not a list")
             else:
-                has_data = True
-                while not self._accept("]"):
+                for _ in self._entries("]"):
                     yield self._value()
-                    self._accept(",")
-            self._accept(",")
-        if not has_data:
+        if "data" not in keys:
             raise _not_squad(self._part, "it has no list `data`")
+        if not self._is_at_end():
+            problem = f"holds {shown(self._text[self._at : self._at + 20])} behind the end of its object"
+            raise InputError(f"{self._part.name}: {problem}; give a file with one object of SQuAD")
+
+    def _entries(self, end: str) -> Iterator[None]:
+        """Stop at each entry of a list or an object, with a comma between two, up to its end."""
+        if self._accept(end):
+            return
+        while True:
+            yield
+            if self._accept(end):
+                return
+            self._expect(",")
+
+    def _is_at_end(self) -> bool:
+        self._accept("")
+        return self._at == len(self._text)
 
     def _accept(self, character: str) -> bool:
         """Whether this character is next; then it is passed."""
@@ -273,7 +352,9 @@ class _JsonText:
         self._accept("")
         while True:
             try:
-                value, end = json.JSONDecoder().raw_decode(self._text, self._at)
+                value, end = JSON.raw_decode(self._text, self._at)
+            except InputError as error:
+                raise InputError(f"{self._part.name}: {error}") from error
             except (ValueError, RecursionError) as error:
                 if not self._read():
                     raise self._not_json(str(error)) from error

@@ -102,11 +102,17 @@ class RowPart:
 
     def not_text(self, where: str, error: UnicodeDecodeError) -> InputError:
         """The error for a line, `where`, that is not text of the encoding."""
-        encoding, other = ("UTF-8", "cp1252") if self.encoding == "utf-8" else (self.encoding, "utf-8")
+        encoding = "UTF-8" if self.encoding == "utf-8" else self.encoding
+        return InputError(
+            f"{where}: not {encoding} at its byte {error.start}; {self.encoding_remedy(error).partition(': ')[2]}"
+        )
+
+    def encoding_remedy(self, error: UnicodeDecodeError) -> str:
+        """Return what to do about a line that is not text of the encoding."""
+        other = "cp1252" if self.encoding == "utf-8" else "utf-8"
         if self.encoding == "utf-8" and error.object[:2] in _UTF_16_MARKS:
             other = "utf-16"
-        reason = f"not {encoding} at its byte {error.start}; say what it is, such as --encoding {other}, or save it as UTF-8"
-        return InputError(f"{where}: {reason}")
+        return f"its text is not {self.encoding}: say what it is, such as --encoding {other}, or save it as UTF-8"
 
 
 def _has_byte_lines(encoding: str) -> bool:
@@ -166,7 +172,9 @@ def complete_file(path: str | Path, settings: TaskSettings) -> RowPart:
     kind = settings.format or _format_by_ending(path)
     if kind is None:
         raise InputError(f"{path}: unknown ending; known are {', '.join(ENDINGS)} (and .gz, .zst), or give --format jsonl")
-    return RowPart(str(path), Path(path), kind, _compression_of(Path(path)), settings.encoding)
+    # An encoding that nobody named, that of a model's training data, is for tables alone.
+    encoding = settings.encoding if kind in TABLES or "encoding" in settings.named else "utf-8"
+    return RowPart(str(path), Path(path), kind, _compression_of(Path(path)), encoding)
 
 
 def _format_by_ending(path: str | Path) -> RowFormat | None:

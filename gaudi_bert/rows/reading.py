@@ -6,12 +6,12 @@ the sentences of CoNLL (a word and its tag per line, a blank line after each sen
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gaudi_bert.common import files
 from gaudi_bert.common.arrow import opened_parquet, validated
@@ -20,12 +20,14 @@ from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.rows.fields import RowReader, read_label_names
-from gaudi_bert.rows.formats import read_squad, read_table
+from gaudi_bert.rows.formats import JSON, read_squad, read_table
 from gaudi_bert.rows.parts import TABLES, Line, RowPart, complete_file, longest_row
-from gaudi_bert.rows.retrieval import ranked_pairs, reading_settings
+from gaudi_bert.rows.retrieval import negative_columns, ranked_pairs, reading_settings
 from gaudi_bert.rows.types import (
+    LANGUAGE_MODELLING,
     STANDARD_INPUT,
     BadRow,
+    IdsRow,
     PlacedRecord,
     QuestionRow,
     Record,
@@ -43,16 +45,21 @@ _PARQUET_ROWS_AT_ONCE = 256
 _DOCUMENT_LINE = "-DOCSTART-"
 _FORMATS = {"jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "conll": "CoNLL", "squad": "SQuAD"}
 _OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
-_COLUMNS = ("text", "text_pair", "label", "tokens", "tags", "anchor", "query", "document", "positive", "negative")
-_COLUMNS_OF_TASKS: dict[TaskName | None, set[str]] = {
-    "token-classification": {"text", "tokens", "tags"},
-    "masked-language-modelling": {"text"},
-    "causal-language-modelling": {"text"},
-    "question-answering": set(),
-    "reranking": {"query", "document", "positive", "negative", "label"},
-    "embedding": {"anchor", "positive", "negative", "text", "text_pair", "label"},
+_PLAIN, _PAIRS = ("text",), ("text", "text_pair", "label")
+_FORMS: dict[TaskName | None, tuple[tuple[str, ...], ...]] = {
+    None: (("text", "text_pair"),),
+    "token-classification": (("tokens", "tags"), _PLAIN),
+    "masked-language-modelling": (_PLAIN,),
+    "causal-language-modelling": (_PLAIN,),
+    "question-answering": ((),),
+    "reranking": (("query", "document", "label"), ("query", "positive", "negative")),
+    "embedding": (("anchor", "positive", "negative"), _PAIRS),
 }
-"""Of tasks that do not read `text`, `text_pair` and `label`."""
+"""The settings that name the columns of a row, for each form that rows of a task have; of other tasks those of a text."""
+_ALL_COLUMNS = frozenset(
+    {"text", "text_pair", "label", "tokens", "tags", "anchor", "query", "document", "positive", "negative"}
+)
+_LABELS, _MAY_LACK = ("label", "tags"), ("text_pair", "negative")
 _MOST_SHOWN = 60
 
 
@@ -127,9 +134,10 @@ def rows_of_part(
     elif part.kind == "conll":
         records = _read_conll(part, settings, labelled)
     else:
-        records = _read_records(part, settings)
+        records = _read_records(part, settings, task, labelled)
+    first: list[Record] = []
     if task == "reranking":
-        records = ranked_pairs(part, records, settings)
+        records = ranked_pairs(part, _remembered(records, first), settings)
     for position, record in records:
         try:
             if isinstance(record, InputError):
@@ -139,9 +147,18 @@ def rows_of_part(
             yield BadRow(position, str(error))
             continue
         if say is not None:
-            say(_described(part, settings, row, task))
+            columns = _columns_read(task, settings, row, first[0] if first else record, labelled)
+            say(_described(part, settings, row, task, columns))
             say = None
         yield row
+
+
+def _remembered(records: Iterator[PlacedRecord], first: list[Record]) -> Iterator[PlacedRecord]:
+    """Pass records on, and put the first one that can be read into `first`."""
+    for position, record in records:
+        if not first and not isinstance(record, InputError):
+            first.append(record)
+        yield position, record
 
 
 def windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
@@ -174,53 +191,103 @@ def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings,
     if part.kind == "conll" and task != "token-classification":
         raise InputError(f"{part.name}: CoNLL is for token-classification; give JSON lines (.jsonl) or a table")
     of_tables = {"--columns": settings.columns, "--no-header": settings.no_header or None, "--delimiter": settings.delimiter}
-    option = next((name for name, value in of_tables.items() if value is not None), None)
+    keys = (name for name, value in of_tables.items() if value is not None)
+    option = next((name for name in keys if name.strip("-").replace("-", "_") in settings.named), None)
     if part.kind not in TABLES and option is not None:
         raise InputError(f"{part.name}: {option} is for CSV and TSV, this is {part.kind}; leave it out")
-    if part.kind in ("parquet", "built-in") and settings.encoding != "utf-8":
+    if part.kind in ("parquet", "built-in") and "encoding" in settings.named and settings.encoding != "utf-8":
         raise InputError(f"{part.name}: --encoding is for files of text, this is {part.kind}; leave it out")
     has_columns = part.kind in (*TABLES, "jsonl", "parquet")
-    columns = _COLUMNS_OF_TASKS.get(task, {"text", "text_pair", "label"}) - (set() if labelled else {"label", "tags"})
-    for key in _COLUMNS:
-        if key in settings.named and not (has_columns and key in columns):
-            option = f"{_OPTIONS[key]} (task.{key})" if key in _OPTIONS else f"task.{key}"
+    forms = _forms_of(task, labelled)
+    of_task = set().union(*forms)
+    for key in sorted(_ALL_COLUMNS & settings.named):
+        if not (has_columns and key in of_task):
             reason = f"no {key} is read here" if has_columns else "this file has no named columns"
-            raise InputError(f"{part.name}: {option} does not apply, {reason}; leave it out")
+            raise InputError(f"{part.name}: {_setting(key)} does not apply, {reason}; leave it out")
+    named = settings.named & of_task
+    if not any(named <= set(form) for form in forms):
+        kinds, both = " or ".join(", ".join(form) for form in forms), " and ".join(map(_setting, sorted(named)))
+        raise InputError(f"{part.name}: {both} are of rows of two kinds; name columns of one: {kinds}")
 
 
-def _described(part: RowPart, settings: TaskSettings, row: Row, task: TaskName | None) -> str:
-    """What is read of a file, and how its first row begins."""
+def _forms_of(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]]:
+    """Return the settings of the columns that are read, for each form that rows may have."""
+    forms = _FORMS.get(task, (_PAIRS,))
+    return [tuple(key for key in form if labelled or key not in _LABELS) for form in forms]
+
+
+def _form_of(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Iterable[str]) -> tuple[str, ...]:
+    """Return the form of a row with these columns: one that the settings name, else the first whose columns are there."""
+    forms = [form for form in _forms_of(task, labelled) if settings.named & _ALL_COLUMNS <= set(form)]
+    known = set(columns)
+    needed = ([getattr(settings, key) for key in form if key not in _MAY_LACK] for form in forms)
+    complete = [form for form, names in zip(forms, needed, strict=True) if known.issuperset(names)]
+    return (complete or forms)[0]
+
+
+def _setting(key: str) -> str:
+    return f"{_OPTIONS[key]} (task.{key})" if key in _OPTIONS else f"task.{key}"
+
+
+def _missing_columns(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Sequence[str]) -> list[str]:
+    """Return what to do about columns of a table that are needed, or named, and are not there."""
+    form = _form_of(task, settings, labelled, columns)
+    keys = [key for key in form if key not in _MAY_LACK or key in settings.named]
+    missing = [(key, getattr(settings, key)) for key in keys if getattr(settings, key) not in columns]
+    if task in LANGUAGE_MODELLING and "input_ids" in columns:
+        return []
+    remedies = []
+    for key, column in missing:
+        option = f"{_OPTIONS[key]} NAME" if key in _OPTIONS else f"--set task.{key}=NAME"
+        remedies.append(f"it has no column {shown(column)}: name one with {option}")
+    return remedies
+
+
+def _described(part: RowPart, settings: TaskSettings, row: Row, task: TaskName | None, columns: list[str]) -> str:
+    """Return what is read of a file, and how its first row begins."""
     if isinstance(row, TextRow):
-        keys = ["query", "document", "label"] if task == "reranking" else ["text", "text_pair", "label"]
-        values = zip(keys, (row.text, row.text_pair, row.label), strict=True)
-        columns, text = _named(settings, [key for key, value in values if value is not None]), row.text
+        text = row.text
     elif isinstance(row, TupleRow):
-        keys = ["text", "text_pair", "label"] if row.score is not None else ["anchor", "positive"]
-        columns, text = _named(settings, keys), row.texts[0]
-        columns += f", {count_of(len(row.texts) - 2, 'negative')}" if len(row.texts) > 2 else ""
+        text = row.texts[0]
     elif isinstance(row, TaggedRow):
-        keys = ["text"] if row.starts is not None else ["tokens", "tags"][: 1 + (row.tags is not None)]
-        columns, text = _named(settings, keys), " ".join(row.tokens[:_MOST_SHOWN])
+        text = " ".join(row.tokens[:_MOST_SHOWN])
     elif isinstance(row, QuestionRow):
-        columns, text = "question, context", row.question
+        text = row.question
     else:
-        columns, text = "input_ids", str(list(row.input_ids[:_MOST_SHOWN]))
+        text = str(list(row.input_ids[:_MOST_SHOWN]))
     begins = " ".join(text[: 4 * _MOST_SHOWN].split())
     begins = begins if len(begins) <= _MOST_SHOWN else f"{begins[:_MOST_SHOWN]}..."
-    kind = f"{_FORMATS[part.kind]}, {columns}" if part.kind in _FORMATS else "plain text"
+    kind = f"{_FORMATS[part.kind]}, {', '.join(columns)}" if part.kind in _FORMATS else "plain text"
+    if part.kind in TABLES and settings.delimiter is not None:
+        kind = kind.replace(",", f" with {settings.delimiter!r} between cells,", 1)
+    if part.encoding != "utf-8":
+        kind = kind.replace(",", f" in {part.encoding},", 1)
     return f"{part.name}: reads {kind}; {row.position} begins {begins!r}"
 
 
-def _named(settings: TaskSettings, keys: list[str]) -> str:
-    """The columns that settings name, with what they hold where that is not their name."""
-    columns = {key: getattr(settings, key) for key in keys}
-    return ", ".join(column if column == key else f"{column} ({key})" for key, column in columns.items())
+def _columns_read(task: TaskName | None, settings: TaskSettings, row: Row, record: Record, labelled: bool) -> list[str]:
+    """Return the columns of a record that a row was made of, with what they hold where that is not their name."""
+    if isinstance(row, QuestionRow):
+        return ["question", "context", *(["answers"] if labelled else [])]
+    if isinstance(row, IdsRow):
+        return ["input_ids"]
+    form = _form_of(task, settings, labelled, record)
+    if isinstance(row, TaggedRow):
+        form = _PLAIN if row.starts is not None else ("tokens", "tags")[: 1 + (row.tags is not None)]
+    columns = {key: [getattr(settings, key)] for key in form if key != "negative"}
+    columns |= {"negative": negative_columns(record, settings)} if "negative" in form else {}
+    return [
+        name if name == key or (key == "negative" and name.startswith(key)) else f"{name} ({key})"
+        for key, names in columns.items()
+        for name in names
+        if name in record
+    ]
 
 
 # --- records: JSON lines, tables, Parquet, plain lines
 
 
-def _read_records(part: RowPart, settings: TaskSettings) -> Iterator[PlacedRecord]:
+def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, labelled: bool) -> Iterator[PlacedRecord]:
     """The records of a part with their positions; one that cannot be read is an error in its position."""
     if part.kind == "built-in":
         documents = documentation_documents(python_texts(part.name))
@@ -228,11 +295,12 @@ def _read_records(part: RowPart, settings: TaskSettings) -> Iterator[PlacedRecor
             (RowPosition(number), {settings.text: "\n".join(lines)}) for number, lines in enumerate(documents, start=1)
         )
     elif part.kind == "parquet":
-        yield from _parquet(part, settings)
+        yield from _parquet(part, settings, task)
     else:
         with part.lines() as lines:
             if part.kind in TABLES:
-                with closing(read_table(part, settings, lines)) as records:
+                needed = partial(_missing_columns, task, settings, labelled)
+                with closing(read_table(part, settings, lines, needed)) as records:
                     yield from records
             else:
                 yield from _lines_as_records(part, settings, lines)
@@ -250,22 +318,9 @@ def _lines_as_records(part: RowPart, settings: TaskSettings, lines: Iterator[tup
             yield position, _json_record(text, part, position) if part.kind == "jsonl" else {settings.text: text}
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, in which no key is twice: JSON leaves open which one counts."""
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in record if keys.count(key) > 1)
-        raise InputError(f"has the key {shown(twice)} twice; leave one out")
-    return record
-
-
-_JSON = json.JSONDecoder(object_pairs_hook=_object)
-
-
 def _json_record(line: str, part: RowPart, position: RowPosition) -> Record | InputError:
     try:
-        record = _JSON.decode(line)
+        record = JSON.decode(line)
     except InputError as error:
         return InputError(f"{part.location(position)}: {error}")
     except (ValueError, RecursionError) as error:
@@ -277,14 +332,15 @@ def _json_record(line: str, part: RowPart, position: RowPosition) -> Record | In
     return record
 
 
-def _parquet(part: RowPart, settings: TaskSettings) -> Iterator[PlacedRecord]:
-    """The columns that a task may need; all, where that of the text is missing."""
+def _parquet(part: RowPart, settings: TaskSettings, task: TaskName | None) -> Iterator[PlacedRecord]:
+    """The columns that a task may need; all, where that of the text is missing, or rows have several forms."""
     if part.path is None:
         raise InputError("standard input: Parquet cannot be read as it comes; give the name of the file")
     known = (settings.text, settings.text_pair, settings.label, settings.tokens, settings.tags, *_OTHER_COLUMNS)
     with opened_parquet(part.path) as table:
         names = table.schema_arrow.names
-        columns = [name for name in names if name in known] if settings.text in names else None
+        is_text = settings.text in names and task not in ("embedding", "reranking")
+        columns = [name for name in names if name in known] if is_text else None
         groups = None if part.end is None else list(range(part.start, part.end))
         batches = table.iter_batches(_PARQUET_ROWS_AT_ONCE, row_groups=groups, columns=columns, use_threads=False)
         rows = (row for batch in batches for row in validated(part.path, batch).to_pylist())

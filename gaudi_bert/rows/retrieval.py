@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.rows.parts import RowPart
 from gaudi_bert.rows.types import PlacedRecord, Record, RowPosition, TextRow, TupleRow
 
-_NEGATIVE_COLUMNS = ("negative", "negatives")
+_NEGATIVE_COLUMNS, _NUMBERED_NEGATIVE = ("negative", "negatives"), re.compile("negative_[0-9]{1,6}")
 
 
 def reading_settings(task: TaskName | None, settings: TaskSettings) -> TaskSettings:
@@ -24,12 +25,20 @@ def reading_settings(task: TaskName | None, settings: TaskSettings) -> TaskSetti
 
 
 def ranked_pairs(part: RowPart, records: Iterable[PlacedRecord], settings: TaskSettings) -> Iterator[PlacedRecord]:
-    """The records; one with `positive` and `negatives` becomes a record for each of its documents."""
+    """Return the records; one with `positive` and `negatives` becomes a record for each of its documents."""
+    names_lists, names_pairs = settings.named & {"positive", "negative"}, settings.named & {"document", "label"}
     for position, record in records:
-        if isinstance(record, InputError) or settings.document in record or settings.positive not in record:
+        if isinstance(record, InputError) or names_pairs:
+            yield position, record
+            continue
+        if not names_lists and (settings.document in record or settings.positive not in record):
             yield position, record
             continue
         try:
+            if settings.positive not in record:
+                raise InputError(
+                    f"{part.location(position)}: has no {settings.positive!r}; name it: --set task.positive=NAME"
+                )
             documents = [(text, 1.0) for text in texts_of(part, position, record, settings.positive)]
             documents += [(text, 0.0) for text in negatives_of(part, position, record, settings)]
         except InputError as error:
@@ -40,9 +49,24 @@ def ranked_pairs(part: RowPart, records: Iterable[PlacedRecord], settings: TaskS
             yield position, {**query, settings.document: text, settings.label: label}
 
 
+def negative_columns(record: Record, settings: TaskSettings) -> list[str]:
+    """Return the columns of texts that do not answer: the named one, else `negative`, `negatives`, `negative_1`, ..."""
+    if settings.negative is not None:
+        return [settings.negative]
+    numbered = (name for name in record if _NUMBERED_NEGATIVE.fullmatch(name))
+    ordered = sorted(numbered, key=lambda name: int(name.rpartition("_")[2]))
+    return [name for name in (*_NEGATIVE_COLUMNS, *ordered) if name in record]
+
+
 def negatives_of(part: RowPart, position: RowPosition, record: Record, settings: TaskSettings) -> list[str]:
-    """The texts that do not answer; none without such a column."""
-    columns = _NEGATIVE_COLUMNS if settings.negative is None else (settings.negative,)
+    """Return the texts that do not answer; none without such a column, unless one is named."""
+    columns = negative_columns(record, settings)
+    if "negative" in settings.named and settings.negative is not None and settings.negative not in record:
+        known = ", ".join(shown(name) for name in list(record)[:8])
+        raise InputError(
+            f"{part.location(position)}: has no {settings.negative!r}, only {known}; name the column with --set "
+            "task.negative=NAME (a row without negatives has null there)"
+        )
     return [
         text for column in columns if record.get(column) is not None for text in texts_of(part, position, record, column)
     ]

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import atomic_file, check_model, read_file, read_json, regular, write_json, write_text
+from gaudi_bert.common.files import (
+    atomic_file,
+    check_model,
+    explained_os_errors,
+    read_file,
+    read_json,
+    regular,
+    write_json,
+    write_text,
+)
 from gaudi_bert.corpus.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
@@ -220,7 +229,7 @@ def tokenizer_of(given: Any) -> RowTokenizer:
 def _read_tokenizer(file: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    with _library_errors(file):
+    with explained_os_errors(file, "read"), _library_errors(file):
         tokenizer = Tokenizer.from_file(str(regular(file)))
     growth = 1.0 if tokenizer.normalizer is None else _growth(json.loads(tokenizer.normalizer.__getstate__()))
     if growth > _MOST_GROWTH:

@@ -23,6 +23,7 @@ STANDARD_INPUT = "-"
 TASKS_WITH_LABELS = ("classification", "multi-label", "token-classification")
 LABELLED_TEXTS = ("classification", "multi-label", "regression", "reranking")
 """Tasks with one label for a text or pair."""
+LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
 OUTSIDE = "O"
 """The tag of a word that is of no entity."""
 NO_WORD = -1

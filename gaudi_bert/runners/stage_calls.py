@@ -141,7 +141,7 @@ class RunRequest:
                 return StageOutput(TrainingResult.read(path))
 
         # A process that only starts others loads no engine.
-        from gaudi_bert.training.train import train
+        from gaudi_bert.training.jobs.records import train
 
         return train(
             self.settings,
@@ -182,8 +182,8 @@ class RunRequest:
             _run_processes(settings, "finetune", files, ["--overwrite"] if self.how.overwrite else [])
             return StageOutput(FineTuning.read(folder.finetuning_result))
 
-        from gaudi_bert.tasks.finetune import finetune
-        from gaudi_bert.tasks.finetune_job import FineTuneInput
+        from gaudi_bert.training.jobs.finetune import finetune
+        from gaudi_bert.training.jobs.rows import FineTuneInput
 
         inputs = FineTuneInput(data, evaluation_data, model, vocabulary)
         return finetune(settings, inputs, folder.finetune, reporter=self.how.reporter, overwrite=self.how.overwrite)

@@ -44,8 +44,7 @@ def prove_group(
     workers: int | None,
 ) -> TableGroupManifest:
     """Compare the shards of a group with its rows; its manifest, computed again, with what only the stored one claims."""
-    keep_values = not settings.index_only
-    rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
+    rows = read_rows(table.groups[number], table.columns, threads=workers != 1)
     sequences, too_long = sequences_of(table, rows, settings)
     layout = layout_of(table, settings)
     positions = np.full(sequences.rows.size, -1, np.int64)
@@ -62,10 +61,13 @@ def prove_group(
             positions[members] = seen + np.arange(members.size)
             of_pack[members] = packs + np.repeat(np.arange(stored.offsets.size - 1), np.diff(stored.offsets))
             packs, seen = packs + stored.offsets.size - 1, seen + members.size
-            _check_pack_numbers(stored, settings, packs)
-            if keep_values:
-                _check_tokens(stored, layout, rows, sequences.rows[members])
-                _check_scalars(stored, layout, rows, sequences.rows[members])
+            deepest = int(np.diff(stored.offsets).max(initial=0))
+            if settings.depth != "max" and deepest > settings.depth:
+                raise FailedError(
+                    f"{stored.location}: a pack holds {deepest} sequences, the depth is {settings.depth}; pack again"
+                )
+            _check_tokens(stored, layout, rows, sequences.rows[members])
+            _check_scalars(stored, layout, rows, sequences.rows[members])
         present.append(Shard(name=name, packs=packs - before, **identity))
     if (positions < 0).any():
         row = int(rows.numbers[sequences.rows[np.argmax(positions < 0)]])
@@ -103,17 +105,6 @@ def _members(stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, pos
     if (positions[members] >= 0).any() or np.unique(members).size < members.size:
         raise FailedError(f"{stored.location}: holds a row that is in another pack too; pack the table again")
     return members
-
-
-def _check_pack_numbers(stored: _StoredPacks, settings: TableSettings, packs: int) -> None:
-    """The depth holds, and an index numbers its packs."""
-    deepest = int(np.diff(stored.offsets).max(initial=0))
-    if settings.depth != "max" and deepest > settings.depth:
-        raise FailedError(f"{stored.location}: a pack holds {deepest} sequences, the depth is {settings.depth}; pack again")
-    if settings.index_only:
-        numbers = stored.table.column("row").to_numpy()
-        if not np.array_equal(numbers, np.arange(packs - numbers.size, packs)):
-            raise FailedError(f"{stored.location}: row does not number the packs of the group; pack the table again")
 
 
 class _StoredPacks(NamedTuple):

@@ -35,21 +35,15 @@ from gaudi_bert.tfrecords.scanning.scan import map_in_threads
 _PACKS_OF_A_SHARD = 1024
 """A group that fits into fewer shards of so many packs than `shard_multiple` has as many as a divisor of that: 151 packs are
 one file. Readers deal packs to processes, not shards."""
-_INDEX_ROW_BYTES = 32
-"""What a row takes in memory where only its length is stored."""
 
 
 @dataclass(frozen=True)
 class GroupedTable:
-    """A table that is ready to be read: its files in the order of their names, and the parts of each group.
-
-    `read_columns` are what is read: for an index, only what gives the lengths.
-    """
+    """A table that is ready to be read: its files in the order of their names, and the parts of each group."""
 
     files: Sequence[Path]
     file_rows: Sequence[int]
     columns: TableColumns
-    read_columns: TableColumns
     groups: Sequence[Sequence[GroupPart]]
 
     @property
@@ -63,15 +57,13 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
     files = table_files(source, reporter)
     columns = columns_of(files[0], settings.columns, settings.input_column)
     check_same_columns(files, columns)
-    if not settings.index_only:
-        columns.check_storable(files[0])
-    read = columns.tokens_only() if settings.index_only else columns
-    parts = [list_parts(file, read.stored_names, settings.group_sequences, settings.group_bytes) for file in files]
+    columns.check_storable(files[0])
+    parts = [list_parts(file, columns.stored_names, settings.group_sequences, settings.group_bytes) for file in files]
     file_rows = [sum(part.rows for part in of_file) for of_file in parts]
     if not sum(file_rows):
         raise InputError(f"{source}: the table holds no row; there is nothing to pack")
     groups = _form_groups(parts, file_rows, settings, reporter)
-    return GroupedTable(files, file_rows, columns, read, groups)
+    return GroupedTable(files, file_rows, columns, groups)
 
 
 def _form_groups(
@@ -79,8 +71,6 @@ def _form_groups(
 ) -> list[list[GroupPart]]:
     first_rows = np.cumsum(file_rows) - file_rows
     listed = [GroupPart(part, first) for of_file, first in zip(parts, first_rows.tolist(), strict=True) for part in of_file]
-    if settings.index_only:
-        listed = [each._replace(part=each.part._replace(bytes=each.part.rows * _INDEX_ROW_BYTES)) for each in listed]
     limits = settings.group_sequences, settings.group_bytes
     large = too_large_files(listed, *limits)
     if large:
@@ -99,7 +89,7 @@ def _form_groups(
 def layout_of(table: GroupedTable, settings: TableSettings) -> PackLayout:
     """What the shards of the packed folder hold."""
     with_starts = settings.too_long == "split"
-    return PackLayout(table.columns, settings.max_sequence_length, settings.index_only, with_starts)
+    return PackLayout(table.columns, settings.max_sequence_length, with_starts)
 
 
 def write_table_group(
@@ -112,8 +102,7 @@ def write_table_group(
     progress: Callable[[float], None],
 ) -> TableGroupManifest:
     """Write the shards of one group; `progress` gets half of its rows when they are read, half when they are written."""
-    keep_values = not settings.index_only
-    rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
+    rows = read_rows(table.groups[number], table.columns, threads=workers != 1)
     sequences, too_long = sequences_of(table, rows, settings)
     progress(rows.lengths.size / 2)
     packs, packing = _deal(sequences, settings, number)
@@ -165,7 +154,7 @@ def table_metadata(
     tool_version: str,
 ) -> TableMetadata:
     """The metadata of a packed table; `inputs` are bytes and CRC-32C of its files."""
-    copied = ("max_sequence_length", "seed", "algorithm", "index_only", "shard_multiple")
+    copied = ("max_sequence_length", "seed", "algorithm", "shard_multiple")
     return TableMetadata(
         **settings.model_dump(include={*copied, "group_sequences", "group_bytes"}),
         **groups.stored(settings.max_sequence_length, groups.lower_bound),
@@ -197,7 +186,7 @@ def sequences_of(table: GroupedTable, rows: GroupRows, settings: TableSettings) 
 def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
     """How many rows of the table are too long, and the first of them."""
     count, longest, first = 0, 0, ""
-    columns = table.read_columns.tokens_only()
+    columns = table.columns.tokens_only()
     for each in sorted((each for group in table.groups for each in group), key=lambda each: each.name):
         part, lengths = each.part, read_rows([each], columns, keep_values=False).lengths
         too_long = np.flatnonzero(lengths > settings.most_tokens)
@@ -236,12 +225,12 @@ def _write_shards(
     workers: int | None,
 ) -> Sequence[Shard]:
     layout = layout_of(table, settings)
-    size = packs.packs * layout.pack_bytes + (0 if settings.index_only or rows.scalars is None else rows.scalars.nbytes)
+    size = packs.packs * layout.pack_bytes + (0 if rows.scalars is None else rows.scalars.nbytes)
     shards = count_shards(
         packs.packs, size, settings.shard_multiple, settings.shard_bytes, packs_of_a_shard=_PACKS_OF_A_SHARD
     )
     bounds = shard_bounds(packs.packs, shards, 0)
-    scalars = rows.scalars.take(packs.rows) if layout.columns.scalars and not settings.index_only else None
+    scalars = rows.scalars.take(packs.rows) if layout.columns.scalars else None
     return map_in_threads(
         lambda shard, _: write_table_shard(
             out / shard_name(number, shard, TableMetadata.shard_ending),

@@ -128,9 +128,8 @@ def _check_apart(folder: Path, files: Sequence[Path]) -> None:
 
 
 def _signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Signature:
-    unused = {"row_lengths"} if settings.row_lengths is None else set()  # as before there was such a setting
     inputs = {file.name: input_file(file).identity for file in files}
-    return Signature(stage, settings.model_dump(mode="json", exclude=unused), inputs)
+    return Signature(stage, settings.model_dump(mode="json"), inputs)
 
 
 def _write_groups(
@@ -208,7 +207,7 @@ def _choose_lengths(table: str | Path, settings: TableSettings, reporter: Report
     opened, most = open_table(table, settings, reporter), settings.most_tokens
     counts = np.zeros(most, np.int64)
     whole = settings.model_copy(update={"row_lengths": None, "max_sequence_length": most})
-    columns = opened.read_columns.tokens_only()
+    columns = opened.columns.tokens_only()
     for group in opened.groups:
         sequences, _ = sequences_of(opened, read_rows(group, columns, keep_values=False), whole)
         counts += np.bincount(sequences.lengths, minlength=most + 1)[1:]

@@ -1,114 +1,29 @@
-"""Packs in Parquet files: converted from a packed folder for trainers without TFRecord, and read by their numbers.
+"""Packed tables, read by the numbers of their packs: one row group in memory of each file that is read; and vectors.
 
-One Parquet file per shard, one row per pack, with the names that Hugging Face models know:
-
-    input_ids, token_type_ids, position_ids [L]   as in the packed record; positions restart at 0 in each sequence
-    sequence_ids [L]                              1..1 2..2 .. 0..0: two tokens may attend to each other where it is equal
-    labels [L]                                    the id that was masked, -100 elsewhere
-    sequence_starts, seq_lens                     one for each sequence of the pack
-    next_sentence_labels                          one for each sequence of the pack
+Columns of L values per row are matrices, those of one value per sequence are cut by their offsets.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+from gaudi_bert.artefacts.packed import TableMetadata
 from gaudi_bert.artefacts.shards import check_shards
 from gaudi_bert.common.arrays import AnyArray, Float32Array, IntArray
 from gaudi_bert.common.arrow import named, opened_parquet, require_pyarrow, validated
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.reading.global_order import streams_of
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tables.rows import ListValues
 from gaudi_bert.tables.sources import is_list
-from gaudi_bert.tfrecords.arrays import pack_rows
-from gaudi_bert.tfrecords.convert import PackFormat, Writer
 from gaudi_bert.tfrecords.packed_folder import ShardPaths
-from gaudi_bert.tfrecords.random_access import RecordFiles
-from gaudi_bert.tfrecords.wire.schema import PackedSchema
-
-_PACKS_PER_ROW_GROUP = 2048
-
-
-def _parquet_writer(packed: Path, metadata: Metadata, reporter: Reporter) -> Writer:
-    require_pyarrow()
-    return Writer(partial(_write_shard, metadata))
-
-
-PARQUET_PACKS = PackFormat("parquet", lambda _, stem: f"{stem}.parquet", _parquet_writer)
-"""Packs for trainers without TFRecord, a Parquet file per shard."""
-
-
-def _write_shard(metadata: Metadata, shard: Path, target: Path) -> None:
-    from pyarrow import parquet
-
-    schema, records = _table_schema(metadata), RecordFiles([shard], PackedSchema.of(metadata))
-    rows = int(records.sizes[0])
-    with atomic_file(target) as handle, parquet.ParquetWriter(handle, schema, compression="zstd") as writer:
-        for first in range(0, rows, _PACKS_PER_ROW_GROUP):
-            numbers = np.arange(first, min(first + _PACKS_PER_ROW_GROUP, rows))
-            writer.write_table(_table(records.read(np.zeros_like(numbers), numbers), schema))
-
-
-def _table_schema(metadata: Metadata) -> Any:
-    pyarrow = require_pyarrow()
-    row = metadata.max_sequence_length
-    sizes = {"max_sequence_length": row, "depth": metadata.depth, "max_predictions": metadata.max_predictions}
-    fields = {
-        "input_ids": pyarrow.list_(pyarrow.int32(), row),
-        "token_type_ids": pyarrow.list_(pyarrow.int8(), row),
-        "position_ids": pyarrow.list_(pyarrow.int16(), row),
-        "sequence_ids": pyarrow.list_(pyarrow.int16(), row),
-        "labels": pyarrow.list_(pyarrow.int32(), row),
-        "sequence_starts": pyarrow.list_(pyarrow.int16()),
-        "seq_lens": pyarrow.list_(pyarrow.int16()),
-        "next_sentence_labels": pyarrow.list_(pyarrow.int8()),
-    }
-    return pyarrow.schema(list(fields.items()), metadata={"gaudi_bert": json.dumps(sizes)})
-
-
-def _table(columns: dict[str, AnyArray], schema: Any) -> Any:
-    """A table of `schema` from the packed features of n packs."""
-    pyarrow = require_pyarrow()
-    rows = pack_rows({**columns, "positions": columns["positions"].copy()})
-    real = columns["next_sentence_weights"] > 0
-    offsets = np.concatenate([[0], np.cumsum(rows.sequences)]).astype(np.int32)
-    values = {
-        "input_ids": columns["input_ids"],
-        "token_type_ids": columns["segment_ids"],
-        "position_ids": columns["positions"],
-        "sequence_ids": columns["input_mask"],
-        "labels": rows.labels,
-        "sequence_starts": columns["next_sentence_positions"][real],
-        "seq_lens": rows.seq_lens[real],
-        "next_sentence_labels": columns["next_sentence_labels"][real],
-    }
-    arrays = []
-    for field in schema:
-        flat = pyarrow.array(values[field.name].reshape(-1), type=field.type.value_type)
-        if pyarrow.types.is_fixed_size_list(field.type):
-            arrays.append(pyarrow.FixedSizeListArray.from_arrays(flat, type=field.type))
-        else:
-            arrays.append(pyarrow.ListArray.from_arrays(pyarrow.array(offsets), flat, type=field.type))
-    return pyarrow.table(arrays, schema=schema)
-
-
-# --- rows of packed tables by their numbers, one row group in memory of each file that is read
-#
-# Columns of L values per row are matrices, those of one value per sequence are cut by their offsets.
 
 _NEEDED = ("input_ids", "position_ids", "seq_lens", "sequence_ids")
 _ALONG = ("position_ids", "sequence_ids")
-_TOKENLESS = {"row", "indices", "seq_lens"}
 
 
 class _Group(NamedTuple):
@@ -242,10 +157,6 @@ def _footer(path: Path) -> _Footer:
     with opened_parquet(path, memory_map=True) as file:
         schema, metadata = named(path, file.schema_arrow), file.metadata
     names = schema.names
-    if _TOKENLESS.issubset(names) and "input_ids" not in names:
-        raise InputError(
-            f"{path}: is an index, which holds no tokens; pass its table as table=..., or pack again without --index-only"
-        )
     for name in _NEEDED:
         if name not in names:
             raise InputError(

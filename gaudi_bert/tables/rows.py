@@ -15,11 +15,10 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import TooLong, TooLongRows
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, first_not_whole
-from gaudi_bert.common.arrow import explained_arrow_errors, require_pyarrow, validated
+from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import regular
 from gaudi_bert.tables.parts import TablePart, list_parts, read_parts, table_schema
-from gaudi_bert.tables.sources import MASK_COLUMN, TOKENS_COLUMN, TableColumns, check_same_columns, columns_of, is_list
+from gaudi_bert.tables.sources import MASK_COLUMN, TOKENS_COLUMN, TableColumns, check_same_columns, columns_of
 
 _LARGEST_LENGTH = 2**31 - 1
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 2**17, 2**26
@@ -184,17 +183,6 @@ def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValue
     if pyarrow.types.is_boolean(values.type):
         values = values.cast(pyarrow.uint8())
     return ListValues(values.to_numpy(), offsets)
-
-
-def read_lists(path: Path) -> dict[str, ListValues]:
-    """All columns of lists of a Parquet file."""
-    require_pyarrow()
-    from pyarrow import parquet
-
-    with explained_arrow_errors(path):
-        table = validated(path, parquet.read_table(regular(path)))
-    lists = [field.name for field in table.schema if is_list(field.type)]
-    return {name: list_values(path, 0, name, table.column(name)) for name in lists}
 
 
 # --- sequences: what becomes of rows that are too long

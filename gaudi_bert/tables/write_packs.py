@@ -1,14 +1,12 @@
 """Packed tables: shards of Parquet, one row per pack, written a row group at a time.
 
-    input_ids, and each aligned column [L]   its own type; padded with 0, `labels` with -100
-    position_ids [L]                         restarting at 0 in each sequence, and in the padding
-    sequence_ids [L]                         1..1 2..2 .. 0..0: two tokens may attend to each other where it is equal
-    seq_lens                                 tokens of each sequence
-    indices                                  number of the row of the table that each sequence is of
-    starts                                   its first token in that row; only where rows are split
-    each scalar column                       one value for each sequence
-
-Index-only shards hold `row` (number of the pack in its group), `indices`, `seq_lens` (and `starts`).
+input_ids, and each aligned column [L]   its own type; padded with 0, `labels` with -100
+position_ids [L]                         restarting at 0 in each sequence, and in the padding
+sequence_ids [L]                         1..1 2..2 .. 0..0: two tokens may attend to each other where it is equal
+seq_lens                                 tokens of each sequence
+indices                                  number of the row of the table that each sequence is of
+starts                                   its first token in that row; only where rows are split
+each scalar column                       one value for each sequence
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gaudi_bert.artefacts.shards import Shard
-from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray
+from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, ByteArray, Int32Array, IntArray
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.files import atomic_file
@@ -27,10 +25,8 @@ from gaudi_bert.common.memory import address_of, as_word, copy_bytes
 from gaudi_bert.tables.rows import GroupRows
 from gaudi_bert.tables.sources import LABELS_COLUMN, TableColumns, is_list
 from gaudi_bert.tfrecords.files import input_file
-from gaudi_bert.tfrecords.wire.schema import NOT_PREDICTED
 
 _SLOTS_PER_ROW_GROUP = 2**21
-_INDEX_PACKS_PER_ROW_GROUP = 2**17
 _VALUES_AT_ONCE = 2**14
 
 
@@ -39,14 +35,11 @@ class PackLayout(NamedTuple):
 
     columns: TableColumns
     max_sequence_length: int
-    index_only: bool
     with_starts: bool
 
     @property
     def pack_bytes(self) -> int:
         """About what a pack takes before it is compressed: what is counted (positions, numbers) takes next to nothing."""
-        if self.index_only:
-            return 64
         along: int = sum(max(1, kind.bit_width // 8) for kind in self.columns.aligned.values())
         return self.max_sequence_length * along + 64
 
@@ -56,8 +49,6 @@ class PackLayout(NamedTuple):
         int32, int64 = pyarrow.int32(), pyarrow.int64()
         of_sequences = {"seq_lens": int32, "indices": int64, **({"starts": int32} if self.with_starts else {})}
         fields = [pyarrow.field(name, _list(kind)) for name, kind in of_sequences.items()]
-        if self.index_only:
-            return pyarrow.schema([pyarrow.field("row", int64), *fields])
         along = {**self.columns.aligned, "position_ids": int32, "sequence_ids": int32}
         return pyarrow.schema(
             [
@@ -89,7 +80,7 @@ def write_table_shard(
     from pyarrow import parquet
 
     first, last = bounds
-    most = _INDEX_PACKS_PER_ROW_GROUP if layout.index_only else max(1, _SLOTS_PER_ROW_GROUP // layout.max_sequence_length)
+    most = max(1, _SLOTS_PER_ROW_GROUP // layout.max_sequence_length)
     schema = layout.schema()
     with (
         atomic_file(path) as handle,
@@ -98,9 +89,8 @@ def write_table_shard(
         for start in range(first, last, most):
             end = min(start + most, last)
             columns = _index_columns(rows, packs, start, end)
-            if not layout.index_only:
-                columns |= _token_columns(layout, rows, packs, start, end)
-                columns |= _scalar_columns(layout, scalars, packs, start, end)
+            columns |= _token_columns(layout, rows, packs, start, end)
+            columns |= _scalar_columns(layout, scalars, packs, start, end)
             writer.write_batch(pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema))
     return Shard(name=path.name, packs=last - first, **input_file(path).identity)
 
@@ -137,7 +127,6 @@ def _index_columns(rows: GroupRows, packs: PackSequences, first: int, last: int)
     values: dict[str, AnyArray] = {"seq_lens": packs.lengths, "starts": packs.starts}
     columns = {name: _lists(offsets, pyarrow.array(of[begin:end])) for name, of in values.items()}
     columns["indices"] = _lists(offsets, pyarrow.array(rows.numbers[packs.rows[begin:end]]))
-    columns["row"] = pyarrow.array(np.arange(first, last))
     return columns
 
 

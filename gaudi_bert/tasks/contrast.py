@@ -28,11 +28,11 @@ _LEAST_NORM = 1e-12
 
 
 class LossAndGradient(NamedTuple):
-    """A loss, its gradient by the vectors [N, H], and how many rows are answered right."""
+    """A loss, its gradient by the vectors [N, H], and how many rows are answered right; of k equal answers, 1 / k."""
 
     loss: float
     gradient_NH: FloatArray
-    right: int = 0
+    right: float = 0.0
 
 
 class PairedRows(Protocol):
@@ -92,7 +92,8 @@ def in_batch_negatives(vectors_NH: FloatArray, contrast: _Contrast, scale: float
     scores_MC = np.where(contrast.forbidden_MC, -np.inf, scale * anchors_MH @ candidates_CH.T)
     rows = len(anchors_MH)
     own = np.arange(rows)
-    right = int((scores_MC.argmax(axis=1) == own).sum())
+    is_best_MC = scores_MC == scores_MC.max(axis=1, keepdims=True)
+    right = float((is_best_MC[own, own] / is_best_MC.sum(axis=1)).sum())
     loss, by_scores_MC = _cross_entropy(scores_MC)
     if symmetric:
         # A positive that may not be a negative of an anchor may not have that anchor as a negative either.
@@ -136,14 +137,14 @@ def cosine_error(vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray
 def listwise(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> LossAndGradient:
     """The documents of query i are `starts[i] : starts[i + 1]`; mean over the queries that have a label above 0."""
     gradient_D1 = np.zeros_like(logits_D1)
-    losses, right = [], 0
+    losses, right = [], 0.0
     for first, last in itertools.pairwise(starts):
         logits, labels = logits_D1[first:last, 0], labels_D[first:last]
         if labels.sum() > 0:
             shares = labels / labels.sum()
             likelihoods = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
             losses.append(-float(shares @ likelihoods))
-            right += bool(labels[logits.argmax()] == labels.max())
+            right += float(np.mean(labels[logits == logits.max()] == labels.max()))
             gradient_D1[first:last, 0] = np.exp(likelihoods) - shares
     return LossAndGradient(float(np.sum(losses)) / max(1, len(losses)), gradient_D1 / max(1, len(losses)), right)
 

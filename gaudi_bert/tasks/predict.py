@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, cast, get_args
+from typing import Any, BinaryIO, Literal, cast, get_args
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.engines.choose import choose_engine, load_engine
-from gaudi_bert.engines.protocol import Engine
 from gaudi_bert.model.config import NO_PACKS, BertConfig
 from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
 from gaudi_bert.rows.reading import check_first_row
@@ -44,8 +43,10 @@ from gaudi_bert.tasks.answers import (
     open_answers,
     shown_progress,
 )
+from gaudi_bert.tasks.kinds.task import Task, check_settings_apply
 from gaudi_bert.tasks.models.task_models import (
     StartWeights,
+    TaskDescription,
     check_finished,
     encoder_weights,
     is_bert,
@@ -92,28 +93,23 @@ def predict(
         if name != described.task:
             problem = f"{path} is a model of {described.task}; leave it out, or fine-tune another"
             raise InputError(f"task.name = {name}: {problem}")
-        # The columns that the model was trained on are defaults: those that are named here must apply.
+        # What the model was trained with is the default: what is named here must apply.
         settings = described.settings.with_named(changes)
+        check_settings_apply(described.task, settings)
+        check_policy(described.task, settings)
         _check_groups(options, settings, described.task, out)
         check_first_row(rows_file, described.task, settings)
-        engine = _engine_of(path)
-        with _with_a_way_on(path):
-            start = start_weights(path, described.make_task(), lacks_head=False)
-        tokenizer, positions = _tokenizer_of(path, start), start.sizes.positions
-        length = options.sequence_length(positions, min(described.max_sequence_length or positions, positions))
-        rows = RowSource(rows_file, settings, tokenizer, length, described.task, described.labels)
+        task = described.make_task(settings)
+        loaded = load_task_model(described, task, options)
+        length = loaded.max_sequence_length
+        rows = RowSource(rows_file, settings, loaded.tokenizer, length, described.task, described.labels)
         chosen: dict[str, Any] = {
             "max_sequence_length": length,
             "precision": options.precision,
             "packed": options.packed,
         }
         chosen |= {} if options.group_by is None else {"group_by": options.group_by}
-        signature = rows.signature("predict", chosen, start.identity)
-        check_policy(described.task, settings)
-        task = described.make_task(settings)
-        if isinstance(task.head, VectorHead) or not task.head.keeps_outputs:
-            raise InputError(f"{path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task")
-        runner = _opened(path, engine, start, task.head, task.width, options, length)
+        signature = rows.signature("predict", chosen, loaded.identity)
 
         def lines(outputs: Float32Array, sequences: Sequences, answered: Sequence[Row]) -> list[bytes]:
             answers = task.answers(outputs, sequences, answered)
@@ -122,12 +118,9 @@ def predict(
             return list(map(_scored_pair, cast(Sequence[TextRow], answered), answers))
 
         with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as answers:
-            _answer_windows(rows, runner, answers, lines, lambda why: _json_line({"error": why}))
+            _answer_windows(rows, loaded, answers, lines, lambda why: _json_line({"error": why}))
             answers.finish(None if options.group_by is None else _write_ranked)
         return answers.result()
-
-
-# --- a model, opened to answer windows of rows
 
 
 @contextmanager
@@ -144,33 +137,64 @@ def _local_files(model: Path, data: str, out: str, store: StoreSettings | None) 
         yield weights or model, rows_file, answers
 
 
-class LoadedModel(NamedTuple):
-    """A model with its weights: how a window is packed for it, by the lengths of its sequences, and what runs the packs."""
+# --- a model, opened once to answer any number of windows of rows
 
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights on a device, and its tokenizer.
+
+    Attributes:
+        path: its folder or file.
+        tokenizer: that of the model.
+        max_sequence_length: the most tokens of a sequence.
+        positions: the most tokens of a row.
+        identity: distinguishes its weights from others.
+        plan: packs sequences by their lengths, int64 [N].
+        runner: runs the packs of a plan, or with `runner.model` one batch.
+    """
+
+    path: Path
+    tokenizer: RowTokenizer
+    max_sequence_length: int
+    positions: int
+    identity: str
     plan: Callable[[IntArray], WindowPlan]
-    packs: PackRunner
+    runner: PackRunner
 
 
-def _engine_of(path: Path) -> Engine:
-    return load_engine(choose_engine("auto", is_bert=is_bert(path), key="--engine").name)
+def load_task_model(described: TaskDescription, task: Task, options: PredictOptions) -> LoadedModel:
+    """Load a fine-tuned model, whose outputs `task.answers` takes."""
+    path = described.path
+    if isinstance(task.head, VectorHead) or not task.head.keeps_outputs:
+        raise InputError(f"{path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task")
+    with _with_a_way_on(path):
+        start = start_weights(path, task, lacks_head=False)
+    return _load(path, start, task.head, task.width, options, described.max_sequence_length)
 
 
-def _tokenizer_of(path: Path, start: StartWeights) -> RowTokenizer:
-    tokenizer = open_tokenizer(path)
-    tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
-    return tokenizer
+def load_encoder(path: Path, folder: SentenceFolder, options: PredictOptions, *, normalize: bool) -> LoadedModel:
+    """Load an encoder, whose outputs are vectors, pooled as `folder` has it."""
+    with _with_a_way_on(path):
+        start = encoder_weights(path)
+    usual = folder.max_sequence_length or tokenizer_length(path if path.is_dir() else path.parent)
+    head = VectorHead(folder.pooling, normalize)
+    return _load(path, start, head, start.sizes.hidden_size, options, usual)
 
 
-def _opened(
+def _load(
     path: Path,
-    engine: Engine,
     start: StartWeights,
     head: TaskHead | VectorHead,
     width: int,
     options: PredictOptions,
-    longest: int,
+    usual_length: int | None,
 ) -> LoadedModel:
-    """The model on a device, for sequences of at most `longest` tokens; a card that compiles gets one shape."""
+    """Put a model on a device; a card that compiles gets one shape."""
+    engine = load_engine(choose_engine("auto", is_bert=is_bert(path), key="--engine").name)
+    tokenizer, positions = open_tokenizer(path), start.sizes.positions
+    tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
+    longest = options.sequence_length(positions, min(usual_length or positions, positions))
     with _with_a_way_on(path):
         device = engine.open_device(TrainingSettings(precision=options.precision))
         model, one_shape = open_model(start, head, engine, device), device.kind == "hpu"
@@ -179,11 +203,12 @@ def _opened(
         hidden_size=start.sizes.hidden_size,
         packed=options.packed,
         one_length=longest if one_shape else None,
-        longest_row=None if isinstance(start.config, BertConfig) else start.sizes.positions,
+        longest_row=None if isinstance(start.config, BertConfig) else positions,
     )
     per: Literal["sequence", "token"] = "token" if head.per_token else "sequence"
     rest: Literal["smaller", "single", "filled"] = "single" if engine.NAME == "tensorflow" else "smaller"
-    return LoadedModel(plan, PackRunner(model, per, width, rest="filled" if one_shape else rest))
+    runner = PackRunner(model, per, width, rest="filled" if one_shape else rest)
+    return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, runner)
 
 
 @contextmanager
@@ -199,9 +224,23 @@ def _with_a_way_on(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: {reason}; {way_on}") from error
 
 
+def check_finite(loaded: LoadedModel, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> None:
+    """Refuse outputs that are no numbers: they are no answer, and no JSON."""
+    if np.isfinite(outputs).all():
+        return
+    first = int(np.flatnonzero(~np.isfinite(outputs).all(axis=1))[0])
+    if loaded.runner.per == "token":
+        first = int(np.searchsorted(sequences.offsets, first, "right")) - 1
+    position = rows[int(sequences.row[first])].position
+    raise InputError(
+        f"{loaded.path}: its outputs for {position} are no finite numbers; its weights are damaged or too large: train it "
+        "again with a lower learning rate, or give an earlier checkpoint"
+    )
+
+
 def _answer_windows(
     rows: RowSource,
-    runner: LoadedModel,
+    loaded: LoadedModel,
     answers: AnswerStream,
     encode: Callable[[Float32Array, Sequences, Sequence[Row]], list[bytes]],
     encode_problem: Callable[[str], bytes],
@@ -215,9 +254,10 @@ def _answer_windows(
         good, sequences, problems = rows.tokenized(window)
         plan, encoded = None, []
         if sequences is not None:
-            plan = runner.plan(sequences.lengths)
+            plan = loaded.plan(sequences.lengths)
             rows_per_slot = len(window) / plan.slots
-            outputs = runner.packs.run(sequences, plan, partial(answers.advance, rows_per_slot))
+            outputs = loaded.runner.run(sequences, plan, partial(answers.advance, rows_per_slot))
+            check_finite(loaded, outputs, sequences, good)
             encoded = encode(outputs, sequences, good)
         else:
             answers.advance(len(window))
@@ -318,17 +358,15 @@ def embed(
     ):
         check_model(path)
         check_finished(path)
+        check_settings_apply(None, settings)
+        check_policy(None, settings)
         check_first_row(rows_file, None, settings)
         own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
         prompt = _prompt(path, own, options)
-        engine = _engine_of(path)
-        with _with_a_way_on(path):
-            start = encoder_weights(path)
-        tokenizer, positions = _tokenizer_of(path, start), start.sizes.positions
-        usual = own.max_sequence_length or tokenizer_length(path if path.is_dir() else path.parent) or positions
-        length = options.sequence_length(positions, min(usual, positions))
-        rows = RowSource(rows_file, settings, tokenizer, length, lower_case=own.lower_case, prompt=prompt)
         normalize = own.normalize if options.normalize is None else options.normalize
+        loaded = load_encoder(path, own, options, normalize=normalize)
+        length, values = loaded.max_sequence_length, min(own.truncate_dim or loaded.runner.width, loaded.runner.width)
+        rows = RowSource(rows_file, settings, loaded.tokenizer, length, lower_case=own.lower_case, prompt=prompt)
         chosen = {
             "pooling": own.pooling,
             "normalize": normalize,
@@ -338,19 +376,21 @@ def embed(
             "packed": options.packed,
             "ending": ending,
             **({"prompt": prompt} if prompt else {}),
+            **({"values": values} if values < loaded.runner.width else {}),
         }
-        signature = rows.signature("embed", chosen, start.identity)
-        check_policy(None, settings)
-        head = VectorHead(own.pooling, normalize)
-        runner = _opened(path, engine, start, head, start.sizes.hidden_size, options, length)
+        signature = rows.signature("embed", chosen, loaded.identity)
+
+        def cut(vectors: Float32Array) -> Float32Array:
+            return own.cut(vectors, normalize_again=options.normalize is True)
+
         with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as answers:
             if ending == ".jsonl":
-                _answer_windows(rows, runner, answers, _vector_lines, lambda why: _vector_line("error", why))
+                _answer_windows(rows, loaded, answers, partial(_vector_lines, cut), lambda why: _vector_line("error", why))
                 answers.finish()
             else:
-                no_vector = np.full(start.sizes.hidden_size, np.nan, np.float32).tobytes()  # no text has NaN
-                _answer_windows(rows, runner, answers, _vector_bytes, lambda _: no_vector)
-                answers.finish(partial(_write_array, ending, start.sizes.hidden_size))
+                no_vector = np.full(values, np.nan, np.float32).tobytes()  # no text has NaN
+                _answer_windows(rows, loaded, answers, partial(_vector_bytes, cut), lambda _: no_vector)
+                answers.finish(partial(_write_array, ending, values))
         return answers.result()
 
 
@@ -361,22 +401,26 @@ def _prompt(path: Path, own: SentenceFolder, options: EmbedOptions) -> str:
     return prompt
 
 
-def _vector_lines(vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[bytes]:
+def _vector_lines(
+    cut: Callable[[Float32Array], Float32Array], vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]
+) -> list[bytes]:
     """One object per line; nine digits tell every float32 from its neighbours."""
-    return [_vector_line("embedding", [float(f"{value:.9g}") for value in vector]) for vector in vectors.tolist()]
+    return [_vector_line("embedding", [float(f"{value:.9g}") for value in vector]) for vector in cut(vectors).tolist()]
 
 
 def _vector_line(name: str, value: Any) -> bytes:
     return f"{json.dumps({name: value})}\n".encode()
 
 
-def _vector_bytes(vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[bytes]:
-    return [vector.tobytes() for vector in vectors]
+def _vector_bytes(
+    cut: Callable[[Float32Array], Float32Array], vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]
+) -> list[bytes]:
+    return [vector.tobytes() for vector in cut(vectors)]
 
 
-def _write_array(ending: str, hidden_size: int, stored: Path, handle: BinaryIO) -> None:
+def _write_array(ending: str, values: int, stored: Path, handle: BinaryIO) -> None:
     """Write plain bytes as an array or a table."""
-    vectors = np.memmap(stored, np.float32, "r").reshape(-1, hidden_size)
+    vectors = np.memmap(stored, np.float32, "r").reshape(-1, values)
     if ending == ".parquet":
         write_vectors(handle, vectors)
         return

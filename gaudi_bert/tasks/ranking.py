@@ -1,46 +1,91 @@
 """How good rankings are: accuracy@1, recall@10, MRR@10, nDCG@10, MAP, by query, as sentence-transformers counts them.
 
 A ranking is the gains of its documents, best first: 1 for one that answers, 0 for one that does not, or a grade between. One
-of at least a half answers. Documents of equal scores are in the order of their numbers.
+of at least a half answers. Documents of equal scores are in no order: every figure is its mean over all their orders
+(McSherry and Najork, 2008; nDCG as in scikit-learn), so a model that gives everything one score is worth what chance is.
 
-Letters: Q queries, K documents of a ranking, N documents in all, H values of a vector.
+Letters: R ranked documents of all queries, Q queries, K documents of a ranking, N documents in all, H values of a vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray
+from gaudi_bert.common.arrays import AnyArray, Float32Array, FloatArray, IntArray
 
 _TOP = 10
 _ANSWERS = 0.5
 _DISCOUNTS = 1.0 / np.log2(np.arange(2, _TOP + 2))
 
 
-def _ranking_figures(gains_QK: FloatArray, answers_Q: IntArray, ideal_Q: FloatArray, deepest: int) -> dict[str, float]:
-    """The means over all queries; one without an answer counts 0.
+class _Beyond(NamedTuple):
+    """Documents below the end of each ranking whose score is that of its last one: how many, and how many answer."""
+
+    documents_Q: IntArray
+    answers_Q: IntArray
+
+
+def _ranking_figures(
+    query_R: IntArray,
+    scores_R: AnyArray,
+    gains_R: FloatArray,
+    answers_Q: IntArray,
+    ideal_Q: FloatArray,
+    deepest: int | None = None,
+    beyond: _Beyond | None = None,
+) -> dict[str, float]:
+    """Return the means over all queries; one without an answer counts 0.
 
     Args:
-        gains_QK: best first; 0 where a ranking is shorter.
+        query_R: the query of each document, ascending; every query has one.
+        scores_R: the best of a query first.
+        gains_R: what each document is worth.
         answers_Q: how many documents answer, in the ranking or not.
-        ideal_Q: the discounted gain of the best ranking (`_best_gain`).
-        deepest: how far down average precision looks.
+        ideal_Q: the discounted gain of the best ranking.
+        deepest: how far down average precision looks; None for the whole ranking.
+        beyond: what a ranking that was cut leaves out.
     """
-    hits_QK = gains_QK >= _ANSWERS
-    top_QK = hits_QK[:, :_TOP]
-    first_Q = np.where(top_QK.any(axis=1), top_QK.argmax(axis=1), np.inf)
-    divisors = np.maximum(answers_Q, 1)
-    gained_Q = gains_QK[:, :_TOP] @ _DISCOUNTS[: gains_QK.shape[1]]
-    precisions_QK = np.cumsum(hits_QK, axis=1) / np.arange(1, gains_QK.shape[1] + 1)
-    average_Q = (precisions_QK * hits_QK)[:, :deepest].sum(axis=1) / np.minimum(divisors, deepest)
+    queries, hits_R = len(answers_Q), (gains_R >= _ANSWERS).astype(np.float64)
+    first_Q = np.searchsorted(query_R, np.arange(queries))
+    place_R = np.arange(len(query_R)) - first_Q[query_R]
+    begins_R = (place_R == 0) | (scores_R != np.roll(scores_R, 1))
+    tie_R, first_of_tie = np.cumsum(begins_R) - 1, np.flatnonzero(begins_R)
+    size, gained = np.bincount(tie_R).astype(np.float64), np.bincount(tie_R, gains_R)
+    found = np.bincount(tie_R, hits_R)
+    hits_before = (np.cumsum(hits_R) - hits_R)[first_of_tie]
+    hits_before -= hits_before[tie_R[first_Q]][query_R[first_of_tie]]
+    if beyond is not None:
+        last_tie_Q = tie_R[np.append(first_Q[1:], len(tie_R)) - 1]
+        size[last_tie_Q] += beyond.documents_Q
+        found[last_tie_Q] += beyond.answers_Q
+        gained[last_tie_Q] += beyond.answers_Q
+    # Of a document in place p of its tie: how probable a hit is, and given one, how many hits the p before it hold.
+    share_R, in_tie_R = (found / size)[tie_R], place_R - place_R[first_of_tie][tie_R]
+    others_R = in_tie_R * ((found - 1) / np.maximum(size - 1, 1))[tie_R]
+    precision_R = (hits_before[tie_R] + 1 + others_R) / (place_R + 1)
+    averaged_R = share_R * precision_R * (place_R < (deepest or len(place_R)))
+    is_top_R = place_R < _TOP
+    discounted_R = (gained / size)[tie_R] * np.where(is_top_R, _DISCOUNTS[np.minimum(place_R, _TOP - 1)], 0.0)
+    reciprocal_Q, none_Q = np.zeros(queries), np.ones(queries)
+    for place in range(_TOP):  # `none`: the probability that no document above answers
+        here = np.flatnonzero(place_R == place)
+        query, tie, left = query_R[here], tie_R[here], size[tie_R[here]] - in_tie_R[here]
+        reciprocal_Q[query] += none_Q[query] * np.minimum(found[tie] / left, 1.0) / (place + 1)
+        none_Q[query] *= np.maximum(1.0 - found[tie] / left, 0.0)
+    answers_Q = np.maximum(answers_Q, 1)
+
+    def sums(values_R: FloatArray) -> FloatArray:
+        return np.bincount(query_R, values_R, queries).astype(np.float64)
+
     figures = {
-        "accuracy@1": hits_QK[:, 0],
-        "recall@10": top_QK.sum(axis=1) / divisors,
-        "mrr@10": 1.0 / (first_Q + 1.0),
-        "ndcg@10": gained_Q / np.where(ideal_Q > 0, ideal_Q, 1.0),
-        "map": average_Q,
+        "accuracy@1": share_R[first_Q],
+        "recall@10": sums(share_R * is_top_R) / answers_Q,
+        "mrr@10": reciprocal_Q,
+        "ndcg@10": sums(discounted_R) / np.where(ideal_Q > 0, ideal_Q, 1.0),
+        "map": sums(averaged_R) / (answers_Q if deepest is None else np.minimum(answers_Q, deepest)),
     }
     return {name: float(np.mean(values)) for name, values in figures.items()}
 
@@ -48,23 +93,22 @@ def _ranking_figures(gains_QK: FloatArray, answers_Q: IntArray, ideal_Q: FloatAr
 # --- the documents of a query, scored for it
 
 
-def _best_gain(gains: FloatArray) -> float:
-    """The discounted gain of the best ranking of documents with these gains."""
-    best = np.sort(gains)[::-1][:_TOP]
-    return float(best @ _DISCOUNTS[: len(best)])
+def numbered(values: Iterable[Hashable]) -> IntArray:
+    """Return a number for each value, int64: the same for equal values, from 0 in the order in which they appear."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
 
 
 def figures_of_groups(scores: Float32Array, gains: FloatArray, queries: Sequence[str]) -> dict[str, float]:
-    """MRR@10, nDCG@10 and MAP of documents that are scored for their queries; `queries[i]` is that of document i."""
-    _, of_document = np.unique(np.asarray(queries, object).astype(str), return_inverse=True)
-    order = np.lexsort((-scores, of_document))
-    sizes = np.bincount(of_document)
-    position = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    gains_QK = np.zeros((len(sizes), int(sizes.max())))
-    gains_QK[of_document[order], position] = gains[order]
-    ideal_Q = np.array([_best_gain(row) for row in gains_QK])
-    answers_Q = (gains_QK >= _ANSWERS).sum(axis=1)
-    figures = _ranking_figures(gains_QK, answers_Q, ideal_Q, gains_QK.shape[1])
+    """Return MRR@10, nDCG@10 and MAP of documents that are scored for their queries; `queries[i]` is that of document i."""
+    query_of = numbered(queries)
+    order, best = np.lexsort((-scores, query_of)), np.lexsort((-gains, query_of))
+    query_R = query_of[order]
+    place_R = np.arange(len(order)) - np.searchsorted(query_R, query_R)
+    discounts_R = np.where(place_R < _TOP, _DISCOUNTS[np.minimum(place_R, _TOP - 1)], 0.0)
+    ideal_Q = np.bincount(query_R, gains[best] * discounts_R).astype(np.float64)
+    answers_Q = np.bincount(query_of, gains >= _ANSWERS)
+    figures = _ranking_figures(query_R, scores[order], gains[order], answers_Q, ideal_Q)
     return {name: figures[name] for name in ("ndcg@10", "mrr@10", "map")}
 
 
@@ -73,49 +117,81 @@ def figures_of_groups(scores: Float32Array, gains: FloatArray, queries: Sequence
 _DEEPEST = 100
 _QUERIES_AT_ONCE, _DOCUMENTS_AT_ONCE = 1024, 8192
 _LOW_BITS = np.int64(2**32 - 1)
+# Cosines that differ by less are equal: about the rounding of a product of some hundred values in float32.
+_STEPS = 2.0**20
+
+
+class Nearest(NamedTuple):
+    """Documents of each query, best first, their cosines in steps of 2^-20, and how many documents have that of the last."""
+
+    documents_QK: IntArray
+    steps_QK: IntArray
+    as_last_Q: IntArray
 
 
 def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers: Sequence[IntArray]) -> dict[str, float]:
-    """nDCG@10, MRR@10, accuracy@1, recall@10 and MAP@100 of a search by cosines.
+    """Return nDCG@10, MRR@10, accuracy@1, recall@10 and MAP@100 of a search by cosines.
 
     `answers[q]` are the numbers of the documents that answer query q, each once.
     """
+    queries, documents = _units(queries_QH), _units(documents_NH)
+    found = nearest(queries, documents, _DEEPEST)
     answers_Q = np.array([len(numbers) for numbers in answers])
-    of_query = np.repeat(np.arange(len(answers)), answers_Q) * len(documents_NH)
-    right = of_query + np.concatenate(answers)
-    nearest_QK = search(queries_QH, documents_NH)
-    gains_QK = np.isin(nearest_QK + np.arange(len(answers))[:, np.newaxis] * len(documents_NH), right).astype(np.float64)
-    ideal_Q = np.cumsum(_DISCOUNTS)[np.minimum(answers_Q, _TOP) - 1]
-    figures = _ranking_figures(gains_QK, answers_Q, ideal_Q, _DEEPEST)
+    of_query = np.repeat(np.arange(len(answers)), answers_Q) * len(documents)
+    is_right_QK = np.isin(
+        found.documents_QK + np.arange(len(answers))[:, np.newaxis] * len(documents), of_query + np.concatenate(answers)
+    )
+    is_last_QK = found.steps_QK == found.steps_QK[:, -1:]
+    beyond = _Beyond(found.as_last_Q - is_last_QK.sum(axis=1), np.zeros(len(answers), np.int64))
+    for query in np.flatnonzero(beyond.documents_Q):
+        others = np.setdiff1d(answers[query], found.documents_QK[query])
+        # A product of another shape may round to the step beside.
+        right = (np.abs(_steps(documents[others] @ queries[query]) - found.steps_QK[query, -1]) <= 1).sum()
+        beyond.answers_Q[query] = min(right, beyond.documents_Q[query])
+    figures = _ranking_figures(
+        np.repeat(np.arange(len(answers)), found.documents_QK.shape[1]),
+        found.steps_QK.reshape(-1),
+        is_right_QK.reshape(-1).astype(np.float64),
+        answers_Q,
+        np.cumsum(_DISCOUNTS)[np.minimum(answers_Q, _TOP) - 1],
+        _DEEPEST,
+        beyond,
+    )
     return {"map@100" if name == "map" else name: value for name, value in figures.items()}
 
 
 def search(queries_QH: Float32Array, documents_NH: Float32Array) -> IntArray:
-    """The numbers of the hundred documents with the largest cosines with each query, as `nearest`."""
-    return nearest(_units(queries_QH), _units(documents_NH), _DEEPEST)
+    """Return the numbers of the hundred documents with the largest cosines with each query, as `nearest`."""
+    return nearest(_units(queries_QH), _units(documents_NH), _DEEPEST).documents_QK
 
 
-def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> IntArray:
-    """The numbers of the documents with the largest products with each query, best first; the lower number of equals."""
+def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> Nearest:
+    """Return the documents with the largest products with each query, best first; the lower number of equals."""
     parts = []
     for first in range(0, len(queries_QH), _QUERIES_AT_ONCE):
         block_QH = queries_QH[first : first + _QUERIES_AT_ONCE]
-        best = np.zeros((len(block_QH), 0), np.int64)
+        best, last_Q = np.zeros((len(block_QH), 0), np.int64), np.zeros(len(block_QH), np.int64)
+        as_last_Q = np.zeros(len(block_QH), np.int64)
         for document in range(0, len(documents_NH), _DOCUMENTS_AT_ONCE):
-            scores = block_QH @ documents_NH[document : document + _DOCUMENTS_AT_ONCE].T
-            best = np.concatenate([best, _keys(scores, document)], axis=1)
+            steps = _steps(block_QH @ documents_NH[document : document + _DOCUMENTS_AT_ONCE].T)
+            # An integer for each: larger for a larger product, and of equal ones for the lower number.
+            keys = (steps << 32) + (_LOW_BITS - (document + np.arange(steps.shape[1])))
+            before, best = best, np.concatenate([best, keys], axis=1)
             if best.shape[1] > count:
                 best = np.partition(best, best.shape[1] - count, axis=1)[:, -count:]
-        parts.append(_LOW_BITS - (np.sort(best, axis=1)[:, ::-1] & _LOW_BITS))
-    return np.concatenate(parts)
+            now_Q = best.min(axis=1) >> 32
+            was_as_last_Q = np.where(now_Q == last_Q, as_last_Q, 0) if before.shape[1] == count else 0
+            held_Q = ((before >> 32) == now_Q[:, np.newaxis]).sum(axis=1)
+            as_last_Q = np.maximum(was_as_last_Q, held_Q) + (steps == now_Q[:, np.newaxis]).sum(axis=1)
+            last_Q = now_Q
+        best = np.sort(best, axis=1)[:, ::-1]
+        parts.append(Nearest(_LOW_BITS - (best & _LOW_BITS), best >> 32, as_last_Q))
+    return Nearest(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _keys(scores: Float32Array, first: int) -> IntArray:
-    """An integer for each score and document: larger for larger scores, and of equal ones for lower numbers."""
-    bits = (scores + np.float32(0)).astype(np.float32, copy=False).view(np.int32).astype(np.int64)
-    ordered = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    keys: IntArray = (ordered << 32) + (_LOW_BITS - (first + np.arange(scores.shape[1])))
-    return keys
+def _steps(products: Float32Array) -> IntArray:
+    steps: IntArray = np.rint(np.nan_to_num(products, nan=-2.0) * _STEPS).astype(np.int64)
+    return steps
 
 
 def _units(vectors: Float32Array) -> Float32Array:

@@ -1,10 +1,10 @@
 """Updates of rows that belong together, as pairs of texts do: each has so many rows, and all are of one static shape.
 
-The rows of all epochs are one stream, each epoch in another random order; update u takes the rows u M to (u + 1) M of it, so
-every row is seen once an epoch, and only the last update of a run may have fewer. Sequences that several rows of an update
-share are computed once. Updates swap rows until all need as many tokens. Packs are made by best fit, a few microseconds an
-update, without a proof; the length of a pack is chosen so that the most packs that an update needs, a constant, leave
-little room.
+The rows of all epochs are one stream, each epoch in another random order; update u takes the rows u M to (u + 1) M of it,
+so every row is seen once an epoch, and only the last update of a run may have fewer. An epoch is ordered when it comes.
+Sequences that several rows of an update share are computed once. Updates swap rows until all need as many tokens. Packs are
+made by best fit, a few microseconds an update, without a proof; the length of a pack is chosen so that the most packs that
+an update needs, a constant, leave little room.
 
 Letters: M rows of an update, N rows, E epochs, L positions of a pack, S depth.
 """
@@ -79,6 +79,12 @@ class RowStream:
         """Of all epochs."""
         return -(-self.epochs * len(self.rows) // self.batch_rows)
 
+    @property
+    def looked_at(self) -> int:
+        """How many updates are looked at before a run, of all epochs at most: those of an epoch, or of so many rows."""
+        an_epoch = -(-len(self.rows) // self.batch_rows)
+        return min(self.updates, max(an_epoch, _SAMPLED_ROWS // self.batch_rows + 1))
+
     def rows_of(self, first: int, last: int) -> IntArray:
         """The rows of the updates from `first` to before `last`, one update after the other."""
         each, begin = len(self.rows), first * self.batch_rows
@@ -143,7 +149,9 @@ def _order_of(stream: RowStream, epoch: int) -> IntArray:
 def choose_shape(
     stream: RowStream, *, most_packs: int, processes: int, hidden_size: int, longest: int, depth: int | None = None
 ) -> UpdateShape:
-    """A shape that all updates fit, of micro-batches of at most `most_packs`, and of packs of at most `longest` positions.
+    """Return a shape that the updates that are looked at fit, of micro-batches of at most `most_packs`.
+
+    Packs have at most `longest` positions.
 
     `depth` is the most sequences of a pack; None for as many as fit.
     """
@@ -163,9 +171,9 @@ def choose_shape(
         return shape.packs * row_cost(shape.batch.length, hidden_size)
 
     sampled = _SAMPLED_ROWS // stream.batch_rows + 1
-    if sampled < stream.updates:
+    if sampled < stream.looked_at:
         lengths = [shape.batch.length for shape in shapes(sampled)[:_TRIED]]
-    tried = shapes(stream.updates)
+    tried = shapes(stream.looked_at)
     worth = [shape for shape in tried if cost(shape) <= _WORTH * cost(tried[0])]
     return min(worth, key=lambda shape: (shape.packs * shape.batch.length, shape.batch.length))
 

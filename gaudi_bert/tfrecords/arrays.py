@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, BoolArray, ByteArray, Float32Array, Int32Array, IntArray
+from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, BoolArray, ByteArray, Float32Array, Int32Array, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.memory import address_of, copy_bytes
 from gaudi_bert.tfrecords.wire.features import FeatureTable, feature_table, locate_features
-from gaudi_bert.tfrecords.wire.schema import NOT_PREDICTED, FeatureSpec
+from gaudi_bert.tfrecords.wire.schema import FeatureSpec
 from gaudi_bert.tfrecords.wire.values import decode_varints
 
 

@@ -1,102 +1,81 @@
-"""The stage `convert`: the packs of a finished folder in a format of other trainers, one file per shard that holds packs.
+"""The stage `convert`: the packs of a finished folder as HDF5 for Habana's PyTorch BERT, a file for each shard with packs.
 
-OUT holds nothing else, for those trainers read every file there. A file appears when it is complete, so that a run
-that was killed continues with the next one. What a trainer looks for next to OUT, `OUT_metadata.json`, is written
-when all files are there, and removed before the first is written.
+OUT holds nothing else, for that trainer reads every file there. A file appears when it is complete, so that a run that was
+killed continues with the next one. What the trainer looks for next to OUT, `OUT_metadata.json`, is written when all files
+are there, and removed before the first is written.
 """
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
-from gaudi_bert.artefacts.pack_kinds import predecessor_metadata_path
-from gaudi_bert.artefacts.packed import Conversion, Metadata, PackFormatName, conversion_path
+from gaudi_bert.artefacts.packed import Conversion, Metadata, conversion_path
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.shards import check_shards
+from gaudi_bert.artefacts.shards import Shard, check_shards
 from gaudi_bert.common.arrays import AnyArray, ByteArray
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.features import Axis, PackedFeature
-from gaudi_bert.common.files import atomic_file, exclusive_lock, followed, in_store, open_file, url_of, write_json
+from gaudi_bert.common.files import atomic_file, exclusive_lock, followed, in_store, url_of, write_json
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.proof.folder import checked_manifests
 from gaudi_bert.tfrecords.arrays import pack_rows
-from gaudi_bert.tfrecords.packed_folder import PREDECESSOR_DEPTH, ShardPaths, read_metadata
+from gaudi_bert.tfrecords.files import input_file
+from gaudi_bert.tfrecords.packed_folder import ShardPaths
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.scanning.scan import map_in_threads
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
-
-@dataclass(frozen=True)
-class Writer:
-    """What writes the packs of one folder: of a shard to a file that is not there, complete or not at all.
-
-    `sibling` is the content of `OUT_metadata.json`; None for a format without one.
-    """
-
-    write: Callable[[Path, Path], None]
-    sibling: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class PackFormat:
-    """A format of packs.
-
-    Attributes:
-        name: as `--to` names it.
-        file_name: of the file of a shard, by the number of the file and the shard's name without its ending.
-        writer_of: what writes a folder, which has this metadata; it refuses packs that the format cannot hold.
-    """
-
-    name: PackFormatName
-    file_name: Callable[[int, str], str]
-    writer_of: Callable[[Path, Metadata, Reporter], Writer]
+_MOST_SEQUENCES = 3
+_TOP_STRATEGIES = 8
+_CHUNK_BYTES = 1 << 20
+_GZIP_LEVEL = 4
+_SMALL = (PackedFeature.SEGMENT_IDS, PackedFeature.NEXT_SENTENCE_LABELS)
 
 
 def convert(
-    packed: Path, out: Path, form: PackFormat, *, reporter: Reporter, overwrite: bool = False, workers: int | None = None
+    packed: Path, out: Path, *, reporter: Reporter, overwrite: bool = False, workers: int | None = None
 ) -> StageOutput[Conversion]:
-    """Write the packs of the finished folder `packed` into the folder `out`, in another format."""
+    """Write the packs of the finished folder `packed` into the folder `out` as HDF5."""
     started = time.monotonic()
     _check_apart(packed, out)
-    metadata = read_metadata(packed)
-    table = metadata.shard_table
-    check_shards(packed, table)
-    final, sibling = conversion_path(out), predecessor_metadata_path(out)
-    signature = Signature("convert", {"to": form.name}, {"packs": metadata.identity()})
+    metadata = Metadata.read(packed)
+    check_shards(packed, metadata.shard_table)
+    final, sibling = conversion_path(out), out.parent / f"{out.name}_metadata.json"
+    signature = Signature("convert", {"to": "hdf5"}, {"packs": metadata.identity()})
     if is_finished(out, final, signature):
         reporter.say(f"{out}: already there, nothing to do")
         return StageOutput(Conversion.read(final), skipped=True)
-    writer = form.writer_of(packed, metadata, reporter)
+    require_h5py()
+    strategies, most_masked = _survey(packed, metadata, reporter, workers)
+    slots = max(metadata.max_predictions + _MOST_SEQUENCES, most_masked + 1)
     with exclusive_lock(final, str(out)):
         if sibling.exists() and not (settings_path(out, final).exists() or overwrite):
             raise InputError(f"{sibling}: exists, and is not of {out}; choose another folder, or pass --overwrite")
         begin_artefact(out, final, signature, overwrite)
         sibling.unlink(missing_ok=True)
+        table = metadata.shard_table
         shards = [path for path, packs in zip(ShardPaths(packed, table), table.packs.tolist(), strict=True) if packs]
         with reporter.task("convert", metadata.packs, "packs") as task:
 
-            def write(number: int, _: ByteArray) -> None:
-                target = out / form.file_name(number, shards[number].stem)
+            def write(shard: Path, _: ByteArray) -> None:
+                target = out / f"{shard.stem}.hdf5"
                 if not target.exists():
-                    writer.write(shards[number], target)
+                    write_hdf5_shard(metadata, slots, shard, target)
                 task.advance(metadata.packs / len(shards))
 
-            map_in_threads(write, range(len(shards)), workers, lambda: np.zeros(0, np.uint8))
-        if writer.sibling is not None:
-            write_json(sibling, writer.sibling)
-        content = Conversion(format=form.name, files=len(shards), packs=metadata.packs, sequences=metadata.sequences)
+            map_in_threads(write, shards, workers, lambda: np.zeros(0, np.uint8))
+        write_json(sibling, _vendor_metadata(metadata, strategies))
+        content = Conversion(format="hdf5", files=len(shards), packs=metadata.packs, sequences=metadata.sequences)
         content.write(final)
     return StageOutput(content, seconds=round(time.monotonic() - started, 3))
 
@@ -110,61 +89,15 @@ def _check_apart(packed: Path, out: Path) -> None:
         raise InputError(f"{out}: holds the packs that are to be converted; choose another folder")
 
 
-# --- packs as the vendor's trainers read them
+# --- packs as the vendor's trainer reads them
 #
-# HDF5 is for `run_pretraining.py` of its PyTorch BERT, TFRecords for that of its TensorFlow BERT, the predecessor (see
-# `packed_folder`). Both look for `<folder>_metadata.json` next to the folder, for the number of sequences per pack. HDF5
-# packs have no weights: a slot whose position and id are 0 is unused, and the vendor's reader stops at the first position
-# that is 0. So packs that mask the first token of their row, or predict id 0, are refused, and the last slot is never used.
-
-_MOST_SEQUENCES = 3
-_TOP_STRATEGIES = 8
-_CHUNK_BYTES = 1 << 20
-_GZIP_LEVEL = 4
-_SMALL = (PackedFeature.SEGMENT_IDS, PackedFeature.NEXT_SENTENCE_LABELS)
-# Keys of the metadata that the PyTorch BERT's packer names in another way than the predecessor.
-_PYTORCH_KEYS = {
-    "sequences_dropped": "number_of_sequences_dropped",
-    "num_strategies_utilized": "number_of_strategies_utilized",
-    "expected_speedup": "expected_speed_up",
-    "theoretical_speedup": "theoretical_speed_up",
-}
+# `run_pretraining.py` of its PyTorch BERT looks for `<folder>_metadata.json` next to the folder, for the number of sequences
+# per pack. HDF5 packs have no weights: a slot whose position and id are 0 is unused, and the vendor's reader stops at the
+# first position that is 0. So packs that mask the first token of their row, or predict id 0, are refused, and the last slot
+# is never used.
 
 
-def _hdf5_writer(packed: Path, metadata: Metadata, reporter: Reporter) -> Writer:
-    require_h5py()
-    if metadata.depth > _MOST_SEQUENCES:
-        raise InputError(
-            f"{packed}: depth {metadata.depth}; the mask of the vendor's model tells {_MOST_SEQUENCES} sequences of a pack "
-            f"apart, not more, so HDF5 packs are of depth 1 to {_MOST_SEQUENCES}; pack with --depth {_MOST_SEQUENCES}"
-        )
-    survey = _survey(packed, metadata, reporter, has_weights=False)
-    slots = max(metadata.max_predictions + _MOST_SEQUENCES, survey.most_masked + 1)
-    sibling = {_PYTORCH_KEYS.get(key, key): value for key, value in _vendor_metadata(metadata, survey).items()}
-    return Writer(partial(_write_hdf5, metadata, slots), sibling)
-
-
-def _predecessor_writer(packed: Path, metadata: Metadata, reporter: Reporter) -> Writer:
-    slots = metadata.max_predictions + PREDECESSOR_DEPTH
-    if metadata.depth != PREDECESSOR_DEPTH or metadata.masked_slots != slots:
-        raise InputError(
-            f"{packed}: depth {metadata.depth} and {metadata.masked_slots} masked slots; the predecessor's trainer reads "
-            f"depth {PREDECESSOR_DEPTH} and {metadata.max_predictions} + {PREDECESSOR_DEPTH} slots only; "
-            f"plan with --depth {PREDECESSOR_DEPTH} --masked-slots {slots}"
-        )
-    return Writer(_copy, _vendor_metadata(metadata, _survey(packed, metadata, reporter, has_weights=True)))
-
-
-HDF5_PACKS = PackFormat("hdf5", lambda _, stem: f"{stem}.hdf5", _hdf5_writer)
-PREDECESSOR_PACKS = PackFormat("predecessor", lambda number, _: f"strategy_mixed_part_{number:05d}", _predecessor_writer)
-
-
-def _copy(shard: Path, target: Path) -> None:
-    with open_file(shard) as source, atomic_file(target) as handle:
-        shutil.copyfileobj(source, handle, _CHUNK_BYTES)
-
-
-def _write_hdf5(metadata: Metadata, slots: int, shard: Path, target: Path) -> None:
+def write_hdf5_shard(metadata: Metadata, slots: int, shard: Path, target: Path) -> None:
     """Write a shard as HDF5; chunks are compressed here, outside HDF5's lock, so that several files are written at once."""
     records = RecordFiles([shard], PackedSchema.of(metadata))
     packs = int(records.sizes[0])
@@ -201,54 +134,62 @@ def _columns_of(records: RecordFiles, metadata: Metadata) -> Iterator[tuple[int,
         yield first, records.read(np.zeros_like(numbers), numbers)
 
 
-@dataclass
-class _Survey:
-    """What is known when all packs were read: how many hold sequences of these lengths, ascending; the most masked ones."""
+def _survey(
+    packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None
+) -> tuple[Counter[tuple[int, ...]], int]:
+    """Read all packs before anything is written; refuse other bytes than were packed, and packs that HDF5 cannot hold.
 
-    strategies: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    most_masked: int = 0
+    Returns:
+        How many packs hold sequences of these lengths (ascending), and the masked positions of the fullest pack.
+    """
+    if metadata.depth > _MOST_SEQUENCES:
+        raise InputError(
+            f"{packed}: depth {metadata.depth}; the mask of the vendor's model tells {_MOST_SEQUENCES} sequences of a pack "
+            f"apart, not more, so HDF5 packs are of depth 1 to {_MOST_SEQUENCES}; pack with --depth {_MOST_SEQUENCES}"
+        )
+    strategies: Counter[tuple[int, ...]] = Counter()
+    masked, lock = [0], threading.Lock()
+    shards = [shard for manifest in checked_manifests(packed, metadata) for shard in manifest.shards]
 
-
-def _survey(packed: Path, metadata: Metadata, reporter: Reporter, has_weights: bool) -> _Survey:
-    """Read all packs, before anything is written; without weights in the format, refuse those that need them."""
-    survey, lock, shards = _Survey(), threading.Lock(), ShardPaths(packed, metadata.shard_table)
-
-    def read(shard: Path, _: ByteArray) -> None:
+    def read(listed: Shard, _: ByteArray) -> None:
+        shard = packed / listed.name
+        if input_file(shard).crc32c != listed.crc32c:
+            raise FailedError(f"{shard}: its CRC-32C differs from the manifest of its group; {metadata.remedy}")
         for first, columns in _columns_of(RecordFiles([shard], PackedSchema.of(metadata)), metadata):
             used = columns["masked_lm_weights"] > 0
             bad = used & ((columns["masked_lm_positions"] == 0) | (columns["masked_lm_ids"] == 0))
-            if bad.any() and not has_weights:
+            if bad.any():
                 raise InputError(
                     f"{shard}: record {first + int(np.argmax(bad.any(axis=1)))}: predicts the first token of its row, or id "
-                    "0; HDF5 packs mark unused slots with both; convert to parquet"
+                    "0; HDF5 packs mark unused slots with both, so they cannot hold it"
                 )
             lengths, packs = np.unique(np.sort(pack_rows(columns).seq_lens, axis=1), axis=0, return_counts=True)
             with lock:
-                survey.most_masked = max(survey.most_masked, int(used.sum(axis=1).max()))
+                masked.append(int(used.sum(axis=1).max()))
                 for row, count in zip(lengths.tolist(), packs.tolist(), strict=True):
-                    survey.strategies[tuple(length for length in row if length)] += count
+                    strategies[tuple(length for length in row if length)] += count
             task.advance(len(used))
 
     with reporter.task("read packs", metadata.packs, "packs") as task:
-        map_in_threads(read, shards, None, lambda: np.zeros(0, np.uint8))
-    return survey
+        map_in_threads(read, shards, workers, lambda: np.zeros(0, np.uint8))
+    return strategies, max(masked)
 
 
-def _vendor_metadata(metadata: Metadata, survey: _Survey) -> dict[str, Any]:
-    """The metadata that the predecessor's trainer looks for.
+def _vendor_metadata(metadata: Metadata, strategies: Counter[tuple[int, ...]]) -> dict[str, Any]:
+    """Return the metadata that the vendor's trainer looks for.
 
     `top_8_strategies` are the lengths themselves: the vendor's numbers point into a list that it does not save.
     """
     slots = metadata.max_sequence_length
-    top = sorted(survey.strategies.items(), key=lambda item: (-item[1], item[0]))[:_TOP_STRATEGIES]
+    top = sorted(strategies.items(), key=lambda item: (-item[1], item[0]))[:_TOP_STRATEGIES]
     return {
-        "sequences_dropped": 0,
-        "num_strategies_utilized": len(survey.strategies),
+        "number_of_sequences_dropped": 0,
+        "number_of_strategies_utilized": len(strategies),
         "new_number_of_samples": metadata.packs,
         "original_number_of_samples": metadata.sequences,
         "compression_ratio": 1 - metadata.packs / metadata.sequences,
-        "expected_speedup": metadata.packing_factor,
-        "theoretical_speedup": metadata.sequences * slots / metadata.tokens,
+        "expected_speed_up": metadata.packing_factor,
+        "theoretical_speed_up": metadata.sequences * slots / metadata.tokens,
         "avg_seq_per_sample": metadata.packing_factor,
         "padding_tokens_original_dataset": metadata.sequences * slots - metadata.tokens,
         "padding_tokens_packed_dataset": metadata.padding_tokens,

@@ -67,6 +67,13 @@ def input_file(path: Path) -> InputFile:
     return InputFile(name=path.name, bytes=size, crc32c=checksum)
 
 
+def bad_file(path: Path) -> InputFile:
+    """Return what a file is known by that cannot be read: of one without permission, its name and bytes."""
+    if not os.access(path, os.R_OK, effective_ids=True):
+        return InputFile(name=path.name, bytes=path.stat().st_size, crc32c=0)
+    return input_file(path)
+
+
 def records_folder(records: str | Path) -> Path:
     """The folder of the files of RECORDS."""
     location = Path(records)

@@ -31,10 +31,11 @@ from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.packing.histogram import Histogram, merge_histograms
-from gaudi_bert.tfrecords.files import RecordInputs, input_file, open_inputs
+from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.scanning.scan import (
     RecordScan,
     UnpackedFormat,
+    largest_id,
     map_files,
     scan_buffer,
     unpacked_schema,
@@ -47,6 +48,7 @@ OnBadFile = Literal["stop", "skip"]
 
 _NAMED = 20
 _LEAVE_OUT = "`gaudi-bert pack` and `gaudi-bert histogram` take --on-bad-file skip"
+_IDS_OF_ONE_IN = 16  # sequences: all would make the pass an eighth longer, for a vocabulary that is the right one
 _MERGE_EVERY = 1 << 16  # sequences whose (length, masked) pairs wait before they are merged into counts
 
 
@@ -94,11 +96,12 @@ def histogram(
 
 
 class _Counted(NamedTuple):
-    """A file that was read, the sizes of its records, and its features that packs do not carry."""
+    """A file that was read, the sizes of its records, its features that packs do not carry, and the largest id seen."""
 
     file: CountedFile
     schema: UnpackedSchema
     others: list[str]
+    largest_id: int
 
 
 class _BadFile(NamedTuple):
@@ -125,13 +128,19 @@ def _count(
                 try:
                     return _count_file(path, buffer, task.advance)
                 except InputError as error:
-                    return _BadFile(input_file(path), str(error))
+                    return _BadFile(bad_file(path), str(error))
 
         results = map_files(count, range(len(files)), run.workers)
     bad = [result for result in results if isinstance(result, _BadFile)]
     _report_bad_files(inputs, bad, len(files), on_bad_file, run.reporter)
     good = [result for result in results if isinstance(result, _Counted)]
     schema = _common_schema(inputs, good)
+    largest = max(good, key=lambda result: result.largest_id)
+    if vocabulary is not None and largest.largest_id >= vocabulary.size:
+        raise InputError(
+            f"{inputs.vocabulary}: has {vocabulary.size:,} tokens, but {inputs.folder / largest.file.name}"
+            f" holds the token id {largest.largest_id:,}, so it is not the vocabulary of these records; move it away"
+        )
     if good[0].others:
         names = ", ".join(f"`{name}`" for name in good[0].others)
         run.reporter.say(f"{inputs.folder / good[0].file.name}: also has {names}, which packed records do not carry")
@@ -209,8 +218,10 @@ def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) 
     scan = RecordScan(path, indexed, buffer, progress=progress)
     totals: Counter[int] = Counter()
     pending: list[Int32Array] = []
+    largest = 0
     for _ in scan.pieces():
         rows = indexed.index.rows[: indexed.rows]
+        largest = max(largest, largest_id(indexed.index, indexed.rows, _IDS_OF_ONE_IN))
         pending.append(rows["length"] * np.int32(schema.max_predictions + 1) + rows["masked"])
         if sum(keys.size for keys in pending) >= _MERGE_EVERY:
             _merge(totals, pending)
@@ -226,7 +237,7 @@ def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) 
         tokens=sum(length * count for length, _, count in counts),
         counts=np.array(counts, np.int64),
     )
-    return _Counted(counted, schema, others)
+    return _Counted(counted, schema, others, largest)
 
 
 def _merge(totals: Counter[int], pending: list[Int32Array]) -> None:

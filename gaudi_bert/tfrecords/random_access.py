@@ -44,8 +44,6 @@ from gaudi_bert.tfrecords.wire.schema import (
 _LARGEST = 2**31 - 1
 # Linux reads no more ahead at a time than the disk's own read-ahead, which is this much unless it was changed.
 _READ_AHEAD_BYTES = 128 * 1024
-# What a store sends in the time that a request takes, or less.
-_GAP_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -98,9 +96,9 @@ class RecordFiles(ShardFiles["_Prepared"]):
     def prepare(self, number: int) -> _Prepared:
         """Find out where the records of a file begin."""
         path = self.paths[number]
-        starts = self._starts_of(number) if self._starts_of is not None else None
         if self._cache is not None:
-            self._cache.bring(number, complete=starts is None)
+            self._cache.bring(number)
+        starts = self._starts_of(number) if self._starts_of is not None else None
         if starts is not None:
             return _Prepared(starts, False, None)
         count = int(self._counts[number]) if self._counts is not None else None
@@ -130,9 +128,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
             self.close(number)
 
     def prefetch(self, number: int, first: int, last: int) -> None:
-        """Have the disk read records `first` up to below `last` of an open file meanwhile; of a store, all of the file."""
-        if self._cache is not None:
-            self._cache.fill(number)
+        """Have the disk read records `first` up to below `last` of an open file meanwhile."""
         self._open[number].advise(mmap.MADV_WILLNEED, first, last)
 
     def drop_pages(self, number: int, first: int, last: int) -> None:
@@ -146,16 +142,11 @@ class RecordFiles(ShardFiles["_Prepared"]):
         """
         if not self._addresses[files, 1].all():
             for number in np.unique(files[self._addresses[files, 1] == 0]).tolist():
-                prepared = self.prepare(number)
-                if self._cache is not None:  # no stream begins here, but a file is read from front to back
-                    self._cache.fill(number).result()
-                self.open(number, prepared)
+                self.open(number, self.prepare(number))
         lengths = np.empty(len(files), np.int64)
         absent = _find_lengths(self._addresses, files, records, lengths)
         if absent >= 0:
             self._refuse(int(files[absent]), int(records[absent]))
-        if self._cache is not None:
-            self._fetch_missing(self._cache, files, records)
         ends = np.cumsum(lengths)
         offsets, payloads = ends - lengths, np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
         bad = _copy_payloads(self._addresses, files, records, lengths, payloads, offsets)
@@ -169,17 +160,6 @@ class RecordFiles(ShardFiles["_Prepared"]):
                 for begin, end, file, record in zip(offsets, ends, files, records, strict=True)
             ]
             return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-
-    def _fetch_missing(self, cache: ShardCache, files: IntArray, records: IntArray) -> None:
-        """Fetch those of some records that are not here yet."""
-        parts: list[tuple[int, int, int]] = []
-        for number in np.unique(files).tolist():
-            starts, here = self._open[number].starts, cache.bytes_here(number)
-            if here < starts[-1]:
-                missing = np.unique(records[files == number])
-                missing = missing[starts[missing + 1] > here]
-                parts += [(number, begin, end) for begin, end in _close_together(starts[missing], starts[missing + 1])]
-        cache.fetch_parts(parts)
 
     def _refuse(self, file: int, record: int) -> None:
         if 0 <= record < self._addresses[file, 2]:
@@ -203,15 +183,6 @@ class RecordFiles(ShardFiles["_Prepared"]):
             else np.clip(features[spec.name], -_LARGEST, _LARGEST).astype(np.int32)
             for spec in self.schema.features
         }
-
-
-def _close_together(begins: IntArray, ends: IntArray) -> Iterable[tuple[int, int]]:
-    """Parts of a file, joined where the bytes between two of them cost less than another request."""
-    if not len(begins):
-        return ()
-    apart = np.flatnonzero(begins[1:] - ends[:-1] > _GAP_BYTES)
-    firsts, lasts = np.append(0, apart + 1), np.append(apart, len(ends) - 1)
-    return zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True)
 
 
 class _OpenFile:

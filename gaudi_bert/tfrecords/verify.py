@@ -48,7 +48,7 @@ from gaudi_bert.proof.folder import (
     read_manifest,
 )
 from gaudi_bert.proof.parts import verify_packs
-from gaudi_bert.tfrecords.files import RecordInputs, input_file, open_inputs
+from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.histogram import why_bad
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.scanning.file_contents import (
@@ -217,16 +217,12 @@ def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Veri
         check_shards(here, metadata)
         check_numbers(here, metadata)
         folder = _Folder(inputs, here, metadata, run)
-        if folder.has_manifests:
-            return verify_packs(folder, run)
-        if not run.does_all:
-            raise InputError(f"{here}: the predecessor's folder has no groups; verify it at once, without --shard")
-        return StageOutput(folder.compare())  # the predecessor's: we write nothing into it
+        return verify_packs(folder, run)
 
 
 @dataclass(frozen=True)
 class _Folder:
-    """A packed folder and its records. The predecessor's folder has no manifests: it is one group of all files."""
+    """A packed folder and its records."""
 
     inputs: RecordInputs
     packed: Path
@@ -234,22 +230,9 @@ class _Folder:
     run: StageRun
 
     @cached_property
-    def has_manifests(self) -> bool:
-        """Whether gaudi-bert packed it."""
-        return (self.packed / METADATA_NAME).exists()
-
-    @cached_property
     def verified(self) -> VerifiedFolder[Verification]:
         """Where the result is stored."""
         return VerifiedFolder(self.packed, self.metadata, self.inputs.sizes, Verification, self.run.reporter)
-
-    def compare(self) -> Verification:
-        """Compare the sequences of a folder without manifests."""
-        for _, group in self._read([0]):
-            if not group.unpacked.is_same(group.repacked):
-                raise FailedError(f"{self.packed}: {self._difference(0, group)}")
-        true = self.metadata.model_copy(update={"sequences": group.repacked.sequences, "tokens": group.repacked.tokens})
-        return Verification.of(true, group.repacked.fingerprint)
 
     def prove(self, groups: Sequence[int], in_parts: bool = False) -> Iterator[ProvenGroup]:
         """Read groups and hold each to its manifest; where some are wrong, the first is reported when all are read."""
@@ -276,8 +259,6 @@ class _Folder:
         return {path.name: path for path in self.inputs.sizes}
 
     def _inputs_of(self, group: int) -> list[str]:
-        if not self.has_manifests:
-            return list(self._paths)
         return [file.name for file in read_manifest(GroupManifest, self.packed, group)[0].inputs]
 
     def _shards_of(self, group: int) -> dict[int, Path]:
@@ -404,7 +385,7 @@ class _Folder:
                 problem = "is missing now" if path is None else "is in a manifest"
                 raise FailedError(f"{self.packed}: input file {bad.name} was skipped as bad, and {problem}; {remedy}")
             with read_ahead([path]) as files, files.batch(0):
-                if input_file(path) != bad:
+                if bad_file(path) != bad:
                     raise FailedError(f"{path}: was skipped as bad, and has changed since; {remedy}")
                 if why_bad(path) is None:
                     raise FailedError(f"{path}: was skipped as bad, but can be read; {remedy}")

@@ -25,7 +25,7 @@ from safetensors.numpy import save
 
 from gaudi_bert.artefacts.store.mirrored_folder import names_in, remove
 from gaudi_bert.common.errors import InputError, shown
-from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file
+from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file, regular
 from gaudi_bert.engines.protocol import Communicator, Model, Updates
 from gaudi_bert.model.config import misfit
 from gaudi_bert.reading.global_order import ORDER
@@ -150,7 +150,7 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
         raise InputError(f"{path}: no such checkpoint; give an update-*.safetensors file, or a folder that holds some")
     state = _read_state(path)
     try:
-        with explained_os_errors(path, "read"), safe_open(path, framework="np") as file:
+        with explained_os_errors(path, "read"), safe_open(regular(path), framework="np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
         _check_tensors(tensors, state)
         return Checkpoint(

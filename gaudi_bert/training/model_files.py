@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from gaudi_bert.artefacts.base import Figures
+from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json, write_json
 from gaudi_bert.config.sections import ModelSettings, TaskName, TaskSettings
@@ -118,6 +120,7 @@ _MODES: dict[str, Pooling] = {
     "pooling_mode_lasttoken": "last",
 }
 _MODE = "pooling_mode_"
+_MODES_BY_NAME: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 _MODULES = "sentence_transformers.models"
 _CHOOSE = "choose cls, mean, max or last with --pooling (of finetune: --set task.pooling=)"
 _SETTINGS = [
@@ -161,6 +164,8 @@ class _Prompts(Figures):
 
     prompts: dict[str, str | None] = Field({}, max_length=10_000)
     default_prompt_name: str | None = None
+    truncate_dim: Annotated[int, Field(ge=1)] | None = None
+    model_type: Literal["SentenceTransformer"] | None = None
 
 
 @dataclass(frozen=True)
@@ -174,6 +179,7 @@ class SentenceFolder:
         prompts: what may precede each text, by name.
         default_prompt_name: of the prompt that is used where none is requested.
         pools_prompt: whether the tokens of the prompt are pooled too.
+        truncate_dim: how many values of a vector are kept; None for all.
     """
 
     pooling: Pooling = "mean"
@@ -183,6 +189,16 @@ class SentenceFolder:
     prompts: Mapping[str, str | None] = field(default_factory=dict)
     default_prompt_name: str | None = None
     pools_prompt: bool = True
+    truncate_dim: int | None = None
+
+    def cut(self, vectors: Float32Array, *, normalize_again: bool = False) -> Float32Array:
+        """Return the values of vectors that are kept; with `normalize_again` as vectors of the length 1."""
+        if self.truncate_dim is None or self.truncate_dim >= vectors.shape[1]:
+            return vectors
+        kept = vectors[:, : self.truncate_dim]
+        if normalize_again:
+            kept = kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-12)
+        return np.ascontiguousarray(kept, np.float32)
 
     def prompt(self, name: str | None) -> str:
         """The prompt of this name, or the default one; empty where there is none."""
@@ -205,20 +221,22 @@ def read_sentence_folder(folder: Path, pooling: Pooling | None = None) -> Senten
         modules = TypeAdapter(list[_Module]).validate_python(read_json(file))
     except ValidationError as error:
         raise InputError(f"{file}: is not a list of modules; {_COPY}") from error
-    kinds = {module.type.rpartition(".")[2]: module.path for module in modules}
-    other = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
-    if pooling is None and (other or "Pooling" not in kinds):
-        what = f"has a module {other[0]}" if other else "has no Pooling"
-        raise InputError(f"{folder}: {what}, which is not known here; {_CHOOSE}")
-    if kinds.get("Transformer"):
-        inner = folder / kinds["Transformer"]
+    kinds = [module.type.rpartition(".")[2] for module in modules]
+    is_bare = pooling is not None and kinds == ["Transformer"]
+    if not is_bare and kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise InputError(
+            f"{folder}: modules.json has {shortened(', '.join(kinds)) or 'no module'}; known are Transformer, Pooling and "
+            "perhaps Normalize, in this order; for the transformer alone give a copy of the folder without modules.json"
+        )
+    if modules[0].path:
+        inner = folder / modules[0].path
         raise InputError(f"{folder}: its transformer is in {inner}; give --model {inner}, and {_CHOOSE}")
     settings_file = next((path for name in _SETTINGS if os.path.lexists(path := folder / name)), folder / _SETTINGS[0])
     settings = _SentenceSettings.read_if_present(settings_file) or _SentenceSettings()
     if not settings.is_usual:
         raise InputError(f"{settings_file}: its texts do not become vectors in the usual way; sentence-transformers runs it")
     prompts = _Prompts.read_if_present(folder / _PROMPTS) or _Prompts()
-    pooling_file = folder / kinds.get("Pooling", "1_Pooling") / "config.json"
+    pooling_file = folder / (modules[1].path if len(modules) > 1 else "1_Pooling") / "config.json"
     pooling_settings = read_json(pooling_file) if os.path.lexists(pooling_file) else {}
     pooling_settings = pooling_settings if isinstance(pooling_settings, dict) else {}
     return SentenceFolder(
@@ -229,19 +247,22 @@ def read_sentence_folder(folder: Path, pooling: Pooling | None = None) -> Senten
         prompts={**_USUAL_PROMPTS, **prompts.prompts},
         default_prompt_name=prompts.default_prompt_name,
         pools_prompt=pooling_settings.get("include_prompt") is not False,
+        truncate_dim=prompts.truncate_dim,
     )
 
 
 def _pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
-    chosen = [name for name, value in settings.items() if name.startswith(_MODE) and value is True]
-    if isinstance(settings.get("pooling_mode"), str):
-        chosen = [f"{_MODE}{settings['pooling_mode']}_tokens"]
-        short = {"cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
-        chosen = [short.get(settings["pooling_mode"], chosen[0])]
-    if len(chosen) != 1 or chosen[0] not in _MODES:
-        modes = shortened(", ".join(chosen)) or "nothing"
+    given = settings.get("pooling_mode")
+    if given is None:
+        chosen = [name for name, value in settings.items() if name.startswith(_MODE) and value is True]
+        known = [_MODES.get(name) for name in chosen]
+    else:
+        chosen = given if isinstance(given, list) else [given]
+        known = [_MODES_BY_NAME.get(name) if isinstance(name, str) else None for name in chosen]
+    if len(known) != 1 or known[0] is None:
+        modes = shortened(" and ".join(map(str, chosen))) or "nothing"
         raise InputError(f"{path}: pools by {modes}; only one of cls, mean, max and last can be done: {_CHOOSE}")
-    return _MODES[chosen[0]]
+    return known[0]
 
 
 def write_sentence_folder(
@@ -253,7 +274,10 @@ def write_sentence_folder(
     kinds = {"Transformer": "", "Pooling": "1_Pooling", **({"Normalize": "2_Normalize"} if start.normalize else {})}
     for path in filter(None, kinds.values()):
         (folder / path).mkdir(exist_ok=True)
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size, **modes})
+    write_json(
+        folder / "1_Pooling" / "config.json",
+        {"word_embedding_dimension": hidden_size, **modes, "include_prompt": start.pools_prompt},
+    )
     cut = {"max_seq_length": max_sequence_length, "do_lower_case": start.lower_case}
     write_json(folder / "sentence_bert_config.json", cut)
     prompts = {**start.prompts, "query": settings.query_prompt, "document": settings.document_prompt}
@@ -261,6 +285,7 @@ def write_sentence_folder(
         "prompts": {name: prompt or "" for name, prompt in prompts.items()},
         "default_prompt_name": start.default_prompt_name,
         "similarity_fn_name": "cosine",
+        **({} if start.truncate_dim is None else {"truncate_dim": start.truncate_dim}),
     }
     write_json(folder / "config_sentence_transformers.json", stored)
     modules = [

@@ -21,7 +21,7 @@ import numpy as np
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, fetch_below, files_in, mirrored_bucket
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import check_model, in_store, regular
+from gaudi_bert.common.files import check_model, explained_os_errors, in_store, regular
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.engines.choose import is_installed
 from gaudi_bert.engines.protocol import Model
@@ -145,8 +145,10 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
         raise InputError(f"{files[0]}: config.json is missing next to it; copy the complete folder of the model")
     tensors: dict[str, Float32Array] = {}
     for file in files:
+        with explained_os_errors(file, "read"):
+            regular(file)
         try:
-            tensors.update(load_file(regular(file)))
+            tensors.update(load_file(file))
         except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
             reason = shortened(str(error), 200)
             raise InputError(f"{file}: cannot be read ({reason}); copy it again, or save it as float32") from error

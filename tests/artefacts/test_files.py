@@ -247,7 +247,6 @@ def test_a_folder_with_an_ending_takes_nothing_beside_it_for_its_own(tmp_path: P
         (["folder/metadata.json"], "records"),
         (["folder/__gaudi_bert__/metadata.json"], "table"),
         (["folder/metadata.json", "folder/__gaudi_bert__/metadata.json"], "table"),
-        (["folder_metadata.json"], "predecessor"),
         (["folder/packed-00000.parquet", "folder/other.json"], None),
         (["folder/examples.tfrecord", "folder/settings.json"], None),  # the user's own settings
         ([], None),

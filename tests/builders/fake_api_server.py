@@ -253,7 +253,8 @@ class Answers:
         name_asked = name or (self.body or {}).get("metadata", {}).get("name", "")
         right = (self._verb(name), f"{plural}/log" if log else plural)
         with server.lock:
-            server.requests.append((f"{self.method} {plural}", name_asked))
+            if "dryRun" not in self.query:
+                server.requests.append((f"{self.method} {plural}", name_asked))
             server.verbs.add(right)
         if right in server.forbidden:
             self.handler.answer(403, status(403, f"{right[1]} is forbidden: the account cannot {right[0]} it"))
@@ -278,14 +279,16 @@ class Answers:
             if known:
                 self.handler.answer(409, status(409, f'{kind} "{name}" already exists'))
             else:
-                self.handler.answer(201, self.server.put(kind, self.body))
+                dry = self.query.get("dryRun") == "All"
+                self.handler.answer(201, self.body if dry else self.server.put(kind, self.body))
         elif not known:
             self.handler.answer(404, status(404, f'{kind} "{name}" not found'))
         elif self.method == "GET":
             item = self.server.advance(kind, name) if kind in POD_LABELS else self.server.objects[kind, name]
             self.handler.answer(200, item)
         elif self.method == "PUT":
-            self.handler.answer(200, self.server.put(kind, self.body))
+            dry = self.query.get("dryRun") == "All"
+            self.handler.answer(200, self.body if dry else self.server.put(kind, self.body))
         else:
             del self.server.objects[kind, name]
             self.handler.answer(200, {"kind": "Status", "status": "Success"})

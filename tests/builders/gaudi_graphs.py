@@ -119,9 +119,9 @@ def traced_pass(model: Any, batch: BatchArrays, update_loss: UpdateLoss | None =
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    from gaudi_bert.encoders.pooling import widen
     from gaudi_bert.engines.pytorch.bert import plain_attention
     from gaudi_bert.engines.pytorch.model import TorchBert
-    from gaudi_bert.pytorch.pooling import widen
 
     seed = np.zeros(2, np.int32)
     if isinstance(model, TorchBert):

@@ -35,7 +35,7 @@ from gaudi_bert.corpus.prepare import prepare
 from gaudi_bert.runners.local import run_stages
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.tables.pack import pack_table
-from gaudi_bert.tfrecords.convert import HDF5_PACKS, PREDECESSOR_PACKS, convert
+from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.plan import plan
@@ -147,14 +147,12 @@ def planning(path: Path, out: Path, workers: int, round_number: int) -> list[lis
 def write_packs(folder: Path) -> Path:
     for number in range(3):
         write_tfrecord(folder / "records" / f"part-{number}", sequences_for_hdf5(300, 61, 9, seed=number))
-    settings = PACKING.model_copy(update={"masked_slots": 12})  # as many as the predecessor's trainer reads
-    pack(folder / "records", folder / "packed", settings, a_run())
+    pack(folder / "records", folder / "packed", PACKING, a_run())
     return folder / "packed"
 
 
 def conversions(packed: Path, out: Path, workers: int, _: int) -> list[list[Action]]:
-    formats = (HDF5_PACKS, PREDECESSOR_PACKS)
-    return [[partial(convert, packed, out / form.name, form, reporter=QUIET, workers=workers)] for form in formats]
+    return [[partial(convert, packed, out / "hdf5", reporter=QUIET, workers=workers)]]
 
 
 SCENARIOS = {

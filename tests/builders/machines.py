@@ -123,28 +123,3 @@ def put_hl_smi(folder: Path, table: str, modules: str = "") -> None:
     program = folder / "hl-smi"
     program.write_text(f'#!/bin/sh\nif [ "$1" = -Q ]; then cat {folder}/modules; else cat {folder}/table; fi\n')
     program.chmod(0o755)
-
-
-def put_pyhlml(folder: Path, driver: str, names: list[str]) -> None:
-    """A module `pyhlml` in `folder`, with the functions that we call, which print and count as the library does."""
-    (folder / "pyhlml.py").write_text(
-        f"""
-NAMES, opened = {names!r}, []
-def hlmlInit():
-    print("a library's own words")
-    opened.append(True)
-def hlmlShutdown():
-    opened.clear()
-def hlmlDeviceGetCount():
-    assert opened
-    return len(NAMES)
-def hlmlDeviceGetHandleByIndex(index):
-    assert opened
-    return index
-def hlmlDeviceGetName(device):
-    return NAMES[device].encode() + bytes(4)
-def hlmlGetDriverVersion():
-    assert opened
-    return {driver.encode()!r}
-"""
-    )

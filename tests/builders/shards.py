@@ -20,7 +20,6 @@ from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.packed import GroupManifest
 from gaudi_bert.artefacts.shards import Shard, index_path, write_index
 from gaudi_bert.common.crc32c import crc32c
-from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES
 
@@ -31,11 +30,9 @@ def notes_of(packed: Path) -> Path:
 
 
 def shards_of(packed: Path) -> list[Shard]:
-    """All shards in order; of the predecessor's folder, those that its files are."""
+    """All shards in order."""
     notes = notes_of(packed)
     groups = len(sorted(notes.glob("group-*.json")))
-    if not groups:
-        return list(getattr(read_metadata(packed), "shards", ()))
     return [shard for group in range(groups) for shard in GroupManifest.read(manifest_path(notes, group)).shards]
 
 

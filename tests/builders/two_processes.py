@@ -23,11 +23,11 @@ from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.tensorflow import model as tensorflow_model
 from gaudi_bert.engines.tensorflow.horovod import connect
-from gaudi_bert.tasks.finetune import finetune
-from gaudi_bert.tasks.finetune_job import FineTuneInput
 from gaudi_bert.training.evaluate import evaluate
+from gaudi_bert.training.jobs.finetune import finetune
+from gaudi_bert.training.jobs.records import train
+from gaudi_bert.training.jobs.rows import FineTuneInput
 from gaudi_bert.training.objective import TrainingStep
-from gaudi_bert.training.train import train
 from tests.builders import training_data
 from tests.builders import training_updates as work
 from tests.builders.bert_folder import without_dropout, write_bert, write_rows

@@ -16,12 +16,12 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.encoders.packed_model import logits_of
+from gaudi_bert.encoders.trial import MODEL_ERRORS, quiet_transformers, reason_of, small_copy, spread_weights, usual_tokens
 from gaudi_bert.engines.protocol import ModelSpec
 from gaudi_bert.engines.pytorch.encoder_model import build_encoder
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead
-from gaudi_bert.pytorch.packed_model import logits_of
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, quiet_transformers, reason_of, small_copy, spread_weights, usual_tokens
 from tests.builders.task_batches import batch_of, packs_of
 
 HEADS = {
@@ -149,7 +149,7 @@ def _difference(model: Any, head: TaskHead) -> float:
     return largest / scale
 
 
-# --- the table of docs/pytorch-models.md
+# --- the table of docs/pytorch.md
 
 _ALIKE = (
     (re.compile(r"carry a state"), "layers that carry a state from one sequence into the next"),

@@ -45,8 +45,8 @@ def test_pack_and_verify(tmp_path: Path) -> None:
         "5 rows, 6 sequences in 4 packs",
         "every sequence is there exactly once, value for value in input_ids",
     ]
-    index = succeed(*pack, "--out", tmp_path / "index", "--too-long", "drop", "--index-only", "--json")
-    result = json.loads(index.stdout)
+    dropped = succeed(*pack, "--out", tmp_path / "dropped", "--too-long", "drop", "--json")
+    result = json.loads(dropped.stdout)
     assert result["too_long"] == {"policy": "drop", "rows": 1, "dropped_rows": 1, "dropped_tokens": 20, "added_sequences": 0}
     parts = (*pack, "--out", tmp_path / "parts", "--too-long", "truncate")
     succeed(*parts, "--shard", "0/1")
@@ -66,11 +66,10 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("--index-only",), marks=pytest.mark.slow)])
-def test_tables_need_no_pandas(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_tables_need_no_pandas(tmp_path: Path) -> None:
     rows = [{"input_ids": [1, 2], "flags": [True, False], "scores": [0.5, 1.5], "name": str(row)} for row in range(7)]
     tables.write_parquet(tmp_path / "rows.parquet", rows)
-    command = ("pack", tmp_path / "rows.parquet", "--out", tmp_path / "out", *PACK, *options, "--verify")
+    command = ("pack", tmp_path / "rows.parquet", "--out", tmp_path / "out", *PACK, "--verify")
     done = run_python(WITHOUT_PANDAS, *command)
     assert (done.returncode, done.stderr) == (0, "")
     assert "verified: every one of 7 sequences is in the packs exactly once" in done.stdout

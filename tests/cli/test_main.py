@@ -380,7 +380,6 @@ def without(modules: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("tensorflow torch", "pytorch", ["verify-model"]),
         ("pyarrow", "parquet", ["pack", "table.parquet", "--out", "packed", "--max-sequence-length", "9"]),
         ("kubernetes", "kubernetes", ["k8s", "status", "demo.yaml"]),
-        ("torch", "pytorch", ["verify-model", "--huggingface", "model"]),
     ],
 )
 def test_the_extra_is_named(tmp_path, monkeypatch, modules: str, extra: str, arguments: list[str]) -> None:
@@ -403,7 +402,7 @@ def test_the_extra_is_named(tmp_path, monkeypatch, modules: str, extra: str, arg
         ("estimate rows.jsonl --task classification --model", "numpy"),
         ("tokenize rows.jsonl --out out --max-sequence-length 8 --tokenizer", "numpy"),
         ("export --out out --checkpoint", "safetensors"),
-        ("verify-model --huggingface", "torch"),
+        ("verify-model --checkpoint", "numpy"),
     ],
 )
 def test_the_name_of_a_model_leads_to_its_download(tmp_path: Path, arguments: str, needs: str, name: str) -> None:

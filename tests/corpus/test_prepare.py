@@ -8,8 +8,7 @@ import os
 import random
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from tests.builders.folders import contents
 from tests.builders.properties import examples
 from tests.builders.reporters import a_run
+from tests.builders.waiting import wait_until
 
 SMALL: dict[str, Any] = {"text": "text/*.txt", "vocab": "vocab.txt", "evaluation_fraction": 0.2, "shards": 6}
 SMALL |= {"max_sequence_length": 24, "max_predictions": 4, "duplicates": 2}
@@ -416,11 +416,3 @@ def is_running(process: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
     except FileNotFoundError:
         return False
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it did not come about in a minute")

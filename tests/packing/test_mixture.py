@@ -1,4 +1,4 @@
-"""Mixtures: a packing that is proven, trimmed, filled, or fitted to a budget of masked positions."""
+"""Mixtures: a packing that is proven, trimmed or filled; and its masked slots."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.packing.algorithms import (
-    choose_masked_slots,
-    fit_to_budget,
-    least_masked_slots,
-    needed_masked_slots,
-)
+from gaudi_bert.packing.algorithms import choose_masked_slots, needed_masked_slots
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import (
@@ -25,7 +20,6 @@ from gaudi_bert.packing.mixture import (
     sorted_mixture,
     trim_to_exact,
 )
-from tests.builders.histograms import small_histograms
 from tests.builders.properties import examples
 
 HISTOGRAM = Histogram(8, [0, 3, 1, 0, 2, 0, 0, 1], [0, 1, 1, 0, 2, 0, 0, 3])
@@ -137,12 +131,9 @@ MASKED = Histogram(8, [0, 4, 0, 4, 0, 0, 0, 1], [0, 1, 0, 3, 0, 0, 0, 3])
 WITHIN_6 = {(4, 4): 2, (2, 2, 2, 2): 1, (8,): 1}
 
 
-def test_what_is_needed_and_what_is_least() -> None:
+def test_what_is_needed() -> None:
     assert needed_masked_slots(WITHIN_6, MASKED) == 6
-    assert least_masked_slots(MASKED) == 3
-    unknown = Histogram(8, MASKED.counts)
-    assert needed_masked_slots(WITHIN_6, unknown) is None
-    assert fit_to_budget(WITHIN_6, unknown, 4, 1) == WITHIN_6
+    assert needed_masked_slots(WITHIN_6, Histogram(8, MASKED.counts)) is None
 
 
 def test_default_budget() -> None:
@@ -152,22 +143,9 @@ def test_default_budget() -> None:
     assert choose_masked_slots(None, 3, None) is None
 
 
-def test_strategies_over_the_budget_are_packed_again() -> None:
-    # With 5 slots two sequences of 4 no longer go together: each of the four stands alone.
-    assert fit_to_budget(WITHIN_6, MASKED, 4, 5) == {(4,): 4, (2, 2, 2, 2): 1, (8,): 1}
-    assert fit_to_budget(WITHIN_6, MASKED, 4, 6) == WITHIN_6
-
-
-@given(histogram=small_histograms(), depth=st.integers(1, 5), data=st.data())
-@examples(150)
-def test_every_budget_is_kept(histogram: Histogram, depth: int, data: st.DataObject) -> None:
-    masked = np.array([data.draw(st.integers(0, length)) for length in range(1, histogram.max_sequence_length + 1)])
-    histogram = Histogram(histogram.max_sequence_length, histogram.counts, masked)
-    mixture = pack_longest_first(histogram.counts, depth)
-    least, needed = least_masked_slots(histogram), needed_masked_slots(mixture, histogram)
-    assert None not in (least, needed)
-    budget = data.draw(st.integers(least, max(least, needed)))
-    fitted = fit_to_budget(mixture, histogram, depth, budget)
-    check_mixture(fitted, histogram, depth, budget)
-    if budget >= needed:
-        assert packs_of(fitted) == packs_of(mixture)
+def test_more_slots_than_the_default_are_taken_and_fewer_refused() -> None:
+    assert choose_masked_slots(20, 3, 21, requested=40) == 40
+    assert choose_masked_slots(None, 3, None, requested=4) == 4
+    for needed, least in ((21, 23), (30, 30)):
+        with pytest.raises(InputError, match=rf"masked_slots is {least - 1}, these packs need {least}"):
+            choose_masked_slots(20, 3, needed, requested=least - 1)

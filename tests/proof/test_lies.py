@@ -181,7 +181,7 @@ def changed(content: Any, change: Change) -> Any:
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Packed TFRecords of two groups, with a vocabulary."""
     folder = tmp_path_factory.mktemp("records")
-    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\nword\n")
+    (folder / "vocab.txt").write_text("word\n" * 30522)
     make_case(folder, files=4, sequences_per_file=9, max_sequence_length=13, max_predictions=3, shard_multiple=4)
     verify(folder / "records", folder / "packed", a_run())
     return folder

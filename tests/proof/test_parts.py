@@ -53,12 +53,12 @@ def make_records(folder: Path, **options: Any) -> Case:
     return Case(made.records, made.packed)
 
 
-def make_table_case(folder: Path, *, index_only: bool) -> Case:
+def make_table_case(folder: Path) -> Case:
     from gaudi_bert.tables.pack import pack_table
 
     source = folder / "rows.parquet"
     tables.write_parquet(source, tables.random_rows(200, 30, seed=1), row_group_size=10)
-    sizes = {"max_sequence_length": 24, "group_sequences": 40, "shard_multiple": 2, "index_only": index_only}
+    sizes = {"max_sequence_length": 24, "group_sequences": 40, "shard_multiple": 2}
     settings = TableSettings(too_long="split", **sizes)
     pack_table(source, folder / "packed", settings, a_run(), verified=True)
     return Case(source, folder / "packed")
@@ -71,7 +71,7 @@ def make_whole(folder: Path, kind: str) -> Case:
         verify_all(case, case.packed)
     else:
         pytest.importorskip("pyarrow", exc_type=ImportError)
-        case = make_table_case(folder, index_only=kind == "index")
+        case = make_table_case(folder)
     assert len(list(notes_of(case.packed).glob("group-*.json"))) == GROUPS
     return case
 
@@ -81,9 +81,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return make_whole(tmp_path_factory.mktemp("whole"), "records")
 
 
-@pytest.fixture(scope="module", params=["records", "tokens", "index"])
+@pytest.fixture(scope="module", params=["records", "table"])
 def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """Packed records, a table packed with its tokens, and one of which only the row numbers are packed."""
+    """Packed records, and a packed table."""
     return make_whole(tmp_path_factory.mktemp("each"), request.param)
 
 

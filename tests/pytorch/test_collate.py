@@ -9,8 +9,8 @@ from gaudi_bert.common.errors import InputError
 
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 
+from gaudi_bert.encoders.feeding import Feeding  # noqa: E402
 from gaudi_bert.pytorch import PackCollator, model_inputs  # noqa: E402
-from gaudi_bert.pytorch.feeding import Feeding  # noqa: E402
 
 IDS = [11, 12, 13, 21, 22, 31, 0]
 ROWS = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import pickle
 import shutil
 from pathlib import Path
 
@@ -16,22 +15,20 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.reading.global_order import WINDOW_PACKS, regions_of_groups
 from gaudi_bert.tables.pack import pack_table
-from gaudi_bert.tables.packed_parquet import PARQUET_PACKS
-from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from tests.builders.agree import identical
 from tests.builders.effort import sampled, tries
 from tests.builders.packing_case import PackingCase, make_case
-from tests.builders.reporters import QUIET, a_run
+from tests.builders.reporters import a_run
 from tests.builders.shards import read_in_a_process, shards_of, write_many_shards
 from tests.oracles.global_order import dealt_epoch
 
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 
+from gaudi_bert.encoders.feeding import Feeding  # noqa: E402
 from gaudi_bert.pytorch import PackCollator, PackedDataset, PackedLoader, model_inputs  # noqa: E402
-from gaudi_bert.pytorch.feeding import Feeding  # noqa: E402
 
 SEED = 77
 WORLD_SIZES = (1, 2, 3, 4, 8)
@@ -270,22 +267,22 @@ SHARDS, MOST_OPEN = tries(664, 2656), 100
 
 @pytest.mark.slow
 @pytest.mark.repeated
-def test_many_shards_and_many_tables_are_read_with_few_of_them_open(case: PackingCase, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
+def test_many_shards_and_many_tables_are_read_with_few_of_them_open(case: PackingCase, folders, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
     packed = write_many_shards(tmp_path / "packed", case.packed, SHARDS)
-    few = write_many_shards(tmp_path / "few", case.packed, 3)
-    convert(few, tmp_path / "few-tables", PARQUET_PACKS, reporter=QUIET)
     (tmp_path / "tables").mkdir()
+    source = sorted(folders[1].glob("packed-*.parquet"))[0]
     for number in range(SHARDS):
-        source = tmp_path / "few-tables" / f"packed-00000-{number % 3:05d}.parquet"
         shutil.copyfile(source, tmp_path / "tables" / f"packed-00000-{number:05d}.parquet")
     records, tables = read_in_a_process(128, packed, tmp_path / "tables")
-    assert records["packs"] == tables["packs"] == read_metadata(packed).packs
+    assert records["packs"] == read_metadata(packed).packs
+    assert tables["packs"] == SHARDS * pyarrow.parquet.read_metadata(source).num_rows
     assert 16 < records["mapped"] <= MOST_OPEN
     assert max(records["opened"], tables["opened"]) <= MOST_OPEN
 
 
-# --- an index with its table gives what the packed table gives; packs by their numbers are the folder's, in any order
+# --- packs by their numbers are the folder's, in any order
 
 L = 32
 
@@ -313,41 +310,17 @@ def write_table(folder: Path, added: int = 0) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """The table, its packs, and its index."""
-    folder = tmp_path_factory.mktemp("indexed")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The table and its packs."""
+    folder = tmp_path_factory.mktemp("tables")
     table = write_table(folder / "table")
     settings = {"max_sequence_length": L, "too_long": "split", "input_column": "tokens", "shard_multiple": 3}
-    for name, index_only in (("packed", False), ("index", True)):
-        pack_table(table, folder / name, TableSettings(**settings, index_only=index_only, group_sequences=80), a_run())
-    return table, folder / "packed", folder / "index"
-
-
-def same(one, other) -> None:
-    assert set(one) - {"starts"} == set(other) - {"starts"}
-    for name in one:
-        if name != "starts":
-            np.testing.assert_array_equal(np.asarray(one[name]), np.asarray(other[name]), err_msg=name)
-
-
-def test_an_index_with_its_table_gives_the_packed_rows(folders) -> None:
-    table, packed, index = folders
-    rows = PackedDataset(packed).as_map()
-    indexed = PackedDataset(index, table=table)
-    by_number = indexed.as_map()
-    assert len(rows) == len(by_number) == indexed.packs > 50
-    for number in range(len(rows)):
-        same(rows[number], by_number[number])
-    seen = sorted(tuple(row["indices"]) for row in indexed)
-    assert seen == sorted(tuple(row["indices"]) for row in rows)
-    again = pickle.loads(pickle.dumps(by_number))
-    same(again[-1], rows[len(rows) - 1])
-    state = indexed.state_dict()
-    indexed.load_state_dict(state)
+    pack_table(table, folder / "packed", TableSettings(**settings, group_sequences=80), a_run())
+    return table, folder / "packed"
 
 
 def test_a_sampler_may_decide_the_order(folders) -> None:
-    _, packed, _ = folders
+    packed = folders[1]
     packs = PackedDataset(packed).as_map()
     generator = torch.Generator().manual_seed(3)
     loader = torch.utils.data.DataLoader(
@@ -365,7 +338,7 @@ def test_a_sampler_may_decide_the_order(folders) -> None:
 
 @pytest.mark.parametrize("target", ["transformers-5", "flash"])
 def test_columns_of_sequences_are_in_the_batch(folders, target: str) -> None:
-    _, packed, _ = folders
+    packed = folders[1]
     packs = PackedDataset(packed).as_map()
     rows = sorted((packs[number] for number in range(len(packs))), key=lambda row: len(row["seq_lens"]))
     rows = [rows[0], rows[-1]]
@@ -382,39 +355,9 @@ def test_columns_of_sequences_are_in_the_batch(folders, target: str) -> None:
     assert not {"score", "name", "indices", "starts"} & set(model_inputs(batch))
 
 
-@pytest.mark.parametrize("content", ["[]", "null", "7", '"table"', "{}", '{"format": "table", "index_only": []}'])
-def test_damaged_notes_are_refused_by_every_reader(folders, tmp_path: Path, content: str) -> None:
-    table, packed, index = folders
-    for number, (file, source, options) in enumerate(
-        (
-            ("metadata.json", packed, {}),
-            ("metadata.json", index, {"table": table}),
-            ("settings.json", index, {"table": table}),
-        )
-    ):
-        copy = Path(shutil.copytree(source, tmp_path / str(number)))
-        (copy / NOTES_NAME / file).write_text(content)
-        with pytest.raises(InputError, match=file.replace(".", r"\.")):
-            PackedDataset(copy, **options)
-
-
-def test_another_table_than_that_of_the_index_is_refused(folders, tmp_path: Path) -> None:
-    pyarrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
-    table, packed, index = folders
-    with pytest.raises(InputError, match="packed: is not an index folder; omit table="):
-        PackedDataset(packed, table=table)
-    with pytest.raises(InputError, match=r"packed-00000-00000.parquet: is an index, which holds no tokens; pass its table"):
-        PackedDataset(index)
-    changed = write_table(tmp_path / "same", added=0)
-    identical((changed / "c.arrow").read_bytes(), (table / "c.arrow").read_bytes())
-    (write_table(tmp_path / "others", added=1) / "c.arrow").rename(changed / "c.arrow")
-    assert (changed / "c.arrow").stat().st_size == (table / "c.arrow").stat().st_size
-    with pytest.raises(InputError, match=r"c\.arrow: is not of the table that .*index indexes"):
-        PackedDataset(index, table=changed)
-    other = write_table(tmp_path / "table")
-    (other / "a.parquet").unlink()
-    with pytest.raises(InputError, match=r"table: 2 files, .*index indexes 3: a\.parquet, b\.parquet, c\.arrow; give all"):
-        PackedDataset(index, table=other)
-    parquet.write_table(pyarrow.table({"tokens": [[1]]}), other / "a.parquet")
-    with pytest.raises(InputError, match=r"a\.parquet: is not of the table that .*index indexes"):
-        PackedDataset(index, table=other)
+@pytest.mark.parametrize("content", ["[]", "null", "7", '"table"', "{}", '{"format": "table", "rows": []}'])
+def test_damaged_metadata_is_refused(folders, tmp_path: Path, content: str) -> None:
+    copy = Path(shutil.copytree(folders[1], tmp_path / "copy"))
+    (copy / NOTES_NAME / "metadata.json").write_text(content)
+    with pytest.raises(InputError, match=r"metadata\.json"):
+        PackedDataset(copy)

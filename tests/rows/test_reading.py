@@ -67,9 +67,9 @@ ROWS: list[tuple[str, str, str | None, dict[str, Any], list[Row]]] = [
     (  # a query with its documents is so many pairs
         "x.jsonl",
         '{"q": "a", "positive": ["b", "c"], "negatives": ["d"]}\n{"q": "e", "positive": "f"}\n'
-        '{"q": "g", "d": "h", "label": 0.5}',
+        '{"q": "g", "document": "h", "label": 0.5}',
         "reranking",
-        {"query": "q", "document": "d"},
+        {"query": "q"},
         [
             *(TextRow(RowPosition(1, 1), "a", text, label) for text, label in (("b", 1.0), ("c", 1.0), ("d", 0.0))),
             TextRow(RowPosition(2, 2), "e", "f", 1.0),
@@ -200,7 +200,7 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
         "x.tsv",
         "good\tjoy\nbad\tfear\n",
         "classification",
-        "line 2 (row 1): has no 'text', only 'good', 'joy'; name the column",
+        "line 1: its header is 'good, joy'; it has no column 'text': name one with --text-column NAME",
     ),
     ("x.csv", "good,joy\nbad,fear\n", "classification", "without a header line, name all: --columns text,label,id"),
     ("x.csv", 'text,label\n"a,b\n', "classification", "line 2: not CSV"),

@@ -207,7 +207,13 @@ QUESTION = '{"question": "why?", "context": "c", "answers": []}'
         ("x.txt", "a  b" * 50, None, {}, "plain text; line 1 (row 1) begins '" + ("a b" * 50)[:60] + "...'"),
         ("x.conll", "Bonn O\nis O\n", "token-classification", {}, "CoNLL, tokens, tags; line 1 (row 1) begins 'Bonn is'"),
         ("x.jsonl", '{"input_ids": [5]}', CAUSAL, {}, "JSON lines, input_ids; line 1 (row 1) begins '[5]'"),
-        ("x.jsonl", QUESTION, "question-answering", {}, "JSON lines, question, context; line 1 (row 1) begins 'why?'"),
+        (
+            "x.jsonl",
+            QUESTION,
+            "question-answering",
+            {},
+            "JSON lines, question, context, answers; line 1 (row 1) begins 'why?'",
+        ),
     ],
 )
 def test_the_first_line_says_what_is_read(
@@ -352,10 +358,15 @@ def test_every_text_has_an_encoding(tmp_path: Path, kind: str, encoding: str) ->
 @pytest.mark.parametrize(
     ("name", "content", "settings", "messages"),
     [
-        ("x.csv", b"Nr;Text\n1;so\n", {}, ["its header is one cell, 'Nr;Text'", "pass --delimiter ';'"]),
+        ("x.csv", b"Nr;Text\n1;so\n", {}, ["pass --delimiter ';'", "it has no column 'text': name one with"]),
         ("x.csv", b"Nr\tText\n1\tso\n", {}, ["pass --delimiter TAB"]),
         ("x.tsv", b"Nr,Text\n1,so\n", {}, ["pass --delimiter ','"]),
-        ("x.csv", "Nr;Text\n1;süß\n".encode("cp1252"), {}, ["pass --delimiter ';'", "pass --encoding cp1252"]),
+        (
+            "x.csv",
+            "Nr;Text\n1;süß\n".encode("cp1252"),
+            {},
+            ["pass --delimiter ';'", "such as --encoding cp1252", "it has no column 'text'"],
+        ),
         ("x.tsv", b"a\t0\n", {"columns": ("text", "b", "c")}, ["line 1 (row 1): has 2 cells, the columns are 3"]),
         ("x.csv", b"1;so\n", {"columns": ("id", "text")}, ["line 1 (row 1): has 1 cells", "pass --delimiter ';'"]),
         ("x.csv", "Nr,text\n1,süß\n".encode("cp1252"), {}, ["line 2: not UTF-8 at its byte 3", "--encoding cp1252"]),

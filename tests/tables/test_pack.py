@@ -142,29 +142,6 @@ def test_rows_that_are_too_long(tmp_path: Path, policy: str) -> None:
     assert effect.added_sequences == (sum(-(-size // 61) - 1 for size in long) if policy == "split" else 0)
 
 
-def test_an_index_says_what_the_packs_hold(tmp_path: Path) -> None:
-    rows = tables.random_rows(83, 150, seed=6)
-    tables.write_parquet(tmp_path / "rows.parquet", rows)
-    for policy in ("truncate", "split"):
-        index, full = (settings(too_long=policy, index_only=only) for only in (True, False))
-        pack_table(tmp_path / "rows.parquet", tmp_path / f"index-{policy}", index, a_run(), verified=True)
-        pack_table(tmp_path / "rows.parquet", tmp_path / f"full-{policy}", full, a_run())
-        actual = packs_of(tmp_path / f"index-{policy}")
-        kept = ["seq_lens", "indices", *(["starts"] if policy == "split" else [])]
-        assert [set(pack) for pack in actual] == [{"row", *kept}] * len(actual)
-        assert [pack["row"] for pack in actual] == list(range(len(actual)))
-        for one, other in zip(actual, packs_of(tmp_path / f"full-{policy}"), strict=True):
-            assert [one[name] for name in kept] == [other[name] for name in kept]
-
-
-def test_the_groups_of_an_index_hold_as_many_rows_as_their_lengths_take_memory(tmp_path: Path) -> None:
-    """32 bytes a row, whatever its tokens take: 6 of 20 row groups are nearly 1 MiB."""
-    tables.write_parquet(tmp_path / "rows.parquet", [{"input_ids": [7]}] * 100_000, row_group_size=5000)
-    chosen = settings(index_only=True, group_bytes=2**20)
-    packed = pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, a_run()).written.content
-    assert len(packed.groups) == 4
-
-
 def test_parts_are_the_whole_in_any_sequence(tmp_path: Path) -> None:
     rows = tables.random_rows(150, 61, seed=8)
     (tmp_path / "rows").mkdir()
@@ -304,7 +281,7 @@ def test_numbers_that_would_wrap_are_named(tmp_path: Path, write: Callable[..., 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """Rows of tokens, of packs (one shard and several), and of an index."""
+    """Rows of tokens, and of packs (one shard and several)."""
     folder = tmp_path_factory.mktemp("folders")
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2}, "<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -316,7 +293,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     for name, changes in (
         ("one shard", {}),
         ("groups", {"group_sequences": 7, "shard_multiple": 2}),
-        ("index", {"index_only": True}),
     ):
         chosen_table = TableSettings(max_sequence_length=13, algorithm="lpfhp", **changes)
         result = pack_table(tokens, folder / name, chosen_table, a_run(), verified=name != "groups")

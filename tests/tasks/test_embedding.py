@@ -19,10 +19,10 @@ from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.reporting.estimate import estimate_task
 from gaudi_bert.tasks.answers import PredictOptions
-from gaudi_bert.tasks.finetune import finetune
-from gaudi_bert.tasks.finetune_job import FineTuneInput
 from gaudi_bert.tasks.models.task_models import encoder_sizes
 from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
+from gaudi_bert.training.jobs.finetune import finetune
+from gaudi_bert.training.jobs.rows import FineTuneInput
 from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout, write_bert
 from tests.builders.effort import LONG

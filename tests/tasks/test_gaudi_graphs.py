@@ -16,9 +16,9 @@ from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.heads import PretrainingHead
-from gaudi_bert.tasks.finetune import job_of
-from gaudi_bert.tasks.finetune_job import FineTuneInput
 from gaudi_bert.training.input.batches import TrainingOrder
+from gaudi_bert.training.jobs.finetune import job_of
+from gaudi_bert.training.jobs.rows import FineTuneInput
 from gaudi_bert.training.objective import Objective, PretrainingObjective, TrainingStep
 from tests.builders.gaudi_graphs import operations_of, pytorch_problems, tensorflow_problems, traced_pass
 from tests.builders.model_packs import WITHOUT_PYTORCH, random_packs, small_config

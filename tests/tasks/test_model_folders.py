@@ -137,7 +137,7 @@ COMMANDS = [
     f"--set=finetune.epochs=1 --set=finetune.max_sequence_length={LENGTH} --set=task.too_long=truncate",
     "predict --model tuned --data rows.jsonl --out answers.jsonl",
     "embed --model tuned --data rows.jsonl --out vectors.npy",
-    "verify-model --huggingface trained --target transformers-5",
+    "verify-model --checkpoint trained",
 ]
 
 

@@ -17,8 +17,8 @@ pytest.importorskip("tokenizers", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tasks.kinds.task import Vocabulary
-from gaudi_bert.tasks.pretrain import WordTargets, evaluation_table_batches, open_packed_table, table_batches
 from gaudi_bert.training.input.batches import TrainingOrder, even_micro_batches
+from gaudi_bert.training.jobs.tables import WordTargets, evaluation_table_batches, open_packed_table, table_batches
 from tests.builders.effort import once
 
 MASKED = "masked-language-modelling"

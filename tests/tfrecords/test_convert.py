@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("h5py", exc_type=ImportError)
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.tfrecords.convert import HDF5_PACKS, PREDECESSOR_PACKS, PackFormat, Writer, convert
+from gaudi_bert.tfrecords import convert as convert_module
+from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from tests.builders.command_line import run_command
@@ -46,7 +48,7 @@ def packs_of(folder: Path, sequences: list[dict], **settings) -> Path:
 def test_every_sequence_is_read_back(tmp_path_factory, depth, count, length, predictions, seed) -> None:
     folder, sequences = tmp_path_factory.mktemp("packs"), sequences_for_hdf5(count, length, predictions, seed)
     packed = packs_of(folder, sequences, depth=depth)
-    result = convert(packed, folder / "out", HDF5_PACKS, reporter=QUIET).content
+    result = convert(packed, folder / "out", reporter=QUIET).content
     packs = read_packs(folder / "out", length, predictions)
     metadata = read_metadata(packed)
     assert (result.packs, result.sequences) == (len(packs), count) == (metadata.packs, metadata.sequences)
@@ -57,8 +59,8 @@ def test_every_sequence_is_read_back(tmp_path_factory, depth, count, length, pre
 def test_a_pack_of_all_masked_slots_ends_in_an_unused_one(tmp_path: Path) -> None:
     """The vendor's reader would take its --max_predictions_per_seq for the number of slots where none is 0."""
     sequences = [each for each in sequences_for_hdf5(400, 13, 4, seed=2) if sum(each["masked_lm_weights"]) == 4]
-    packed = packs_of(tmp_path, sequences, depth=2, masked_slots=8)
-    convert(packed, tmp_path / "out", HDF5_PACKS, reporter=QUIET)
+    packed = packs_of(tmp_path, sequences, depth=2)
+    convert(packed, tmp_path / "out", reporter=QUIET)
     packs = read_packs(tmp_path / "out", 13, 4)
     assert max(sum(map(bool, each["masked_lm_ids"])) for each in packs) == 8
     assert {len(each["masked_lm_ids"]) for each in packs} == {9}
@@ -66,7 +68,7 @@ def test_a_pack_of_all_masked_slots_ends_in_an_unused_one(tmp_path: Path) -> Non
 
 def test_the_metadata_beside_it_is_the_vendors(tmp_path: Path) -> None:
     packed = packs_of(tmp_path, sequences_for_hdf5(90, 29, 5, seed=1))
-    convert(packed, tmp_path / "training", HDF5_PACKS, reporter=QUIET)
+    convert(packed, tmp_path / "training", reporter=QUIET)
     beside, metadata = json.loads((tmp_path / "training_metadata.json").read_text()), read_metadata(packed)
     strategies: dict[tuple, int] = {}
     for each in read_packs(tmp_path / "training", 29, 5):
@@ -82,103 +84,122 @@ def test_the_metadata_beside_it_is_the_vendors(tmp_path: Path) -> None:
     assert set(beside) >= {"compression_ratio", "padding_tokens_packed_dataset", "padding_tokens_original_dataset"}
 
 
-@pytest.mark.parametrize("form", [HDF5_PACKS, PREDECESSOR_PACKS], ids=lambda form: form.name)
-def test_the_same_packs_give_the_same_bytes_and_a_finished_folder_is_left_alone(tmp_path: Path, form: PackFormat) -> None:
-    packed = packs_of(tmp_path, sequences_for_hdf5(200, 29, 5, seed=1), masked_slots=8)
+def test_the_same_packs_give_the_same_bytes_and_a_finished_folder_is_left_alone(tmp_path: Path) -> None:
+    packed = packs_of(tmp_path, sequences_for_hdf5(200, 29, 5, seed=1))
     for name, workers in (("a", 1), ("b", 3)):
-        assert not convert(packed, tmp_path / name, form, reporter=QUIET, workers=workers).skipped
+        assert not convert(packed, tmp_path / name, reporter=QUIET, workers=workers).skipped
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     times = [path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()]
-    assert convert(packed, tmp_path / "a", form, reporter=QUIET).skipped
+    assert convert(packed, tmp_path / "a", reporter=QUIET).skipped
     assert [path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()] == times
     assert all(path.is_file() and not path.name.startswith(".") for path in (tmp_path / "a").iterdir())
 
 
-def test_the_predecessors_files_are_the_shards(tmp_path: Path) -> None:
-    packed = packs_of(tmp_path, sequences_for_hdf5(200, 29, 5, seed=1), masked_slots=8)
-    convert(packed, tmp_path / "training", PREDECESSOR_PACKS, reporter=QUIET)
-    shards = [path.read_bytes() for path in sorted(packed.glob("*.tfrecord")) if path.stat().st_size]
-    assert list(contents(tmp_path / "training").values()) == shards
-
-
-def test_a_run_that_failed_continues(tmp_path: Path) -> None:
+def test_a_run_that_failed_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = packs_of(tmp_path, sequences_for_hdf5(200, 29, 5, seed=1))
-    convert(packed, tmp_path / "complete", HDF5_PACKS, reporter=QUIET)
+    convert(packed, tmp_path / "complete", reporter=QUIET)
     written: list[Path] = []
+    write_hdf5_shard = convert_module.write_hdf5_shard
 
-    def failing(*arguments) -> Writer:
-        writer = HDF5_PACKS.writer_of(*arguments)
+    def failing(metadata, slots, shard, target) -> None:
+        if len(written) == 4:
+            raise InputError("the disk is gone")
+        write_hdf5_shard(metadata, slots, shard, target)
+        written.append(target)
 
-        def write(shard: Path, target: Path) -> None:
-            if len(written) == 4:
-                raise InputError("the disk is gone")
-            writer.write(shard, target)
-            written.append(target)
-
-        return Writer(write, writer.sibling)
-
-    with pytest.raises(InputError, match="the disk is gone"):
-        convert(packed, tmp_path / "out", PackFormat("hdf5", HDF5_PACKS.file_name, failing), reporter=QUIET, workers=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(convert_module, "write_hdf5_shard", failing)
+        with pytest.raises(InputError, match="the disk is gone"):
+            convert(packed, tmp_path / "out", reporter=QUIET, workers=1)
     assert len(contents(tmp_path / "out")) == 4
     assert not (tmp_path / "out_metadata.json").exists()
     times = [path.stat().st_mtime_ns for path in written]
-    convert(packed, tmp_path / "out", HDF5_PACKS, reporter=QUIET)
+    convert(packed, tmp_path / "out", reporter=QUIET)
     assert [path.stat().st_mtime_ns for path in written] == times
     assert contents(tmp_path / "out") == contents(tmp_path / "complete")
     assert (tmp_path / "out_metadata.json").read_bytes() == (tmp_path / "complete_metadata.json").read_bytes()
 
 
-def test_other_settings_are_refused_until_told_to_overwrite(tmp_path: Path) -> None:
-    packed = packs_of(tmp_path, sequences_for_hdf5(90, 29, 5, seed=1), masked_slots=8)
+def test_other_packs_are_refused_until_told_to_overwrite(tmp_path: Path) -> None:
+    packed = packs_of(tmp_path, sequences_for_hdf5(90, 29, 5, seed=1))
     out = tmp_path / "out"
-    convert(packed, out, HDF5_PACKS, reporter=QUIET)
+    convert(packed, out, reporter=QUIET)
     before = contents(out)
-    with pytest.raises(InputError, match=r"out was written with --to hdf5, not --to predecessor: .*--overwrite"):
-        convert(packed, out, PREDECESSOR_PACKS, reporter=QUIET)
     other = packs_of(tmp_path / "other", sequences_for_hdf5(80, 29, 5, seed=2))
     with pytest.raises(InputError, match=r"out was written from other input \(packs: .*--overwrite"):
-        convert(other, out, HDF5_PACKS, reporter=QUIET)
+        convert(other, out, reporter=QUIET)
     assert contents(out) == before
-    convert(packed, out, PREDECESSOR_PACKS, reporter=QUIET, overwrite=True)
-    assert all(name.startswith("strategy_") for name in contents(out))
-    assert "sequences_dropped" in json.loads((tmp_path / "out_metadata.json").read_text())
+    assert convert(other, out, reporter=QUIET, overwrite=True).content.sequences == 80
+    assert contents(out) != before
 
 
 def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
     packed = packs_of(tmp_path, sequences_for_hdf5(40, 29, 5, seed=1))
     (tmp_path / "out_metadata.json").write_text("{}")
     with pytest.raises(InputError, match=r"out_metadata.json: exists, and is not of .*out; .*--overwrite"):
-        convert(packed, tmp_path / "out", HDF5_PACKS, reporter=QUIET)
+        convert(packed, tmp_path / "out", reporter=QUIET)
     assert (tmp_path / "out_metadata.json").read_text() == "{}"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match=r"settings.json does not describe it"):
-        convert(packed, tmp_path / "mine", HDF5_PACKS, reporter=QUIET)
+        convert(packed, tmp_path / "mine", reporter=QUIET)
     for out in (packed, tmp_path):
         with pytest.raises(InputError, match="holds the packs that are to be converted"):
-            convert(packed, out, HDF5_PACKS, reporter=QUIET, overwrite=True)
+            convert(packed, out, reporter=QUIET, overwrite=True)
     assert len(read_metadata(packed).shard_table)
 
 
 def test_packs_that_a_format_cannot_hold_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     deep = make_case(tmp_path / "deep", depth=4, algorithm="lpfhp").packed
-    shallow = make_case(tmp_path / "shallow", depth=2, algorithm="lpfhp").packed
     first = make_case(tmp_path / "first", algorithm="lpfhp").packed  # some of its sequences mask their first token
-    for packed, form, message in (
-        (deep, HDF5_PACKS, r"depth 4; the mask of the vendor's model tells 3 .*pack with --depth 3"),
-        (deep, PREDECESSOR_PACKS, r"depth 4 and .*; plan with --depth 3 --masked-slots 8"),
-        (shallow, PREDECESSOR_PACKS, r"depth 2 and .*; plan with --depth 3 --masked-slots 8"),
-        (first, HDF5_PACKS, r"tfrecord: record \d+: predicts the first token of its row, or id 0; .*parquet"),
+    for packed, message in (
+        (deep, r"depth 4; the mask of the vendor's model tells 3 .*pack with --depth 3"),
+        (first, r"tfrecord: record \d+: predicts the first token of its row, or id 0"),
     ):
         with pytest.raises(InputError, match=message):
-            convert(packed, tmp_path / "out", form, reporter=QUIET)
+            convert(packed, tmp_path / "out", reporter=QUIET)
     assert not list(tmp_path.glob("out*"))
+
+
+def other_shard(packed: Path) -> None:
+    """A shard over another one of the same size."""
+    sizes: dict[int, Path] = {}
+    for path in sorted(packed.glob("*.tfrecord")):
+        if path.stat().st_size in sizes:
+            path.write_bytes(sizes[path.stat().st_size].read_bytes())
+            return
+        sizes[path.stat().st_size] = path
+
+
+def garbled_manifest(packed: Path) -> None:
+    (packed / "group-00000.json").write_text("garbage")
+
+
+def other_manifest(packed: Path) -> None:
+    manifest = json.loads((packed / "group-00000.json").read_text())
+    (packed / "group-00000.json").write_text(json.dumps({**manifest, "sequences": manifest["sequences"] + 1}))
+
+
+def lies(packed: Path) -> None:
+    metadata = json.loads((packed / "metadata.json").read_text())
+    (packed / "metadata.json").write_text(json.dumps({**metadata, "sequences": metadata["sequences"] + 1}))
+
+
+@pytest.mark.parametrize("damage", [other_shard, garbled_manifest, other_manifest, lies])
+def test_a_folder_that_is_not_as_it_was_packed_is_refused(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    one = sequences_for_hdf5(1, 29, 5, seed=1)[0]
+    sequences = [{**one, "next_sentence_labels": [number % 2]} for number in range(12)]  # shards of one size
+    packed = packs_of(tmp_path, sequences, depth=1)
+    damage(packed)
+    with pytest.raises(FailedError):
+        convert(packed, tmp_path / "out", reporter=QUIET)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     write_tfrecord(tmp_path / "records" / "a", sequences_for_hdf5(20, 11, 3, seed=1))
     for arguments, message in {
-        ("packed", "--to", "csv"): "--to csv: unknown format; write one of hdf5, parquet, predecessor",
+        ("packed", "--to", "csv"): "--to csv: unknown format; write hdf5",
         ("nowhere", "--to", "hdf5"): "nowhere",
         ("records", "--to", "hdf5"): "so the folder is not packed",
         ("s3://bucket/packed", "--to", "hdf5"): "folders of this machine are converted",

@@ -106,11 +106,18 @@ def test_a_finished_histogram_is_left_alone_and_another_is_refused(tmp_path: Pat
 
 def test_the_vocabulary_beside_the_records_is_noted(tmp_path: Path) -> None:
     write_files(tmp_path / "train", [5], 16, 3)
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nwo\u2028rd\x85\n", encoding="utf-8", newline="\n")
+    (tmp_path / "vocab.txt").write_text("wo\u2028rd\x85\n" * 30522, encoding="utf-8", newline="\n")
     histogram(tmp_path / "train", tmp_path / "histogram.json", a_run())
     vocabulary = json.loads((tmp_path / "histogram.json").read_text())["vocabulary"]
-    assert vocabulary["size"] == 3
+    assert vocabulary["size"] == 30522
     assert len(vocabulary["sha256"]) == 64
+
+
+def test_a_vocabulary_of_other_records_is_refused_by_its_name(tmp_path: Path) -> None:
+    write_files(tmp_path / "train", [5], 16, 3)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n")
+    with pytest.raises(InputError, match=r"vocab\.txt: has 2 tokens, but .*part-000 holds the token id"):
+        histogram(tmp_path / "train", tmp_path / "histogram.json", a_run())
 
 
 def test_other_features_are_said_to_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

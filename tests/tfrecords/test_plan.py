@@ -112,11 +112,9 @@ def test_masked_slots_are_honoured_or_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "histogram.json", histogram(2, 300))
     usual = plan([source], tmp_path / "usual.json", settings(), a_run())
     assert usual.content.masked_slots_needed <= usual.content.masked_slots == 6
-    small = plan([source], tmp_path / "small.json", settings(masked_slots=3), a_run())
-    assert small.content.masked_slots == 3
-    assert small.content.packs >= usual.content.packs
-    with pytest.raises(InputError, match="give at least 3"):
-        plan([source], tmp_path / "none.json", settings(masked_slots=2), a_run())
+    assert plan([source], tmp_path / "more.json", settings(masked_slots=9), a_run()).content.masked_slots == 9
+    with pytest.raises(InputError, match="masked_slots is 5, these packs need 6"):
+        plan([source], tmp_path / "none.json", settings(masked_slots=5), a_run())
 
 
 # --- a plan in parts

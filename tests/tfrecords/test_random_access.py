@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import pickle
 import random
 from pathlib import Path
@@ -15,16 +14,14 @@ from gaudi_bert.artefacts.shards import index_path, write_index
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords import packed_folder
 from gaudi_bert.tfrecords.arrays import decode_columns
-from gaudi_bert.tfrecords.convert import PREDECESSOR_PACKS, convert
 from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import frame as framed
 from gaudi_bert.tfrecords.wire.framing import read_records
-from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
+from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 from tests.builders.machines import GuardedBuffer
 from tests.builders.packing_case import PackingCase, make_case
-from tests.builders.reporters import QUIET
 from tests.builders.shards import mapped_files
 from tests.oracles.wire import FLOAT_KEYS, UNPACKED_KEYS, example, frame, map_entry, random_sequence, unpacked_list
 
@@ -175,60 +172,6 @@ def test_files_are_closed_unless_they_are_excepted(case: PackingCase) -> None:
     assert mapped_files(case.packed) == 2
     files.close_except(())
     assert mapped_files(case.packed) == 0
-
-
-# --- the metadata of packed folders
-
-
-@pytest.fixture
-def fresh_case(tmp_path: Path) -> PackingCase:
-    return make_case(tmp_path, masked_slots=8)
-
-
-def as_predecessor(case: PackingCase, folder: Path) -> Path:
-    """The packed folder as the predecessor would have left it; its metadata."""
-    convert(case.packed, folder, PREDECESSOR_PACKS, reporter=QUIET)
-    return folder.with_name(f"{folder.name}_metadata.json")
-
-
-def test_what_we_write_is_read_as_the_predecessors(fresh_case: PackingCase, tmp_path: Path) -> None:
-    ours = read_metadata(fresh_case.packed)
-    as_predecessor(fresh_case, tmp_path / "training")
-    theirs = read_metadata(tmp_path / "training")
-    for name in ("sequences", "packs", "tokens", "padding_tokens", "efficiency"):
-        assert getattr(theirs, name) == getattr(ours, name)
-    assert PackedSchema.of(theirs) == PackedSchema.of(ours)
-    assert theirs.shard_table.packs.sum() == ours.packs
-
-
-def test_files_that_are_cut_short_or_lost_are_noticed(fresh_case: PackingCase, tmp_path: Path) -> None:
-    as_predecessor(fresh_case, tmp_path / "training")
-    victim = next((tmp_path / "training").glob("strategy_*"))
-    victim.write_bytes(victim.read_bytes()[:-3])
-    with pytest.raises(InputError, match=r"strategy_mixed_part_.*cut short"):
-        read_metadata(tmp_path / "training")
-    victim.unlink()
-    with pytest.raises(InputError, match=r"its files hold .* packs, training_metadata.json states"):
-        read_metadata(tmp_path / "training")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("new_number_of_samples", "many"), ("original_number_of_samples", -1), ("padding_tokens_packed_dataset", 1e12)],
-)
-def test_metadata_that_cannot_be_true_is_refused(fresh_case: PackingCase, tmp_path: Path, key: str, value: object) -> None:
-    sibling = as_predecessor(fresh_case, tmp_path / "training")
-    sibling.write_text(json.dumps({**json.loads(sibling.read_text()), key: value}))
-    with pytest.raises(InputError, match=r"training_metadata.json"):
-        read_metadata(tmp_path / "training")
-
-
-def test_a_folder_without_its_files(tmp_path: Path) -> None:
-    (tmp_path / "training").mkdir()
-    content = {"new_number_of_samples": 2, "original_number_of_samples": 3, "padding_tokens_packed_dataset": 1}
-    (tmp_path / "training_metadata.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"holds no strategy_\*_part_\* file"):
-        read_metadata(tmp_path / "training")
 
 
 # --- dense arrays from serialised examples

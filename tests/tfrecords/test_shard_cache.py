@@ -1,8 +1,10 @@
-"""Shards of a bucket: the rows of a disk, by parts or whole, whatever the server does, within a bound of local disk."""
+"""Shards of a bucket: the rows of a disk, whatever the server does, within a bound of local disk."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.shards import Shard, ShardTable, index_path
+from gaudi_bert.artefacts.shards import GroupShards, ShardTable
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
@@ -30,8 +32,7 @@ CONFIG = BertConfig(
     intermediate_size=8,
     max_position_embeddings=29,
 )
-BATCH, BY_PARTS, WHOLE = 4, 0, 1 << 20
-"""`small_bytes` of a cache: no shard is small, or all are."""
+BATCH = 4
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +45,16 @@ def case(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> PackingCase:
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One stream, and whole shards after 12 packs, in pieces of 500 bytes."""
+    """One stream, and the next shards after 12 packs."""
     monkeypatch.setattr("gaudi_bert.tfrecords.packed_folder.streams_of", lambda _: 1)
     monkeypatch.setattr("gaudi_bert.reading.streams._FIRST_PACKS", 12)
-    monkeypatch.setattr("gaudi_bert.tfrecords.shard_cache._PIECE_BYTES", 500)
-    monkeypatch.setattr("gaudi_bert.tfrecords.random_access._GAP_BYTES", 200)
 
 
 @contextmanager
-def stored_source(case: PackingCase, endpoint: str, small_bytes: int, room: int = 1 << 30, url: str = "s3://bucket/cached"):
+def stored_source(case: PackingCase, endpoint: str, room: int = 1 << 30, url: str = "s3://bucket/cached"):
     metadata, store = read_metadata(case.packed), quick(endpoint)
-    with (
-        mirrored(Path(url), store) as folder,
-        closing(ShardCache(folder, metadata.shard_table, room, 3, small_bytes)) as cache,
-    ):
-        yield packed_source(folder, metadata, cache)
+    with mirrored(Path(url), store) as folder:
+        yield packed_source(folder, metadata, ShardCache(folder, metadata.shard_table, room, 3))
 
 
 def trained(source, batches: int) -> list[bytes]:
@@ -72,14 +68,13 @@ def rows(batches) -> list[bytes]:
     return [ids.tobytes() for batch in batches for ids in batch["input_ids"]]
 
 
-@pytest.mark.parametrize("small_bytes", [BY_PARTS, WHOLE])
-def test_a_bucket_is_read_through_the_shards_of_its_streams(case: PackingCase, s3: S3Server, small_bytes: int) -> None:
+def test_a_bucket_is_read_through_the_shards_of_its_streams(case: PackingCase, s3: S3Server) -> None:
     """Equal to a local folder, over epochs, with room for four sets of one stream and the next shard."""
     metadata = read_metadata(case.packed)
     table, batches = metadata.shard_table, 3 * metadata.packs // BATCH
     sizes = {table.name(shard): int(table.bytes[shard]) for shard in range(len(table))}
     local, room = open_source(case.packed), int(np.sort(table.bytes)[-5:].sum())
-    with stored_source(case, s3.endpoint, small_bytes, room) as stored:
+    with stored_source(case, s3.endpoint, room) as stored:
         stored.cache.check_room(1, 1, 4)
         found, most, order = [], 0, TrainingOrder(seed=3, shuffle_packs=4)
         with closing(training_batches(stored, value_limits(stored, CONFIG), BATCH, order)) as read:
@@ -92,41 +87,26 @@ def test_a_bucket_is_read_through_the_shards_of_its_streams(case: PackingCase, s
         assert evaluated == rows(evaluation_batches(local, value_limits(local, CONFIG), BATCH))
 
 
-def test_first_rows_need_their_own_bytes_only(case: PackingCase, s3: S3Server) -> None:
-    """The packs that were read, and the index of a shard: 4 bytes a pack."""
-    with faulty_proxy(s3.port) as proxy, stored_source(case, proxy.endpoint, BY_PARTS) as stored:
-        files = stored.open_packs().files
+def test_a_shard_is_whole_or_absent_through_a_bad_server(case: PackingCase, s3: S3Server) -> None:
+    table = read_metadata(case.packed).shard_table
+    shard = int(np.argmax(table.packs))
+    content = (case.packed / table.name(shard)).read_bytes()
+    with faulty_proxy(s3.port, seed=5) as proxy, stored_source(case, proxy.endpoint) as stored:
+        seen: list[bytes] = []
+        path = stored.path / table.name(shard)
+        proxy.after_get = lambda _: seen.append(path.read_bytes() if path.exists() else b"")
+        proxy.share = 0.5
+        stored.open_packs().files.prepare(shard)
+        assert path.read_bytes() == content
+        assert set(seen) <= {b"", content}
+
+
+def test_two_readers_of_a_shard_fetch_it_once(case: PackingCase, s3: S3Server) -> None:
+    with faulty_proxy(s3.port) as proxy, stored_source(case, proxy.endpoint) as stored:
         shard = int(np.argmax(stored.metadata.shard_table.packs))
-        files.open(shard, files.prepare(shard))
-        index = proxy.sent
-        assert index == 4 * files.sizes[shard]
-        last = int(files.sizes[shard]) - 1
-        files.read(np.array([shard] * 3), np.array([0, last, 0]))
-        assert proxy.sent - index == frame_bytes(case.packed, stored, shard, [0, last])
-        files.prefetch(shard, 0, 1)
-        stored.cache.fill(shard).result()
-        whole = proxy.sent
-        files.read(np.full(last + 1, shard), np.arange(last + 1))
-        assert proxy.sent == whole
-
-
-def frame_bytes(packed: Path, source, shard: int, records: list[int]) -> int:
-    """The bytes of these records with their frames, by the index of the local folder."""
-    group, _ = source.metadata.shard_table.group_and_number(shard)
-    sizes = np.fromfile(index_path(packed, group), "<u4")
-    first = source.metadata.shard_table.packs_before(shard)
-    return int(sum(sizes[first + record] for record in records))
-
-
-@pytest.mark.parametrize("index", [None, b"", b"1234"])
-def test_a_bucket_without_a_right_index_is_read_whole(case: PackingCase, s3: S3Server, index: bytes | None) -> None:
-    objects, url = Objects(quick(s3.endpoint)), "s3://bucket/unindexed"
-    upload(case.packed, url, objects)
-    for group in range(len(read_metadata(case.packed).groups)):
-        name = f"{url}/{index_path(Path(), group)}"
-        objects.remove(name) if index is None else objects.write(name, index)
-    with stored_source(case, s3.endpoint, BY_PARTS, url=url) as stored:
-        assert trained(stored, 20) == trained(open_source(case.packed), 20)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(stored.cache.bring, [shard] * 8))
+        assert proxy.sent == stored.metadata.shard_table.bytes[shard]
 
 
 def test_a_shard_that_is_not_the_one_of_the_metadata_is_refused(case: PackingCase, s3: S3Server) -> None:
@@ -135,31 +115,28 @@ def test_a_shard_that_is_not_the_one_of_the_metadata_is_refused(case: PackingCas
     table = read_metadata(case.packed).shard_table
     shard, other = (int(number) for number in np.flatnonzero(table.bytes)[:2])
     content = objects.read(f"{url}/{table.name(shard)}")
-    with stored_source(case, s3.endpoint, BY_PARTS, url=url) as stored:
-        files = stored.open_packs().files
-        files.open(shard, files.prepare(shard))
-        objects.write(f"{url}/{table.name(shard)}", content[::-1])
-        with pytest.raises(InputError, match=rf"{table.name(shard)}: changed while it was read"):
-            files.read(np.array([shard]), np.array([0]))
-        files.prefetch(shard, 0, 1)
-        with pytest.raises(InputError, match=rf"{table.name(shard)}: changed while it was read"):
-            stored.cache.fill(shard).result()
-        with pytest.raises(InputError, match=rf"{table.name(shard)}: changed while it was read"):
-            files.read(np.array([shard]), np.array([0]))
+    with stored_source(case, s3.endpoint, room=1, url=url) as stored:
+        stored.cache.bring(shard)
+        stored.cache.release(shard)
         objects.write(f"{url}/{table.name(other)}", content + b"x")
-        with pytest.raises(InputError, match=rf"{table.name(other)}: has .* bytes, but .* in the metadata"):
-            files.prepare(other)
+        with pytest.raises(InputError, match=table.name(other)):
+            stored.cache.bring(other)  # the first one makes room
+        objects.write(f"{url}/{table.name(shard)}", content[::-1])
+        with pytest.raises(InputError, match="changed while it was read"):
+            stored.cache.bring(shard)
+
+
+def table_of(packs: Iterable[int], sizes: Iterable[int]) -> ShardTable:
+    return ShardTable.of_groups([GroupShards(packs=tuple(packs), bytes=tuple(sizes), manifest_crc32c=0)], "")
 
 
 def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3Server, tmp_path: Path) -> None:
-    table = ShardTable.of([Shard(name=f"shard-{number}", packs=1, bytes=10) for number in range(4)])
+    table = table_of([1] * 4, [10] * 4)
     for number in range(3):
-        (tmp_path / f"shard-{number}").write_bytes(b"0123456789")
+        (tmp_path / table.name(number)).write_bytes(b"0123456789")
     upload(tmp_path, "s3://bucket/held", Objects(quick(s3.endpoint)))
-    with (
-        mirrored(Path("s3://bucket/held"), quick(s3.endpoint)) as folder,
-        closing(ShardCache(folder, table, 20, 1)) as cache,
-    ):
+    with mirrored(Path("s3://bucket/held"), quick(s3.endpoint)) as folder:
+        cache = ShardCache(folder, table, 20, 1)
         here = lambda: sorted(int(path.name[-1]) for path in folder.iterdir())  # noqa: E731
         for number in (0, 0, 1):
             cache.bring(number)
@@ -172,43 +149,15 @@ def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3
         cache.release(2)
         cache.bring(1)
         assert here() == [1, 2]
-        with pytest.raises(InputError, match="s3://bucket/held/shard-3: no such object; write the packed data again"):
+        with pytest.raises(InputError, match="s3://bucket/held/packed-00000-00003"):
             cache.bring(3)
-
-
-def test_a_shard_whose_room_is_needed_is_not_fetched_to_its_end(s3: S3Server, tmp_path: Path) -> None:
-    """Nor is that an error; and it is fetched again when it is read again."""
-    table = ShardTable.of([Shard(name=f"shard-{number}", packs=1, bytes=2000) for number in range(2)])
-    for number in range(2):
-        (tmp_path / f"shard-{number}").write_bytes(bytes([number]) * 2000)
-    upload(tmp_path, "s3://bucket/stopped", Objects(quick(s3.endpoint)))
-    with (
-        mirrored(Path("s3://bucket/stopped"), quick(s3.endpoint)) as folder,
-        closing(ShardCache(folder, table, 2000, 2, BY_PARTS)) as cache,
-    ):
-        cache.bring(0, complete=False)
-        cache.fetch_parts([(0, 100, 300), (0, 1999, 2000)])
-        assert (folder / "shard-0").read_bytes() == bytes(2000)
-        cache.release(0)
-        filling = cache.fill(0)
-        cache.bring(1)
-        filling.result()
-        assert [path.name for path in folder.iterdir()] == ["shard-1"]
-        assert (folder / "shard-1").read_bytes() == b"\1" * 2000
-        assert cache.bytes_here(1) == 2000
-        cache.release(1)
-        cache.bring(0)
-        assert [path.name for path in folder.iterdir()] == ["shard-0"]
 
 
 def test_what_the_streams_need_must_fit(tmp_path: Path) -> None:
     """The largest shards: one of each stream, and as many of the next as a process reads at once."""
-    shards = [Shard(name=f"{number}", packs=7, bytes=50 + number) for number in range(100)]
-    ShardCache(tmp_path, ShardTable.of(shards), 9_000, 1).check_room(32, 1)  # 64 of at most 149 bytes
-    cache = ShardCache(tmp_path, ShardTable.of(shards), 7_519, 1)
+    table = table_of([7] * 100, range(50, 150))
+    ShardCache(tmp_path, table, 9_000, 1).check_room(32, 1)  # 64 of at most 149 bytes
+    cache = ShardCache(tmp_path, table, 7_519, 1)
     cache.check_room(32, 2)
-    with pytest.raises(
-        InputError,
-        match=r"needs 7,520 bytes for the shards of 32 streams and the next 32, store.cache_bytes is 7,519; raise it",
-    ):
+    with pytest.raises(InputError, match="7,520 bytes"):
         cache.check_room(32, 1)

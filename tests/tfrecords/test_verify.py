@@ -15,7 +15,6 @@ import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.tfrecords.convert import PREDECESSOR_PACKS, convert
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
@@ -26,7 +25,7 @@ from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.write import write
 from tests.builders.machines import make_read_only, small_disk
 from tests.builders.packing_case import PackingCase, make_case
-from tests.builders.reporters import QUIET, a_run
+from tests.builders.reporters import a_run
 from tests.builders.shards import mend_sums, shards_of
 from tests.oracles.wire import split_list
 
@@ -199,22 +198,6 @@ def test_inputs_that_changed_are_found(case: PackingCase, tmp_path: Path) -> Non
         verify(records, case.packed, a_run())
 
 
-def test_packs_of_the_predecessor_are_compared_with_their_records_and_nothing_is_stored(tmp_path: Path) -> None:
-    case, packs = make_case(tmp_path, masked_slots=8), tmp_path / "packs"
-    convert(case.packed, packs, PREDECESSOR_PACKS, reporter=QUIET)
-    before = sorted(path.name for path in packs.iterdir())
-    for _ in range(2):
-        found = verify(case.records, packs, a_run())
-        assert (found.content.sequences, found.skipped) == (len(case.sequences), False)
-    assert found.content.fingerprint == verify(case.records, case.packed, a_run()).content.fingerprint
-    assert sorted(path.name for path in packs.iterdir()) == before
-    with pytest.raises(InputError, match="has no groups; verify it at once, without --shard"):
-        verify(case.records, packs, a_run(part=(0, 2)))
-    (case.records / "part-2").unlink()
-    with pytest.raises(FailedError, match="packs: 23 are doubled, changed or foreign: strategy_mixed_part_0000"):
-        verify(case.records, packs, a_run())
-
-
 def test_real_data_is_well_packed_and_verified(tmp_path: Path, shared_data: Path) -> None:
     for length, efficiency in ((128, 0.99), (512, 0.995)):
         records = shared_data / "wiki-sample" / f"tfrecord-{length}"
@@ -315,7 +298,7 @@ def test_a_finished_folder_on_a_read_only_file_system_is_nothing_to_do(own_case:
 def named(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
     """With a vocabulary that the metadata names."""
     folder = tmp_path_factory.mktemp("named")
-    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\nword\n")
+    (folder / "vocab.txt").write_text("word\n" * 30522)
     return make_case(folder, files=4, sequences_per_file=30)
 
 

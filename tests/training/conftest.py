@@ -9,7 +9,7 @@ import pytest
 
 from gaudi_bert.artefacts.base import VocabularyInfo
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
-from gaudi_bert.training.train import train
+from gaudi_bert.training.jobs.records import train
 from tests.builders import training_data as data
 from tests.builders.effort import once
 from tests.builders.reporters import QUIET

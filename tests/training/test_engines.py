@@ -22,7 +22,7 @@ from gaudi_bert.engines import choose
 from gaudi_bert.engines.choose import choose_engine
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.evaluate import evaluate
-from gaudi_bert.training.train import train
+from gaudi_bert.training.jobs.records import train
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
 from tests.builders.launched import ENVIRONMENT, TORCHRUN, finished

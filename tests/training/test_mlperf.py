@@ -17,9 +17,9 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import MlperfSettings, TrainingSettings
 from gaudi_bert.model.config import BertConfig
+from gaudi_bert.training.jobs.records import train
 from gaudi_bert.training.mlperf import MlperfLog, open_log
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.train import train
 from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.effort import LONG

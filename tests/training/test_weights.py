@@ -21,7 +21,7 @@ from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.tasks.models.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
-from gaudi_bert.training.train import train
+from gaudi_bert.training.jobs.records import train
 from gaudi_bert.training.weights import load_weights, read_weights
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical

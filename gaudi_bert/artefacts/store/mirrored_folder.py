@@ -32,7 +32,7 @@ from pathlib import Path
 from gaudi_bert.artefacts.base import complete_parts, histogram_parts
 from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects
 from gaudi_bert.common.errors import GaudiBertError, InputError
-from gaudi_bert.common.files import Mirror, explained_os_errors, in_store, mirror_of, mounted, open_file, url_of
+from gaudi_bert.common.files import Mirror, explained_os_errors, in_store, mirror_of, mounted, url_of
 from gaudi_bert.config.places import StoreSettings
 
 
@@ -146,37 +146,6 @@ def fetch(*paths: Path) -> None:
     mirror = _mirrored_folder_of(paths[0]) if paths else None
     if mirror is not None:
         mirror.each(mirror.fetch_if_there, [path for path in paths if not path.exists()])
-
-
-def reserve(path: Path) -> int | None:
-    """Have a local file of the size of an object, to be fetched part by part; its size, None without an object."""
-    mirror = _mirrored_folder_of(path)
-    if mirror is None:
-        return path.stat().st_size if path.exists() else None
-    info = mirror.listed.get(path) or mirror.look_up(path)
-    if info is None:
-        return None
-    with explained_os_errors(path, "make"):
-        path.touch()
-        os.truncate(path, info.bytes)  # without content it needs no room on the disk
-    return info.bytes
-
-
-def fetch_part(path: Path, begin: int, end: int) -> None:
-    """Fetch bytes `begin` up to below `end` of an object into its reserved file."""
-    mirror = _mirrored_folder_of(path)
-    if mirror is not None:
-        mirror.objects.fetch_part(mirror.url_of(path), path, begin, end, mirror.listed[path])
-
-
-def read_part(path: Path, begin: int, end: int) -> bytes:
-    """Bytes `begin` up to below `end` of a file, of which a store's need not be here; fewer where it ends before."""
-    mirror = None if path.exists() else _mirrored_folder_of(path)
-    if mirror is not None:
-        return mirror.objects.read_part(mirror.url_of(path), begin, end)
-    with open_file(path) as handle:
-        os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # only this part is read from the disk
-        return os.pread(handle.fileno(), end - begin, begin)
 
 
 def publish(*paths: Path) -> None:

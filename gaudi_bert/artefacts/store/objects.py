@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from gaudi_bert.common.errors import FailedError, InputError, install_command, shortened
-from gaudi_bert.common.files import explained_os_errors, scheme_of, url_of
+from gaudi_bert.common.files import scheme_of, url_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 
@@ -101,53 +101,6 @@ def _no_credentials(error: BaseException) -> bool:
     return bool(names & {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
 
 
-# --- S3 in as few requests as it takes: each costs some milliseconds of CPU time, in addition to its bytes. fsspec's
-# own verbs look twice where nothing is, and read whatever version is there.
-
-_READ_BYTES = 1 << 20
-
-
-def _is_s3(url: str) -> bool:
-    """Whether a URL is one of S3, or of a server that speaks like it."""
-    return EXTRAS.get(scheme_of(url)) == "s3"
-
-
-def _look_at(filesystem: Any, url: str) -> dict[str, Any]:
-    """What fsspec's `info` returns for an object."""
-    bucket, key, _ = filesystem.split_path(url)
-    if not key:
-        raise FileNotFoundError(url)
-    answer = filesystem.call_s3("head_object", Bucket=bucket, Key=key)
-    headers = {name: answer.get(name) for name in ("ETag", "LastModified")}
-    return {"type": "file", "size": answer["ContentLength"], **headers}
-
-
-def _copy_object(filesystem: Any, url: str, handle: BinaryIO, end: int, version: str) -> None:
-    """Copy one version of an object from the position of a file up to below byte `end` to the same offset of the file."""
-    bucket, key, _ = filesystem.split_path(url)
-    part = f"bytes={handle.tell()}-{end - 1}"
-    answer = filesystem.call_s3("get_object", Bucket=bucket, Key=key, IfMatch=version, Range=part)
-    # Loaded already where there is such a file system; 20 ms of every command's start otherwise.
-    import asyncio
-
-    asyncio.run_coroutine_threadsafe(_copy(answer["Body"], handle, end), filesystem.loop).result()
-
-
-async def _copy(body: Any, handle: BinaryIO, end: int) -> None:
-    try:
-        while piece := await body.read(min(_READ_BYTES, end - handle.tell())):
-            handle.write(piece)
-    finally:
-        body.close()
-
-
-def _status_of(error: BaseException) -> int | None:
-    """The status of the answer behind an error; None where none is known."""
-    answer = getattr(error.__cause__, "response", None) or {}
-    status: int | None = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status
-
-
 # --- all stores
 
 Answer = TypeVar("Answer")
@@ -184,7 +137,7 @@ class Objects:
         """The object at `url`; None where there is none."""
         url = url_of(url)
         try:
-            entry = self._attempt("look at", url, lambda filesystem: _look(filesystem, url))
+            entry = self._attempt("look at", url, lambda filesystem: filesystem.info(url))
         except FileNotFoundError:
             return None
         return _info(entry) if entry["type"] == "file" else None
@@ -210,29 +163,15 @@ class Objects:
             self._attempt("fetch", url, lambda filesystem: _fetch_whole(filesystem, url, temporary, before))
             self._attempt("fetch", url, lambda _: os.replace(temporary, path))
         except FileNotFoundError as error:
-            raise _removed(url) from error
+            raise InputError(f"{url}: was removed while it was read; leave the data alone, and run it again") from error
         finally:
             temporary.unlink(missing_ok=True)
-
-    def fetch_part(self, url: str | Path, path: Path, begin: int, end: int, known: ObjectInfo) -> None:
-        """Copy bytes `begin` up to below `end` of an object to the same offset of a local file; as `fetch`."""
-        url = url_of(url)
-        with explained_os_errors(path, "write"), path.open("r+b") as handle:
-            handle.seek(begin)
-            try:
-                self._attempt("fetch", url, lambda filesystem: _copy_part(filesystem, url, handle, end, known))
-            except FileNotFoundError as error:
-                raise _removed(url) from error
-
-    def read_part(self, url: str | Path, begin: int, end: int) -> bytes:
-        """Bytes `begin` up to below `end` of an object; fewer where it ends before."""
-        url = url_of(url)
-        return self._attempt("read", url, lambda filesystem: _part(filesystem, url, begin, end))
 
     def put(self, path: Path, url: str | Path) -> None:
         """Copy the local file `path` to the object `url`, atomically."""
         url = url_of(url)
-        options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if _is_s3(url) else {}
+        is_s3 = EXTRAS.get(scheme_of(url)) == "s3"
+        options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if is_s3 else {}
         self._make(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
 
     def write(self, url: str | Path, data: bytes) -> None:
@@ -333,69 +272,24 @@ class Objects:
             return self._filesystems[scheme]
 
 
-def _look(filesystem: Any, url: str) -> dict[str, Any]:
-    entry: dict[str, Any] = _look_at(filesystem, url) if _is_s3(url) else filesystem.info(url)
-    return entry
-
-
 def _fetch_whole(filesystem: Any, url: str, temporary: Path, before: ObjectInfo) -> None:
-    """Fetch what an earlier attempt did not."""
-    if _is_s3(url) and before.version:
-        with temporary.open("ab") as handle:
-            _copy_part(filesystem, url, handle, before.bytes, before)
-    else:
-        filesystem.get_file(url, str(temporary))
-        _refuse_another(url, before, _info(filesystem.info(url)))
-        _refuse_part(temporary.stat().st_size, before.bytes)
-
-
-def _copy_part(filesystem: Any, url: str, handle: BinaryIO, end: int, before: ObjectInfo) -> None:
-    """Copy from the position of a file on; S3 refuses where it has another version by now."""
-    if handle.tell() == end:
-        return
-    if _is_s3(url) and before.version:
-        try:
-            _copy_object(filesystem, url, handle, end, before.version)
-        except OSError as error:
-            if _status_of(error) == 412:
-                _refuse_another(url, before, _info(_look_at(filesystem, url)))
-            raise
-    else:
-        handle.write(filesystem.cat_file(url, start=handle.tell(), end=end))
-    handle.flush()
-    _refuse_part(handle.tell(), end)
-
-
-def _part(filesystem: Any, url: str, begin: int, end: int) -> bytes:
-    try:
-        return bytes(filesystem.cat_file(url, start=begin, end=end))
-    except OSError as error:
-        if _status_of(error) == 416:  # the object ends before
-            return b""
-        raise
-
-
-def _refuse_part(size: int, expected: int) -> None:
-    if size != expected:
-        raise OSError(errno.EIO, f"{size:,} of {expected:,} bytes came")
-
-
-def _refuse_another(url: str, before: ObjectInfo, after: ObjectInfo) -> None:
+    """Fetch an object, of which the library may have fetched the rest of another version after a loss."""
+    filesystem.get_file(url, str(temporary))
+    after = _info(filesystem.info(url))
     if after != before:
         raise InputError(
             f"{url}: changed while it was read ({before.bytes:,} bytes before, {after.bytes:,} now); leave the data "
             "alone, and run the same again"
         )
+    size = temporary.stat().st_size
+    if size != before.bytes:
+        raise OSError(errno.EIO, f"{size:,} of {before.bytes:,} bytes came")
 
 
 def _info(entry: dict[str, Any]) -> ObjectInfo:
     version = entry.get("ETag") or entry.get("etag") or entry.get("generation") or entry.get("mtime") or ""
     modified = entry.get("LastModified") or entry.get("last_modified") or entry.get("mtime")
     return ObjectInfo(int(entry["size"]), str(version), modified.timestamp() if isinstance(modified, datetime) else None)
-
-
-def _removed(url: str) -> InputError:
-    return InputError(f"{url}: was removed while it was read; leave the data alone, and run it again")
 
 
 def _missing(url: str) -> InputError:

@@ -21,9 +21,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.encoders.cpu import attention_in_cache, by_onednn, dropout, linear, product
+from gaudi_bert.encoders.pooling import widen
 from gaudi_bert.model.config import BertConfig, layer_scope
-from gaudi_bert.pytorch.cpu import attention_in_cache, by_onednn, dropout, linear, product
-from gaudi_bert.pytorch.pooling import widen
 
 # The largest score of a row is an allowed one, so a forbidden share is exp(less than -9,000) = exactly 0: a sequence's
 # outputs do not change by one bit when its neighbours do.

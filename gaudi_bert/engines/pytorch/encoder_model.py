@@ -13,14 +13,14 @@ from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.encoders.encoder_weights import class_of, config_of, stored_buffers
+from gaudi_bert.encoders.feeding_trial import feeding_of
+from gaudi_bert.encoders.packed_model import PackedModel
+from gaudi_bert.encoders.trial import MODEL_ERRORS, quiet_transformers, reason_of
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec
 from gaudi_bert.engines.pytorch.model import Tensors, TorchModel
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead, VectorHead
-from gaudi_bert.pytorch.asking import feeding_of
-from gaudi_bert.pytorch.encoder_weights import class_of, config_of, stored_buffers
-from gaudi_bert.pytorch.packed_model import PackedModel
-from gaudi_bert.pytorch.trial import MODEL_ERRORS, quiet_transformers, reason_of
 
 
 def build_encoder(

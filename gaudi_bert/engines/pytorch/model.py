@@ -18,6 +18,8 @@ from torch.nn import functional
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.encoders.cpu import TableOfRows, cross_entropy, is_eager
+from gaudi_bert.encoders.pooling import belongs, vectors_of_sequences, widen
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial, check_weights
 from gaudi_bert.engines.pytorch.bert import (
     WORDS,
@@ -36,8 +38,6 @@ from gaudi_bert.engines.pytorch.bert import (
 from gaudi_bert.model.config import BertConfig, initial_value, is_decayed
 from gaudi_bert.model.features import check_batch, check_logits
 from gaudi_bert.model.heads import Loss, PretrainingHead, TaskHead, VectorHead, variables_of
-from gaudi_bert.pytorch.cpu import TableOfRows, cross_entropy, is_eager
-from gaudi_bert.pytorch.pooling import belongs, vectors_of_sequences, widen
 
 Tensors = Mapping[str, Tensor]
 _WORK_SEED = np.array([1, 2], np.int32)

@@ -295,6 +295,8 @@ def _explain(action: str, error: Any) -> ClusterError:
 
 # --- one namespace
 
+_DRY_RUN: Mapping[bool, Json] = {False: {}, True: {"dry_run": "All"}}
+
 
 class Cluster:
     """One namespace of a cluster.
@@ -342,9 +344,9 @@ class Cluster:
             return None
         return True
 
-    def create(self, item: Json) -> Json:
-        """Make an object."""
-        return self._call(f"create {title_of(item)}", "create", item["kind"], body=item)
+    def create(self, item: Json, *, dry_run: bool = False) -> Json:
+        """Make an object; with `dry_run`, the server checks all that it would, and makes nothing."""
+        return self._call(f"create {title_of(item)}", "create", item["kind"], body=item, **_DRY_RUN[dry_run])
 
     def replace(self, item: Json) -> Json:
         """Replace an object."""

@@ -20,7 +20,7 @@ from gaudi_bert.rows.answers import score_answers
 from gaudi_bert.rows.types import Row, Sequences, TextRow
 from gaudi_bert.tasks.contrast import LossAndGradient, listwise
 from gaudi_bert.tasks.kinds.task import TextTask
-from gaudi_bert.tasks.ranking import figures_of_groups
+from gaudi_bert.tasks.ranking import figures_of_groups, numbered
 from gaudi_bert.tasks.update_plan import GroupedRows
 
 
@@ -52,7 +52,7 @@ class Reranking(TextTask):
         """The documents of each query, where the loss is `listwise`."""
         if self.settings.loss != "listwise":
             return None
-        _, of_row = np.unique(np.array([cast(TextRow, row).text for row in rows], object).astype(str), return_inverse=True)
+        of_row = numbered(cast(TextRow, row).text for row in rows)
         labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
         if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
             raise InputError(

@@ -22,7 +22,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
+from gaudi_bert.config.sections import TASK_NAMES, TaskName, TaskSettings
 from gaudi_bert.model.heads import TaskHead, TaskKind, VectorHead
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Row, Sequences
@@ -50,6 +50,27 @@ def task_named(name: str) -> type[Task]:
     module, class_name = TASKS[name]
     task: type[Task] = getattr(importlib.import_module(f"{__package__}.{module}"), class_name)
     return task
+
+
+_SETTINGS_OF_TASKS: dict[str, tuple[str, ...]] = {
+    "labels": ("classification", "multi-label", "token-classification"),
+    "stride": ("token-classification", "question-answering", "masked-language-modelling", "causal-language-modelling"),
+    **dict.fromkeys(("n_best", "max_answer_tokens", "null_score_threshold"), ("question-answering",)),
+    "loss": ("embedding", "reranking"),
+    **dict.fromkeys(("scale", "symmetric", "dimensions", "pooling", "query_prompt", "document_prompt"), ("embedding",)),
+    "masked_lm_probability": ("masked-language-modelling",),
+}
+"""Settings that only some tasks have."""
+
+
+def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
+    """Refuse settings that somebody named and that change nothing of a task; None is plain texts."""
+    fields = type(settings).model_fields
+    for key, tasks in _SETTINGS_OF_TASKS.items():
+        value = getattr(settings, key)
+        if key in settings.named and task not in tasks and value != fields[key].default:
+            what = task or "a text without a task"
+            raise InputError(f"task.{key} = {value}: changes nothing of {what}, it is for {', '.join(tasks)}; leave it out")
 
 
 EVALUATION_EPOCH = -1

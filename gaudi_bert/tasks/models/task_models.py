@@ -65,8 +65,8 @@ def sees_only_before(model: Path) -> bool:
     """Whether a token of a model sees only those before it."""
     if is_bert(model):
         return False
-    from gaudi_bert.pytorch.asking import feeding_of
-    from gaudi_bert.pytorch.encoder_weights import config_of, read_encoder_config
+    from gaudi_bert.encoders.encoder_weights import config_of, read_encoder_config
+    from gaudi_bert.encoders.feeding_trial import feeding_of
 
     folder = model if model.is_dir() else model.parent
     return feeding_of(config_of(read_encoder_config(folder / "config.json"), VectorHead("cls", normalize=False))).causal
@@ -137,7 +137,7 @@ def start_of_words(
         name = name_of_sizes(settings.model) or "sizes of the settings"
         return task, StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
     _check_transformers(f"--model {path}")
-    from gaudi_bert.pytorch import encoder_weights as encoders
+    from gaudi_bert.encoders import encoder_weights as encoders
 
     is_file = path.suffix == ".json"
     given = encoders.read_encoder_config(path) if is_file else _config_of_type(path, encoders.known_types())
@@ -156,7 +156,7 @@ def _kind_of_folder(path: Path) -> TaskKind:
     file = path / "config.json"
     if is_bert(path):
         return _kind_of_bert(read_config(file)) if file.is_file() else _MASKED
-    from gaudi_bert.pytorch import encoder_weights
+    from gaudi_bert.encoders import encoder_weights
 
     return encoder_weights.word_task_of(encoder_weights.read_encoder_config(file))
 
@@ -182,7 +182,7 @@ def encoder_sizes(folder: Path) -> ModelSizes | None:
     try:
         if is_bert(folder):
             return read_config(file).sizes
-        from gaudi_bert.pytorch.encoder_weights import read_encoder_config, sizes_of
+        from gaudi_bert.encoders.encoder_weights import read_encoder_config, sizes_of
 
         return sizes_of(read_encoder_config(file), VectorHead("cls", normalize=False))
     except InputError:
@@ -226,7 +226,7 @@ def _unread_pooler(weights: Weights, config: BertConfig) -> WeightArrays:
 
 def _weights_of_transformers(path: Path, head: TaskHead | VectorHead, lacks_head: bool) -> StartWeights:
     """Those of any other encoder, as `transformers` reads and names them."""
-    from gaudi_bert.pytorch.encoder_weights import read_encoder_weights, sizes_of
+    from gaudi_bert.encoders.encoder_weights import read_encoder_weights, sizes_of
 
     folder = path if path.is_dir() else path.parent
     config, architecture, variables, fresh = read_encoder_weights(folder, head, lacks_head=lacks_head)
@@ -305,8 +305,8 @@ def open_model(start: StartWeights, head: TaskHead | VectorHead, engine: Engine,
     return model
 
 
-_OF_A_FILE = {"labels", "format", "delimiter", "encoding", "on_bad_row"}
-"""Settings of the task that say how one file is written, which a model does not keep: the next may be written otherwise."""
+_OF_A_FILE = {"labels", "format", "on_bad_row"}
+"""Settings of the task that a model does not keep: they are of one file, and the next may be written otherwise."""
 
 
 def write_task_folder(

@@ -179,6 +179,26 @@ def _compact_rows(index: IndexedSequences, first: int, last: int, arena: ByteArr
     return at
 
 
+@borrowing_kernel
+def largest_id(index: IndexedSequences, last: int, step: int) -> int:
+    """Return the largest token id, masked or not, of every `step`-th row before `last`."""
+    base, largest = address_of(index.buffer), as_word(0)
+    for number in range(0, last, step):
+        row = index.rows[number]
+        for start, size in ((row.ids, row.ids_bytes), (row.masked_ids, row.masked_ids_bytes)):
+            at = base + index.offsets[number] + start
+            end = at + size
+            while at < end:
+                value, shift, byte = as_word(0), as_word(0), as_word(128)
+                while byte >= 128:
+                    byte = load_u8(at)
+                    value |= (byte & 127) << shift
+                    shift += 7
+                    at += 1
+                largest = max(largest, value)
+    return largest
+
+
 # --- one pass over a file
 
 PIECE_BYTES = 1 << 20

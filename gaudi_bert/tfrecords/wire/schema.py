@@ -23,7 +23,6 @@ from gaudi_bert.common.features import Axis, PackedFeature, UnpackedFeature
 MAX_SEQUENCE_LENGTH = 8192
 MAX_TOKEN_ID = 2**21 - 1  # a token id is at most three bytes as a varint
 MAX_SEGMENT_ID = 127
-NOT_PREDICTED = -100  # in `labels`, where no token is to be predicted
 FRAME_BYTES = 16
 MAX_RECORD_BYTES = 4 * 2**20  # no legal record is longer; a longer one is damaged, or not ours
 

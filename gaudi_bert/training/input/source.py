@@ -2,7 +2,7 @@
 
 Every size of packed data is taken from its metadata; those of unpacked records from their first record. An unpacked sequence
 is fed to the model as a pack of one sequence, so both kinds go through the same graph. What does not fit the model is
-refused before anything is built. Of an object store, packed shards are fetched as they are needed, all else before.
+refused before anything is built. Of an object store, packed shards are fetched ahead of the reader, all else before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,8 +126,8 @@ def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[
         fetch(folder / METADATA_NAME)
         if (folder / METADATA_NAME).exists():
             metadata = read_metadata(folder)
-            with closing(ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)) as cache:
-                yield packed_source(folder, metadata, cache)
+            cache = ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)
+            yield packed_source(folder, metadata, cache)
             return
     with open_inputs(path, settings) as inputs:
         fetch(*inputs.paths)

@@ -16,11 +16,11 @@ from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.packing.row_lengths import choose_row_lengths
 from gaudi_bert.rows.types import Sequences
-from gaudi_bert.tasks.finetune_job import run_settings
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.task_data import TaskData, task_batches
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, evaluation_batches, training_batches, value_limits
 from gaudi_bert.training.input.source import check_fits, open_source
+from gaudi_bert.training.jobs.rows import run_settings
 from gaudi_bert.training.run_plan import RunPlan
 from tests.builders import training_data as data
 from tests.builders.effort import tries

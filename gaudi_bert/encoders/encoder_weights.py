@@ -1,0 +1,309 @@
+"""Encoders of `transformers` as models of a task: their configs, their classes, and the weights of their folders."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+
+from gaudi_bert.common.arrays import AnyArray
+from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.files import read_json
+from gaudi_bert.encoders.feeding_trial import feeding_of
+from gaudi_bert.encoders.trial import MODEL_ERRORS, positions_of, quiet_transformers, reason_of
+from gaudi_bert.model.config import EncoderConfig, ModelSizes
+from gaudi_bert.model.heads import Head, PretrainingHead, TaskHead, TaskKind, VectorHead
+
+_OF_TEXTS = transformers.AutoModelForSequenceClassification
+_AUTO: Mapping[TaskKind, Any] = {
+    "classification": _OF_TEXTS,
+    "multi-label": _OF_TEXTS,
+    "regression": _OF_TEXTS,
+    "reranking": _OF_TEXTS,
+    "token-classification": transformers.AutoModelForTokenClassification,
+    "question-answering": transformers.AutoModelForQuestionAnswering,
+    "masked-language-modelling": transformers.AutoModelForMaskedLM,
+    "causal-language-modelling": transformers.AutoModelForCausalLM,
+}
+_OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task")
+_OF_THE_FILE = ("transformers_version", "torch_dtype", "dtype", "_name_or_path", "gaudi_bert")
+_ENCODER = VectorHead("cls", normalize=False)
+_ANY_POSITIONS = 1 << 20
+_ANY_SEGMENTS = 1 << 20
+
+
+def config_of(config: EncoderConfig, head: Head) -> Any:
+    """The config of `transformers` for a model with this head."""
+    values = dict(config.values)
+    kind = values.get("model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        raise InputError(f"model_type {shown(kind)}: transformers does not know it; give a type that it has")
+    try:
+        loaded = transformers.CONFIG_MAPPING[kind].from_dict(values)
+        if isinstance(head, TaskHead):
+            if head.keeps_outputs:
+                loaded.num_labels = head.width
+            if head.is_causal:
+                loaded.is_decoder = True
+        loaded.use_cache = False
+    except MODEL_ERRORS as error:
+        raise InputError(f"model type {kind!r}: its config cannot be used: {reason_of(error)}; correct it") from error
+    return loaded
+
+
+def word_task_of(config: EncoderConfig) -> TaskKind:
+    """What a model is trained for on texts alone: masked words where it sees both sides, else the next one."""
+    loaded = config_of(config, VectorHead("cls", normalize=False))
+    tasks: tuple[TaskKind, ...] = ("masked-language-modelling", "causal-language-modelling")
+    for task in tasks[::-1] if getattr(loaded, "is_decoder", False) else tasks:
+        if type(loaded) in _AUTO[task]._model_mapping:  # noqa: SLF001 - nothing public names its class
+            return task
+    raise InputError(f"model type {loaded.model_type!r}: transformers has no head of words for it; choose another model")
+
+
+def known_types() -> tuple[str, ...]:
+    """The types of models that `transformers` has."""
+    return tuple(transformers.CONFIG_MAPPING)
+
+
+def class_of(config: Any, head: Head) -> Any:
+    """The class of `transformers` for a config and a head."""
+    if isinstance(head, PretrainingHead):
+        raise InputError(f"model type {config.model_type!r}: next-sentence prediction is BERT's; pack a table of texts")
+    auto = transformers.AutoModel if isinstance(head, VectorHead) else _AUTO[head.kind]
+    classes = auto._model_mapping.get(type(config), None)  # noqa: SLF001 - nothing public names its class
+    if classes is None:
+        what = "no vectors of tokens" if isinstance(head, VectorHead) else f"no class for {head.kind}"
+        raise InputError(f"model type {config.model_type!r}: transformers has {what}; choose another model or task")
+    return classes[0] if isinstance(classes, tuple) else classes
+
+
+# --- configs and weights of folders
+
+
+class _EncoderWeights(NamedTuple):
+    """An encoder, and its head where it fits.
+
+    Attributes:
+        architecture: the class of `transformers` that has these variables.
+        variables: by name, float32 (counters are integers); tied ones once.
+        fresh: the variables that the folder lacks: they keep their initial values.
+    """
+
+    config: EncoderConfig
+    architecture: str
+    variables: Mapping[str, AnyArray]
+    fresh: tuple[str, ...]
+
+
+def read_encoder_config(file: Path) -> EncoderConfig:
+    """What a config.json holds on the encoder, without what it holds on a head and on the file."""
+    content = read_json(file)
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+        raise InputError(f"{file}: names no model_type; give the config.json of a model of transformers")
+    _check_numbers(file, content)
+    return EncoderConfig({name: content[name] for name in content if name not in {*_OF_THE_HEAD, *_OF_THE_FILE}})
+
+
+def fresh_config(
+    values: Mapping[str, Any], vocab_size: int, token_ids: Mapping[str, int | None], positions: int
+) -> EncoderConfig:
+    """A config with what it leaves open taken from the data: how many tokens there are, which are special, the positions.
+
+    A type alone (`model_type`) has as many positions as usual, or more where the data needs them.
+    """
+    known = config_of(EncoderConfig(values), _ENCODER)
+    named = {
+        f"{name}_token_id": number
+        for name, number in token_ids.items()
+        # The position after that of padding is the first one of some types, which therefore need one.
+        if hasattr(known, f"{name}_token_id") and (number is not None or name != "pad")
+    }
+    config = EncoderConfig({"vocab_size": vocab_size, **named, **values})
+    lacking = positions - sizes_of(config, _ENCODER).positions
+    if set(values) == {"model_type"} and lacking > 0:
+        most = config_of(config, _ENCODER).get_text_config().max_position_embeddings
+        return EncoderConfig({**config.values, "max_position_embeddings": most + lacking})
+    return config
+
+
+def sizes_of(config: EncoderConfig, head: Head) -> ModelSizes:
+    """The sizes of a model; one that packs cannot be fed to is refused."""
+    library = config_of(config, head)
+    feeding, text = feeding_of(library, kind=class_of(library, head)), library.get_text_config()
+    most = positions_of(library)
+    positions = (_ANY_POSITIONS if most is None else most) - feeding.position_offset
+    segments = getattr(text, "type_vocab_size", None) if feeding.token_types else None
+    return ModelSizes(
+        layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        positions=min(positions, feeding.longest_sequence or positions),
+        vocab_size=text.vocab_size,
+        segments=segments or _ANY_SEGMENTS,
+    )
+
+
+def read_encoder_weights(folder: Path, head: Head, *, lacks_head: bool) -> _EncoderWeights:
+    """The weights of a folder for a model with this head; with `lacks_head`, those of the head may be missing."""
+    config = read_encoder_config(folder / "config.json")
+    library = config_of(config, head)
+    kind = class_of(library, head)
+    model, missing = _read_parts(folder, kind, library, lacks_head=lacks_head)
+    variables: dict[str, Any] = {**dict(model.named_parameters()), **stored_buffers(model)}
+    return _EncoderWeights(
+        config,
+        kind.__name__,
+        {name: _numbers(value) for name, value in variables.items() if name not in missing},
+        tuple(name for name in variables if name in missing),
+    )
+
+
+def stored_buffers(module: Any) -> dict[str, torch.Tensor]:
+    """What `save_pretrained` writes in addition to the parameters, by name: buffers that are part of the model."""
+    stored = module.state_dict().keys() - set(getattr(module, "_keys_to_ignore_on_save", None) or ())
+    return {name: buffer for name, buffer in module.named_buffers() if name in stored}
+
+
+def _numbers(tensor: torch.Tensor) -> AnyArray:
+    wide: AnyArray = (tensor.detach().float() if tensor.is_floating_point() else tensor).numpy()
+    return wide
+
+
+# --- a model from its folder, as `save_pretrained` writes it: with all of its weights, or refused; nothing is downloaded
+#
+# `transformers` draws weights that a folder lacks at random and passes over those that the model has no use for: only a
+# table on standard error shows it. Here both are errors, and its tables and progress bars are turned off.
+
+_COPY = "copy the folder again, or save it again with save_pretrained"
+_LOADING_ERRORS = (*MODEL_ERRORS, SafetensorError, OSError, EOFError, MemoryError, OverflowError, pickle.UnpicklingError)
+_MOST_LAYERS, _LARGEST_NUMBER = 1 << 10, 1 << 31
+_WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def architecture_of(folder: Path) -> str:
+    """The class that config.json names, or an empty string."""
+    file = folder / "config.json"
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: is not an object with the settings of a model; {_COPY}")
+    names = content.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def read_model(folder: Path, kind: Any, **options: Any) -> Any:
+    """The model of a folder, in evaluation mode.
+
+    `kind` is a class of `transformers`, or one of its `AutoModel...`; `options` are those of `from_pretrained`. Weights that
+    are missing, superfluous or not finite are refused.
+    """
+    return _read_parts(folder, kind, None, lacks_head=False, **options)[0]
+
+
+def _read_parts(folder: Path, kind: Any, config: Any, *, lacks_head: bool, **options: Any) -> tuple[Any, frozenset[str]]:
+    """The model of a folder, and the names of the weights that are missing there, which keep their initial values.
+
+    `config` is that of the folder when None. With `lacks_head`, weights of the head may be missing, or have other shapes.
+    """
+    architecture = architecture_of(folder)
+    _check_numbers(folder / "config.json", read_json(folder / "config.json"))
+    local = {"local_files_only": True, "trust_remote_code": False}  # without the second it would ask on a terminal
+    try:
+        with quiet_transformers():
+            config = config or transformers.AutoConfig.from_pretrained(folder, **local)
+            _check_size(folder, kind, config)
+            _check_names(folder)
+            reading = {"config": config, "output_loading_info": True, "ignore_mismatched_sizes": True}
+            model, loaded = kind.from_pretrained(folder, **reading, **local, **options)
+    except _LOADING_ERRORS as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{folder}: transformers cannot open it: {reason_of(error)}; {_COPY}") from error
+    missing = frozenset([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
+    if lacks_head:
+        loaded = _without_head(model, loaded)
+    _check_weights(folder, model, loaded, architecture)
+    return model.eval(), missing
+
+
+# --- what is checked before the weights are read, and after
+
+
+def _check_numbers(file: Path, value: Any, name: str = "") -> None:
+    """Refuse numbers that no model has: a config would make a list of as many layers."""
+    if isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else ((name, each) for each in value):
+            _check_numbers(file, each, key)
+    elif type(value) is int:
+        most = _MOST_LAYERS if name.endswith(("layer", "layers")) else _LARGEST_NUMBER
+        if abs(value) > most:
+            raise InputError(f"{file}: {shortened(name)} = {shown(value)}; at most {most:,} is possible; {_COPY}")
+
+
+def _check_size(folder: Path, kind: Any, config: Any) -> None:
+    """Refuse a config of a model that is larger than its files: `transformers` would reserve the memory first."""
+    files = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
+    stored_bytes = sum(file.stat().st_size for file in files)
+    with torch.device("meta"):
+        model = getattr(kind, "from_config", kind)(config)
+    weights = sum(weight.numel() for weight in model.parameters())
+    if files and weights > stored_bytes:
+        raise InputError(
+            f"{folder}: config.json describes a model of {weights:,} weights, and the files of weights hold "
+            f"{stored_bytes:,} bytes; {_COPY}"
+        )
+
+
+def _check_names(folder: Path) -> None:
+    """Refuse two tensors for one parameter: `transformers` takes the one with the name of the first releases."""
+    names: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            names.update(tensors.keys())
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        for name in sorted(name for name in names if name.endswith(old)):
+            other = name.removesuffix(old) + new
+            if other in names:
+                raise InputError(f"{folder}: {name} and {other} are the same weights; leave out the one that is superfluous")
+
+
+def _without_head(model: Any, loaded: dict[str, Any]) -> dict[str, Any]:
+    """What is missing or superfluous in the encoder, apart from a pooler."""
+    prefix, inner = f"{model.base_model_prefix}.", {name for name, _ in model.base_model.named_children()}
+
+    def is_of_encoder(name: str) -> bool:
+        first = name.removeprefix(prefix).partition(".")[0]
+        return first != "pooler" and (name.startswith(prefix) or first in inner)
+
+    return {
+        "missing_keys": [name for name in loaded["missing_keys"] if is_of_encoder(name)],
+        "mismatched_keys": [each for each in loaded["mismatched_keys"] if is_of_encoder(each[0])],
+        "unexpected_keys": [name for name in loaded["unexpected_keys"] if is_of_encoder(name)],
+    }
+
+
+def _check_weights(folder: Path, model: Any, loaded: dict[str, Any], architecture: str) -> None:
+    """Refuse a model whose weights are not those of the folder, all of them.
+
+    A pooler may be missing from an encoder, and superfluous anywhere: nothing here reads it. Of another class than
+    config.json names, the head is superfluous.
+    """
+    prefix = f"{model.base_model_prefix}."
+    is_encoder = model.base_model is model
+    inner = {name for name, _ in model.named_children()}
+    for name in sorted(loaded["missing_keys"]):
+        if not (is_encoder and name.startswith("pooler.")):
+            raise InputError(f"{folder}: the weights lack {name}, which the model of config.json has; {_COPY}")
+    for name, stored, expected in sorted(loaded["mismatched_keys"]):
+        raise InputError(f"{folder}: {name} has the shape {list(stored)}, by config.json it is {list(expected)}; {_COPY}")
+    for name in sorted(loaded["unexpected_keys"]):
+        is_in_model = name.startswith(prefix) or name.partition(".")[0] in inner or architecture == type(model).__name__
+        if is_in_model and not name.removeprefix(prefix).startswith("pooler."):
+            raise InputError(f"{folder}: the weights hold {name}, which the model of config.json lacks; {_COPY}")
+    for name, weight in model.state_dict().items():
+        if not bool(torch.isfinite(weight).all()):
+            raise InputError(f"{folder}: {name} is not finite (nan or infinite); give weights from before that")

@@ -1,0 +1,276 @@
+"""A model of `transformers` over packs: hidden states of all tokens, then vectors of texts, or what its own head gives.
+
+How the encoder has to be fed is measured (`asking.py`), and so is what a head of texts reads: of each sequence the first
+token, the last one, or all of them. The head runs on what it reads and on nothing else, through a stand-in for the encoder
+that returns hidden states which are known. Before a model is used, packs of a few random tokens go through it, and each
+sequence through the class of `transformers` as it is: where the outputs differ, the model is refused.
+
+Letters: B packs, L positions, S depth, R rows, K tokens of a row, H hidden size, C values of a head.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from gaudi_bert.common.arrays import BatchArrays
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.encoders.cpu import LinearLayersByOneDnn
+from gaudi_bert.encoders.feeding import Feeding, additive_masks, fed_module, fed_positions
+from gaudi_bert.encoders.feeding_trial import TriedModel, packed_batch, try_model
+from gaudi_bert.encoders.pooling import belongs, gather, vectors_of_sequences, widen
+from gaudi_bert.encoders.trial import (
+    Row,
+    full_pack,
+    on_device,
+    quiet_transformers,
+    token_outputs,
+    tokens_of_packs,
+    trial_of,
+    usual_tokens,
+)
+from gaudi_bert.model.config import NO_PACKS
+from gaudi_bert.model.heads import TASK_OF_PROBLEM, TaskHead, VectorHead
+
+Tensors = Mapping[str, Tensor]
+Reads = Literal["first", "last", "all"]
+_TRIED_TOKENS, _TRIAL_SEED = 40, 12345
+_BOUND, _HALF_BOUND = 1e-3, 0.05  # of the largest answer; of a model in 16 bits
+
+
+class PackedModel:
+    """A module of `transformers` on packs.
+
+    Args:
+        module: an encoder, or a class with a head.
+        head: what its head gives; None where the head is not used.
+    """
+
+    def __init__(self, module: Any, feeding: Feeding, head: TaskHead | None) -> None:
+        self.module, self.feeding = module, feeding
+        if feeding.unpacked_token is not None and head is not None and head.kind == "masked-language-modelling":
+            raise InputError(_masked_tokens_mix(module))
+        self._encoder, self._head = fed_module(module.base_model, feeding), head
+        self._stand_in = None if head is None else _with_stand_in(module)
+        self._reads: Reads = self._what_it_reads() if head is not None and head.is_of_text else "first"
+
+    def train(self, training: bool) -> None:
+        """Turn dropout on or off."""
+        for module in (self.module, self._stand_in):
+            if module is not None and module.training != training:
+                module.train(training)
+
+    def check_tokens(self, batch: BatchArrays) -> None:
+        """Refuse a batch with a token that changes the other sequences of its pack."""
+        token = self.feeding.unpacked_token
+        if token is not None and token in batch["input_ids"]:
+            raise InputError(_masked_tokens_mix(self.module))
+
+    # --- packs through the encoder, and what the head reads through the head
+
+    def vectors(self, batch: Tensors, head: VectorHead) -> Tensor:
+        """A vector for each text, wide, [B, S, H]."""
+        hidden_BLH = self._hidden(batch)
+        picked = hidden_BLH if head.read_positions is None else gather(hidden_BLH, batch[head.read_positions])
+        return vectors_of_sequences(head, widen(picked.flatten(0, 1)), batch)
+
+    def answers(self, batch: Tensors) -> Tensor:
+        """What the head gives, wide: [B, S, C], [B, L, C], or scores of words [B, Q, V]."""
+        head = cast(TaskHead, self._head)
+        hidden_BLH = self._hidden(batch)
+        if head.read_positions == "masked_positions":
+            return widen(self._scores(gather(hidden_BLH, batch["masked_positions"])))
+        if not head.keeps_outputs:
+            return widen(self._scores(hidden_BLH))
+        with torch.autocast(hidden_BLH.device.type, enabled=False):
+            if not head.is_of_text:
+                return widen(self._scores(hidden_BLH.to(self._dtype)))
+            return widen(self._answers_of_texts(hidden_BLH.to(self._dtype), batch))
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.module.parameters()).dtype
+
+    def _hidden(self, batch: Tensors) -> Tensor:
+        feeding, numbers_BL = self.feeding, batch["input_mask"]
+        # The lowest number of bfloat16 in float32: autocast would make an infinity of the lowest one of float32.
+        lowest = torch.float16 if self._dtype == torch.float16 else torch.bfloat16
+        masks = on_device(additive_masks(numbers_BL, feeding, lowest), numbers_BL.device, self._dtype)
+        inputs: dict[str, Any] = {"input_ids": batch["input_ids"].long(), "attention_mask": masks}
+        if feeding.positions:
+            inputs["position_ids"] = fed_positions(batch["positions"].long(), feeding)
+        if feeding.token_types:
+            inputs["token_type_ids"] = batch["segment_ids"].long()
+        with self._linear_layers():
+            return cast(Tensor, token_outputs(self._encoder(**inputs)))
+
+    def _linear_layers(self) -> AbstractContextManager[Any]:
+        """How linear layers are computed; layers that are computed twice have to be so in the same way."""
+        if torch.compiler.is_compiling():  # a compiler cannot trace what follows
+            return nullcontext()
+        names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # of transformers of today, and before
+        twice = next((getattr(self.module, name) for name in names if hasattr(self.module, name)), False)
+        return nullcontext() if twice and self.module.training else LinearLayersByOneDnn()
+
+    def _answers_of_texts(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
+        """The head on what it reads of each text, [B, S, C]."""
+        starts_BS, depth = batch["sequence_positions"].long(), batch["sequence_positions"].shape[1]
+        if self._reads == "first":
+            return self._scores(gather(hidden_BLH, starts_BS).flatten(0, 1)[:, None]).unflatten(0, starts_BS.shape)
+        tokens_BS = belongs(batch["input_mask"], depth).sum(-1).clamp(min=1)
+        if self._reads == "last":
+            last_BSH = gather(hidden_BLH, starts_BS + tokens_BS - 1)
+            return self._scores(last_BSH.flatten(0, 1)[:, None]).unflatten(0, starts_BS.shape)
+        length = hidden_BLH.shape[1]
+        if hidden_BLH.device.type == "cpu" and not torch.compiler.is_compiling():
+            length = int(tokens_BS.max())  # another device has one shape
+        within_K = torch.arange(length, device=starts_BS.device)
+        positions_BSK = (starts_BS[..., None] + within_K).clamp(max=hidden_BLH.shape[1] - 1)
+        rows_RKH = gather(hidden_BLH, positions_BSK.flatten(1)).reshape(starts_BS.numel(), length, -1)
+        return self._scores(rows_RKH, (within_K < tokens_BS.reshape(-1, 1)).long()).unflatten(0, starts_BS.shape)
+
+    def _scores(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The head's own outputs on hidden states, [.., C]."""
+        mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device) if mask is None else mask
+        return logits_of(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
+
+    # --- what is measured before a model is used
+
+    def _what_it_reads(self) -> Reads:
+        """Of the tokens of a text: the one whose hidden states alone give the head's answer, or all of them."""
+        size = self.module.config.get_text_config().hidden_size
+        with trial_of(self.module), quiet_transformers():
+            random_RKH = torch.randn((2, 7, size), generator=torch.Generator().manual_seed(_TRIAL_SEED))
+            hidden_RKH = on_device(random_RKH, self.device, self._dtype)
+            expected = self._scores(hidden_RKH)
+            bound = 1e-4 * float(expected.abs().max())
+            choices: tuple[tuple[Reads, slice], ...] = (("first", slice(0, 1)), ("last", slice(-1, None)))
+            for reads, chosen in choices:
+                if bound and float((self._scores(hidden_RKH[:, chosen]) - expected).abs().max()) <= bound:
+                    return reads
+        return "all"
+
+    def try_packs(self, row_tokens: int | None = None, *, training: bool) -> TriedModel:
+        """Refuse an encoder that packs are not right for, in rows of so many tokens."""
+        encoder, feeding = self.module.base_model, self.feeding
+        return try_model(encoder, feeding, lambda rows: packed_batch(rows, feeding), row_tokens, training=training)
+
+    def try_head(self) -> float:
+        """Refuse a head whose answers for packed sequences are not those for each alone; return how far they differ."""
+        module, feeding = self.module, self.feeding
+        length = min(_TRIED_TOKENS, tokens_of_packs(module.config, feeding.position_offset))
+        rows, _ = full_pack(module.config, length, _TRIAL_SEED, feeding.longest_sequence, feeding.unpacked_token)
+        with trial_of(module), quiet_transformers():
+            packed = self.answers(on_device(_batch_of_trial(rows[0]), self.device))[0]
+            alone = [self._alone(rows[0], number)[0] for number in range(1, len(rows[0]["seq_lens"]) + 1)]
+            expected = torch.cat([each if each.ndim == 2 else each[None] for each in alone]).float()
+        if packed.shape != expected.shape:
+            raise InputError(f"{type(module).__name__}: its head gives {expected.shape}, not {packed.shape}")
+        difference, scale = float((packed - expected).abs().max()), float(expected.abs().max())
+        if not difference <= (_HALF_BOUND if self._dtype in (torch.float16, torch.bfloat16) else _BOUND) * scale:
+            raise InputError(
+                f"{type(module).__name__}: its head gives packed texts other answers than texts alone (they differ by "
+                f"{difference:.1e}); give it one text a row"
+            )
+        return difference / max(scale, 1e-30)
+
+    def _alone(self, row: Row, number: int) -> Tensor:
+        chosen = row["sequence_ids"] == number
+        inputs = {"input_ids": torch.tensor(row["input_ids"][chosen][None], device=self.device)}
+        if self.feeding.token_types:
+            inputs["token_type_ids"] = torch.tensor(row["token_type_ids"][chosen][None], device=self.device)
+        return logits_of(self.module(**inputs))
+
+
+def _batch_of_trial(row: Row) -> dict[str, Tensor]:
+    """The batch of one pack, every token of which is read by a head of words."""
+    starts = np.cumsum(row["seq_lens"]) - row["seq_lens"]
+    names = {"input_ids": "input_ids", "input_mask": "sequence_ids", "segment_ids": "token_type_ids"}
+    names |= {"positions": "position_ids"}
+    features: BatchArrays = {name: row[column][None].astype(np.int32) for name, column in names.items()}
+    tokens = np.arange(len(row["input_ids"]), dtype=np.int32)[None]
+    added = {"sequence_positions": starts[None].astype(np.int32), "masked_positions": tokens}
+    return {name: torch.from_numpy(values) for name, values in {**features, **added}.items()}
+
+
+def _masked_tokens_mix(model: Any) -> str:
+    """Why a row with masked tokens is refused, of a model in whose packs they change the other sequences."""
+    setting = "token_dropout: it scales a row by its share of masked tokens; set token_dropout: false in config.json"
+    remedy = setting if getattr(model.config, "token_dropout", False) else NO_PACKS
+    return f"{type(model).__name__}: a masked token changes the other sequences of its pack ({remedy})"
+
+
+class _StandIn(torch.nn.Module):
+    """Stands for an encoder: the hidden states that it gives are those that it is given, in an output of that kind."""
+
+    def __init__(self, encoder: Any, output: Any) -> None:
+        super().__init__()
+        self._kind: Any = BaseModelOutputWithPooling if isinstance(output, tuple) else type(output)
+        self._has_pooled = any(field.name == "pooler_output" for field in dataclasses.fields(self._kind))
+        self.pooler = getattr(encoder, "pooler", None)
+        self.activation = getattr(encoder, "pooler_activation", None)  # of a pooler that is a mere dense layer
+        self._parts = {name for name, _ in encoder.named_children()} - {"pooler"}
+
+    def __getattr__(self, name: str) -> Any:
+        """So is a part of the encoder that a head calls instead (OPT's its decoder)."""
+        return self if name in self.__dict__.get("_parts", ()) else super().__getattr__(name)
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
+        if not self._has_pooled:
+            return self._kind(last_hidden_state=inputs_embeds)
+        pooled = None if self.pooler is None else self.pooler(inputs_embeds)
+        if pooled is not None and self.activation is not None:
+            pooled = self.activation(pooled[:, 0])
+        return self._kind(last_hidden_state=inputs_embeds, pooler_output=pooled)
+
+
+def _with_stand_in(module: Any) -> torch.nn.Module:
+    """The same module with the same weights, but for its encoder."""
+    encoder = module.base_model
+    name = next((name for name, child in module.named_children() if child is encoder), None)
+    if name is None:
+        raise InputError(f"{type(module).__name__}: its encoder is not separate from its head; choose another model or task")
+    with trial_of(module), quiet_transformers():
+        tokens = torch.tensor(usual_tokens(module.config)[None, :3], device=next(module.parameters()).device)
+        output = encoder(input_ids=tokens)
+    head: Any = copy.copy(module)
+    head._modules = {**module._modules, name: _StandIn(encoder, output)}  # noqa: SLF001 - of the copy
+    head.config = copy.copy(module.config)
+    if getattr(head.config, "pad_token_id", None) is None:
+        head.config.pad_token_id = 0  # some heads take no batch without one; rows hold no padding here
+    return cast(torch.nn.Module, head)
+
+
+def logits_of(output: Any) -> Tensor:
+    """The outputs of a head; of one for spans both, side by side."""
+    if "start_logits" in output:
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+    return cast(Tensor, output.logits)
+
+
+def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
+    """What the head of a model gives, and the names of its labels; None for a bare encoder, and for heads of other kinds."""
+    config, name = model.config, type(model).__name__
+    if not name.endswith(("ForTokenClassification", "ForSequenceClassification")):
+        return None, ()
+    missing = [number for number in range(config.num_labels) if number not in config.id2label]
+    if missing:
+        raise InputError(f"{name}: id2label has no label {missing[0]}, and there are {config.num_labels}; name all of them")
+    labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
+    if name.endswith("ForTokenClassification"):
+        return TaskHead("token-classification", len(labels)), labels
+    usual = "regression" if len(labels) == 1 else "single_label_classification"
+    return TaskHead(TASK_OF_PROBLEM[config.problem_type or usual], len(labels)), labels

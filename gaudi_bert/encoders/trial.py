@@ -1,0 +1,447 @@
+"""What a model is tried with: packs of random tokens and their outputs, packed and alone; and a small copy of the model.
+
+A small model has the architecture of a config: all kinds of its layers, random weights, few parameters, short windows. How a
+model has to be fed is tried on it (`asking.py`): sizes do not matter there, and a window can only be seen in sequences that
+are longer.
+
+Letters: B packs, L positions, H outputs of a token.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+import huggingface_hub.errors
+import numpy as np
+import torch
+import transformers
+
+from gaudi_bert.common.arrays import AnyArray
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.encoders.feeding import Feeding
+
+Row = Mapping[str, AnyArray]
+"""One pack: its columns by name."""
+ALONE_BOUND = 1e-5
+"""Allowed difference between packed and alone, of the largest output or 1, whichever is larger."""
+NEIGHBOUR_BOUND = 1e-6
+"""The same for what a changed neighbour may change."""
+SHARES = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
+_SPECIAL_TOKENS = ("bos", "cls", "sep", "eos", "mask", "unk")
+_LARGE = 10_000_000  # weights
+_LOW_IDS = 128  # among which tokenizers have their special tokens: 0 to 4, 50 to 60, 100 to 103, ...
+_CONFIG_ERROR = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)  # in newer versions
+MODEL_ERRORS = (
+    InputError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    ImportError,
+    AssertionError,
+    NotImplementedError,
+    ZeroDivisionError,
+    _CONFIG_ERROR,
+)
+"""What a model of others raises where its input or its config does not suit it."""
+_KIND_OF_ERROR = re.compile(r"^(.*?\b\w+Error: )+")
+_MEANT = (ValueError, OSError)  # and errors of a library's own kinds
+
+
+def reason_of(error: BaseException, most: int = 200) -> str:
+    """Why another library refused a file or a setting: its words where it meant to say something, else ours."""
+    message = _KIND_OF_ERROR.sub("", " ".join(str(error).split()))[:most]
+    meant = isinstance(error, _MEANT) or type(error).__module__ != "builtins"
+    return message if meant and message else "its settings do not fit together"
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without the progress bars, tables and warnings of `transformers` and PyTorch."""
+    library = transformers.utils.logging
+    level, shows_bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    library.set_verbosity(library.CRITICAL)
+    library.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        library.set_verbosity(level)
+        if shows_bars:
+            library.enable_progress_bar()
+
+
+@contextmanager
+def trial_conditions(one_thread: bool = True) -> Iterator[None]:
+    """Without gradients and without compilation, which flex attention does for every length: what is tried is the mask, not
+    the kernel. On one thread: a few tokens take less time than the threads that would wait for one another, unless the model
+    is large.
+    """
+    # Stances are there from PyTorch 2.6 on.
+    stance = torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else nullcontext()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if one_thread else threads)
+    try:
+        with torch.no_grad(), stance:
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def trial_of(model: Any) -> Iterator[None]:
+    """For running a model as it is: in evaluation mode, without gradients; what it raises becomes one line.
+
+    Afterwards its modules are in their modes again, and its buffers (statistics, for one) have their values.
+    """
+    modes = {module: module.training for module in model.modules()}
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()  # noqa: SLF001 - some models put others in their place
+        if buffer is not None
+    ]
+    model.eval()
+    try:
+        with trial_conditions(sum(weights.numel() for weights in model.parameters()) < _LARGE):
+            yield
+    except MODEL_ERRORS as error:
+        reason = str(error) if isinstance(error, InputError) else "it fails on a few tokens"
+        if getattr(model.config, "output_router_logits", False):
+            reason += "; its load-balancing loss takes no mask of packs: set model.config.output_router_logits = False"
+        raise InputError(f"{type(model).__name__}: cannot be tried: {reason}") from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        with torch.no_grad():
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer.copy_(value)  # noqa: SLF001
+
+
+def positions_of(config: Any) -> int | None:
+    """How many positions a model has; None where any number is possible, which XLNet writes as -1."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return positions if type(positions) is int and positions >= 0 else None
+
+
+def tokens_of_packs(config: Any, offset: int, most_tokens: int = 144) -> int:
+    """At most `most_tokens` (more than short windows and blocks hold), and the positions from `offset` on."""
+    positions = positions_of(config)
+    length = most_tokens if positions is None else min(most_tokens, positions - offset)
+    if length < 16:
+        raise InputError(f"max_position_embeddings = {positions}: at least 16 positions are needed to try packs")
+    return length
+
+
+def random_packs(
+    config: Any, length: int, seed: int, longest: int | None = None, without: int | None = None
+) -> tuple[list[Row], list[Row]]:
+    """Packs of random tokens, and the same with all tokens of the first sequence of each changed.
+
+    No sequence has more tokens than `longest`, and none has the token `without`.
+    """
+    lengths = [[min(int(share * length), longest or length) for share in shares] for shares in SHARES]
+    return _packs(config, length, lengths, seed, without)
+
+
+def full_pack(
+    config: Any, length: int, seed: int, longest: int | None = None, without: int | None = None
+) -> tuple[list[Row], list[Row]]:
+    """One pack without padding, from long sequences to one of a single token, as `random_packs` has them.
+
+    Whatever a model mixes over, some of it is in another sequence.
+    """
+    lengths, remaining = [], length
+    while remaining:
+        lengths.append(min((remaining + 1) // 2, longest or length))
+        remaining -= lengths[-1]
+    return _packs(config, length, [lengths], seed, without)
+
+
+def _packs(
+    config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], seed: int, without: int | None
+) -> tuple[list[Row], list[Row]]:
+    tokens, random = np.setdiff1d(_trial_tokens(config), [] if without is None else [without]), np.random.default_rng(seed)
+    turns = 1 + length * len(lengths_of_packs) // len(tokens)
+    order = np.concatenate([random.permutation(len(tokens)) for _ in range(turns)])  # each token is there, if there is room
+    rows: list[Row] = []
+    changed: list[Row] = []
+    for each in lengths_of_packs:
+        lengths = np.array(each)
+        numbers = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+        pads = length - len(numbers)
+        chosen, order = np.split(order, [len(numbers)])
+        row = {
+            "input_ids": np.pad(tokens[chosen], (0, pads)),
+            "token_type_ids": np.pad(np.concatenate([np.arange(n) >= n // 2 for n in lengths]).astype(int), (0, pads)),
+            "position_ids": np.concatenate([np.arange(n) for n in (*lengths, pads)]),
+            "sequence_ids": np.pad(numbers, (0, pads)),
+            "seq_lens": lengths,
+        }
+        other = tokens[np.where(numbers == 1, (chosen + 1) % len(tokens), chosen)]
+        rows.append(row)
+        changed.append({**row, "input_ids": np.pad(other, (0, pads))})
+    return rows, changed
+
+
+def usual_tokens(config: Any) -> AnyArray:
+    """Ordinary token ids: not among the first, and not named in the config."""
+    text = config.get_text_config()
+    tokens = np.setdiff1d(np.arange(min(5, text.vocab_size // 2), text.vocab_size), [*_named_tokens(config)])
+    if len(tokens) < 2:
+        raise InputError(f"vocab_size = {text.vocab_size}: at least two tokens that are not special are needed")
+    return tokens
+
+
+def _named_tokens(config: Any) -> set[int]:
+    configs = (config, config.get_text_config())
+    return {value for each in configs for name, value in vars(each).items() if "token" in name and isinstance(value, int)}
+
+
+def _trial_tokens(config: Any) -> AnyArray:
+    """Token ids in which special ones are as many as usual ones: models may treat [SEP] or [MASK] apart.
+
+    Padding is not among them, and no other token that a config names: it stands for an image, for one.
+    """
+    text, usual = config.get_text_config(), usual_tokens(config)
+    given = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
+    ids = {one for each in given for one in (each if isinstance(each, list) else [each]) if type(one) is int}
+    special = sorted(each for each in ids - {getattr(text, "pad_token_id", None)} if 0 <= each < text.vocab_size)
+    low = np.setdiff1d(np.arange(min(_LOW_IDS, text.vocab_size)), [*_named_tokens(config)])
+    return np.concatenate([np.tile(np.array(special, int), 8), low, usual[usual >= _LOW_IDS][: len(low)]])
+
+
+def alone_outputs(model: Any, feeding: Feeding, rows: Sequence[Row]) -> list[torch.Tensor]:
+    """The outputs of each sequence in a separate batch, without a mask or positions."""
+    outputs = []
+    for row in rows:
+        for number in range(1, len(row["seq_lens"]) + 1):
+            chosen = row["sequence_ids"] == number
+            inputs = {"input_ids": row["input_ids"][chosen]}
+            if feeding.token_types:
+                inputs["token_type_ids"] = row["token_type_ids"][chosen]
+            outputs.append(outputs_of(model, {name: torch.tensor(values)[None] for name, values in inputs.items()})[0])
+    return outputs
+
+
+def outputs_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """The first output, one vector for each token: float32 [B, L, H]."""
+    weights = next(model.parameters())
+    given = on_device(batch, weights.device, weights.dtype)
+    try:
+        output = token_outputs(model(**given))
+    except MODEL_ERRORS as error:
+        raise InputError(_why_not(model, batch)) from error
+    if not isinstance(output, torch.Tensor) or output.ndim != 3 or output.shape[:2] != batch["input_ids"].shape:
+        raise InputError(
+            f"{type(model).__name__}: its output is not one vector per token; give an encoder or a causal model"
+        )
+    return output.float().cpu()
+
+
+def _why_not(model: Any, batch: dict[str, Any]) -> str:
+    """What a model that raised an error cannot take of a batch."""
+    taken = inspect.signature(model.forward).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    unknown = [name for name in batch if name not in taken and not takes_any]
+    if unknown:
+        return f"its forward takes no {', '.join(unknown)}"
+    tokens = batch["input_ids"].shape[-1]
+    if batch.get("attention_mask") is None:
+        return f"it fails on rows of {tokens} tokens with {' and '.join(batch)} alone"
+    return f"it fails on packs of {tokens} tokens with a mask for each token"
+
+
+def token_outputs(output: Any) -> Any:
+    """What a model gives for tokens; what is first in its output may be something else (Mixtral's router loss)."""
+    named = (getattr(output, name, None) for name in ("logits", "last_hidden_state"))
+    return next((value for value in named if value is not None), output[0])
+
+
+def on_device(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """A batch, or what is in it, on a device; its masks of numbers in a `dtype`."""
+    if isinstance(value, dict):
+        return {name: on_device(each, device, dtype) for name, each in value.items()}
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.to(device, dtype)
+    return value.to(device) if hasattr(value, "to") else value
+
+
+def sequences_of(outputs: torch.Tensor, rows: Sequence[Row]) -> list[torch.Tensor]:
+    """The outputs of each sequence, of packs [B, L, H] or of one flattened row [1, T, H]."""
+    lengths = [row["seq_lens"].tolist() for row in rows]
+    if outputs.shape[0] == 1:
+        return list(outputs[0].split([length for row in lengths for length in row]))
+    return [part for output, row in zip(outputs, lengths, strict=True) for part in output[: sum(row)].split(row)]
+
+
+def largest_difference(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """Over all outputs of all sequences; NaN where either has one."""
+    return float(torch.stack([(one - other).abs().max() for one, other in zip(actual, expected, strict=True)]).max())
+
+
+def moved_neighbours(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Row]) -> float:
+    """The largest change of a sequence that is not the first of its pack, which was changed."""
+    others = [number > 0 for row in rows for number in range(len(row["seq_lens"]))]
+    unchanged = ([each for each, other in zip(outputs, others, strict=True) if other] for outputs in (before, after))
+    return largest_difference(*unchanged)
+
+
+def scale_of(outputs: Sequence[torch.Tensor]) -> float:
+    """The largest output, at least 1."""
+    return max(1.0, *(float(output.abs().max()) for output in outputs))
+
+
+# --- a small copy of a model
+
+_SEED = 12345
+_MOST_PARAMETERS = 2e8
+_HEADS = 4
+_WINDOW_NAME = re.compile(r"^(?!.*layer).*(window|local_attention|chunk|block_size|index_\w*topk|topk_blocks)")
+_WIDTH_NAME = re.compile(r"size|dim|^d_|n_embd")
+_PERIOD = re.compile(r"every_n|pattern|interval|period|freq")
+"""Names of settings with the number of layers between two of another kind."""
+_MOST = (
+    (re.compile(r"vocab_size"), 211),
+    (re.compile(r"intermediate_size|ffn|ff_dim|n_inner|mlp_dim|moe_dim|expert_(hidden|dim)"), 48),
+    (re.compile(r"experts?_per_tok|top_?k(_experts|_routing)?$|selected_experts|moe_k$"), 2),
+    (re.compile(r"(num|n|moe)_\w*experts?$"), 4),
+    (re.compile(r"(n|topk)_group$|first_k_dense|num_dense_layers"), 1),
+    (re.compile(r"lora_rank$|lora_r$"), 16),
+    (re.compile(r"kv_shared_layers$"), 0),
+)
+"""Sizes that the copy makes smaller: how it has to be fed does not depend on them."""
+
+
+def _configs(config: Any) -> Iterator[Any]:
+    yield config
+    for value in vars(config).values():
+        if isinstance(value, transformers.PretrainedConfig):
+            yield from _configs(value)
+
+
+def window_settings(config: Any) -> list[tuple[Any, str, Any]]:
+    """What may limit how far a layer sees: configs, the names there, and the values (numbers, or lists of them)."""
+    settings = []
+    for each in _configs(config):
+        for name, value in vars(each).items():
+            numbers = value if isinstance(value, list) else [value]
+            if _WINDOW_NAME.search(name) and numbers and all(type(one) is int and one > 1 for one in numbers):
+                settings.append((each, name, value))
+    return settings
+
+
+def _shallow(config: Any, window: int) -> Any:
+    """A copy with short windows, and no more layers than it takes to have every kind of them."""
+    small = copy.deepcopy(config)
+    for owner, name, value in window_settings(small):
+        short = [min(one, window) for one in value] if isinstance(value, list) else min(value, window)
+        setattr(owner, name, short)
+    for each in _configs(small):
+        layers = getattr(each, "num_hidden_layers", None)
+        if not isinstance(layers, int):
+            continue
+        kinds = list(getattr(each, "layer_types", None) or [])
+        periods = [value for name, value in vars(each).items() if _PERIOD.search(name) and type(value) is int]
+        fewer = max([2, *(kinds.index(kind) + 1 for kind in set(kinds)), *(each for each in periods if each <= layers)])
+        if fewer >= layers:
+            continue
+        for name, value in list(vars(each).items()):
+            if isinstance(value, list | tuple) and len(value) == layers:
+                vars(each)[name] = value[:fewer]
+        with suppress(NotImplementedError):  # a type that counts its layers in blocks
+            each.num_hidden_layers = fewer
+    return small
+
+
+def _small(config: Any, window: int) -> Any:
+    """A shallow copy whose layers are narrow too: a few heads as wide as they were."""
+    small = _shallow(config, window)
+    for each in _configs(small):
+        heads, hidden = (getattr(each, name, None) for name in ("num_attention_heads", "hidden_size"))
+        if type(heads) is int and type(hidden) is int and heads > _HEADS and hidden % heads == 0:
+            width = vars(each).get("head_dim")
+            for name, value in list(vars(each).items()):
+                if _WIDTH_NAME.search(name) and type(value) is int and value == hidden:
+                    setattr(each, name, _HEADS * (width or hidden // heads))
+            each.num_attention_heads = _HEADS
+            _cap(each, re.compile(r"attention_heads$|key_value_heads$"), _HEADS)
+        for names, most in _MOST:
+            _cap(each, names, most)
+        vocabulary = getattr(each, "vocab_size", None)
+        for name, value in list(vars(each).items()):
+            if name.endswith("_token_id") and type(value) is int and type(vocabulary) is int and value >= vocabulary:
+                setattr(each, name, value % 4)
+    return small
+
+
+def _cap(config: Any, names: re.Pattern[str], most: int) -> None:
+    """Make every setting of such a name, a number or a list of them, at most `most`."""
+    for name, value in list(vars(config).items()):
+        if names.search(name) and type(value) is int and value > most:
+            setattr(config, name, most)
+        elif names.search(name) and isinstance(value, list) and all(type(one) is int for one in value):
+            setattr(config, name, [min(one, most) for one in value])
+
+
+def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
+    """A small model in evaluation mode, without its head: of the class `kind`, or the one that `transformers` has for it.
+
+    Layers with a longer window see `window` tokens far.
+    """
+    reasons = []
+    for shrink in (_small, _shallow):
+        try:
+            small = shrink(config, window)
+            software = getattr(config, "_attn_implementation", None)
+            small._attn_implementation = software if software in ("eager", "sdpa") else None  # noqa: SLF001 - set nowhere else
+            with torch.device("meta"):
+                size = sum(parameter.numel() for parameter in _built(small, kind).parameters())
+            if size > _MOST_PARAMETERS:
+                reasons.append(f"its smallest copy has {size:,} parameters")
+                continue
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(_SEED)
+                model = _built(small, kind).float().eval()
+                spread_weights(model)
+        except MODEL_ERRORS as error:
+            reasons.append(reason_of(error))
+        else:
+            return model
+    raise InputError(f"model type {config.model_type!r}: no copy of it can be tried ({reasons[0]})")
+
+
+def _built(config: Any, kind: Any) -> Any:
+    if kind is None:
+        mapping = (
+            transformers.MODEL_MAPPING
+            if type(config) in transformers.MODEL_MAPPING
+            else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        )
+        classes = mapping[type(config)]
+        kind = classes[0] if isinstance(classes, tuple) else classes
+    return kind._from_config(config).base_model  # noqa: SLF001 - how transformers makes one of a config
+
+
+def spread_weights(model: Any) -> None:
+    """Random weights everywhere: what begins as zeros would hide what it is multiplied with.
+
+    They are wide enough for attention to matter, and keep the size of what they are multiplied with.
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.requires_grad:  # a table of positions, not weights
+                continue
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.05)

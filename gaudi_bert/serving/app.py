@@ -1,0 +1,360 @@
+"""The routes: what text-embeddings-inference, OpenAI, Jina and Cohere have, each over the same service."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI, Request, Response
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gaudi_bert import __version__
+from gaudi_bert.common.arrays import Float32Array
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.rows.fields import words_of_text
+from gaudi_bert.rows.types import Row, RowPosition, Sequences, TextRow
+from gaudi_bert.serving.model import ServedModel
+from gaudi_bert.serving.schemas import (
+    Asked,
+    Cut,
+    DecodeRequest,
+    EmbedRequest,
+    OpenAIEmbeddings,
+    PredictRequest,
+    RefusedError,
+    RerankDocuments,
+    RerankRequest,
+    SimilarityRequest,
+    TokenizeRequest,
+    parsed,
+)
+from gaudi_bert.serving.service import Service
+
+_OPEN = ("/health", "/ping", "/metrics")
+_VECTORS_AT_ONCE = 32  # that become JSON on the thread of all requests
+Answer = Callable[[Service, ServedModel, Request, Any], Awaitable[Any]]
+
+
+def make_app(service: Service, api_key: str | None) -> FastAPI:
+    """Return the application; with a key, all routes but those of probes and metrics require it."""
+    app = FastAPI(title="gaudi-bert", version=__version__, description="Encoders over packed requests.")
+    for path in ("/", *_ROUTES):
+        _add_post(app, service, path)
+
+    async def health() -> Response:
+        return Response(status_code=200 if service.is_healthy else 503)
+
+    async def metrics() -> Response:
+        return Response(service.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def info() -> Response:
+        return _json(_info(service, service.require_open()))
+
+    async def models() -> Response:
+        listed = {"id": service.model_id, "object": "model", "created": 0, "owned_by": "gaudi-bert"}
+        return _json({"object": "list", "data": [listed]})
+
+    routes = {"/health": health, "/ping": health, "/metrics": metrics, "/info": info, "/v1/models": models}
+    for path, route in routes.items():
+        app.add_api_route(path, route, methods=["GET"], response_class=Response, response_model=None)
+
+    async def refused(http: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            error = RefusedError(error.status_code, "validation", error.detail)
+        return _refusal(http.url.path, error) if isinstance(error, RefusedError) else Response(status_code=500)
+
+    app.add_exception_handler(RefusedError, refused)
+    app.add_exception_handler(HTTPException, refused)
+    if api_key is not None:
+        app.add_middleware(_RequireKey, key=api_key)
+    return app
+
+
+class _RequireKey:
+    """Refuses requests without the key; the comparison takes the same time whatever is sent."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app, self._digest = app, hashlib.sha256(f"Bearer {key}".encode()).digest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sent = next((value for name, value in scope.get("headers", ()) if name == b"authorization"), b"")
+        is_right = hmac.compare_digest(hashlib.sha256(sent).digest(), self._digest)
+        if is_right or scope["type"] != "http" or scope["path"] in _OPEN:
+            await self._app(scope, receive, send)
+            return
+        refusal = RefusedError(401, "unauthorized", "send the key as `Authorization: Bearer KEY`")
+        await _refusal(scope["path"], refusal)(scope, receive, send)
+
+
+def _add_post(app: FastAPI, service: Service, path: str) -> None:
+    """Add a route that reads a body; `/docs` describes it. That of `/` is the one for the kind of the model."""
+    counted = path.strip("/").replace("/", "_") or "root"
+
+    async def endpoint(http: Request) -> Response:
+        begun = time.monotonic()
+        service.metrics.requests.labels(counted).inc()
+        service.requests += 1
+        try:
+            model = service.require_open()
+            kind, answer = _ROUTES[_BY_KIND[model.kind] if path == "/" else path]
+            asked = parsed(kind, await service.body(http))
+            response = await _encoded(await answer(service, model, http, asked))
+        except RefusedError as refusal:
+            service.metrics.failed.labels(refusal.kind).inc()
+            return _refusal(path, refusal)
+        except ClientDisconnect:
+            service.metrics.disconnects.inc()
+            return Response(status_code=499)
+        finally:
+            service.requests -= 1
+        service.metrics.answered.labels(counted).inc()
+        service.metrics.request_seconds.observe(time.monotonic() - begun)
+        return response
+
+    described = _ROUTES.get(path, _ROUTES["/embed"])[0]
+    schema = {"requestBody": {"required": True, "content": {"application/json": {"schema": described.model_json_schema()}}}}
+    app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=schema, response_model=None, name=counted)
+
+
+def _json(content: object) -> Response:
+    return Response(to_json(content), media_type="application/json")
+
+
+def _refusal(path: str, refusal: RefusedError) -> Response:
+    headers = {} if refusal.retry_after is None else {"retry-after": str(refusal.retry_after)}
+    if refusal.status in (408, 413):
+        headers["connection"] = "close"  # the rest of the body is not read
+    content = to_json(refusal.content(path))
+    return Response(content, refusal.status, headers, media_type="application/json")
+
+
+async def _encoded(content: Any) -> Response:
+    """Return an answer as JSON; many vectors are written on another thread."""
+    if isinstance(content, np.ndarray):
+        write = partial(_written, content)
+        body = write() if len(content) <= _VECTORS_AT_ONCE else await asyncio.to_thread(write)
+        return Response(body, media_type="application/json")
+    if isinstance(content, bytes):
+        return Response(content, media_type="application/json")
+    return _json(content)
+
+
+def _written(vectors: Float32Array) -> bytes:
+    """Return vectors as JSON, one at a time, so that other threads get their turn."""
+    return b"[" + b",".join(to_json(vector.tolist()) for vector in vectors) + b"]"
+
+
+# --- vectors
+
+
+def _vectors_only(model: ServedModel, path: str = "embed") -> None:
+    if model.kind != "embedding":
+        raise RefusedError(424, "backend", f"this model is a {model.kind}: it has no answer to `{path}`")
+
+
+async def _vectors(
+    service: Service, model: ServedModel, http: Request, texts: Sequence[Any], *, cut: Cut, prompt_name: str | None = None
+) -> tuple[Float32Array, Sequences]:
+    """Compute the pooled vectors of texts, or of texts as token ids."""
+    _vectors_only(model)
+    if texts and not isinstance(texts[0], str):
+        sequences = await service.tokenized(texts, partial(model.of_ids, cuts_left=cut.cuts_left), cut.truncate)
+    else:
+        try:
+            prompt = model.prompt(prompt_name)
+        except InputError as error:
+            raise RefusedError(422, "validation", str(error)) from None
+        rows = [TextRow(RowPosition(number), text) for number, text in enumerate(texts)]
+        tokenize = partial(model.tokenized, prompt=prompt, cuts_left=cut.cuts_left)
+        sequences = await service.tokenized(rows, tokenize, cut.truncate)
+    return (await service.computed(http, sequences)).outputs, sequences
+
+
+def _listed(inputs: Any) -> list[Any]:
+    """Return one text, or the token ids of one, as a list of one."""
+    is_one = isinstance(inputs, str) or (len(inputs) > 0 and isinstance(inputs[0], int))
+    return [inputs] if is_one else inputs
+
+
+def _check_dimensions(model: ServedModel, dimensions: int | None) -> None:
+    if dimensions is not None and dimensions > model.width:
+        raise RefusedError(422, "validation", f"`dimensions` is {dimensions}: vectors have {model.width} values")
+
+
+async def _embed(service: Service, model: ServedModel, http: Request, asked: EmbedRequest) -> Any:
+    _vectors_only(model)
+    _check_dimensions(model, asked.dimensions)
+    texts = _listed(asked.inputs)
+    outputs, _ = await _vectors(service, model, http, texts, cut=asked, prompt_name=asked.prompt_name)
+    return model.vectors(outputs, asked.normalize, asked.dimensions)
+
+
+async def _openai(service: Service, model: ServedModel, http: Request, asked: OpenAIEmbeddings) -> Any:
+    _vectors_only(model)
+    _check_dimensions(model, asked.dimensions)
+    outputs, sequences = await _vectors(service, model, http, _listed(asked.input), cut=Cut())
+    vectors, tokens = model.vectors(outputs, None, asked.dimensions), len(sequences.input_ids)
+
+    def write() -> bytes:
+        data = []
+        for index, vector in enumerate(vectors):
+            is_text = asked.encoding_format == "base64"
+            value = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_text else vector.tolist()
+            data.append(to_json({"object": "embedding", "index": index, "embedding": value}))
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        rest = to_json({"model": service.model_id, "usage": usage})
+        return b'{"object":"list","data":[' + b",".join(data) + b"]," + rest[1:]
+
+    return write() if len(vectors) <= _VECTORS_AT_ONCE else await asyncio.to_thread(write)
+
+
+async def _similarity(service: Service, model: ServedModel, http: Request, asked: SimilarityRequest) -> Any:
+    _vectors_only(model, "similarity")
+    texts = [asked.inputs.source_sentence, *asked.inputs.sentences]
+    how = asked.parameters
+    outputs, _ = await _vectors(
+        service, model, http, texts, cut=how or Cut(), prompt_name=None if how is None else how.prompt_name
+    )
+    vectors = model.vectors(outputs, True, None)
+    return (vectors[1:] @ vectors[0]).tolist()
+
+
+# --- the answers of heads
+
+
+async def _answers(
+    service: Service, model: ServedModel, http: Request, rows: Sequence[Row], cut: Cut
+) -> tuple[Float32Array, list[dict[str, Any]]]:
+    """Compute the outputs of a head for texts, and what `predict` writes for them."""
+    sequences = await service.tokenized(rows, partial(model.tokenized, cuts_left=cut.cuts_left), cut.truncate)
+    work = await service.computed(http, sequences)
+    return work.outputs, model.answers(work.outputs, sequences, rows)
+
+
+async def _scores(
+    service: Service, model: ServedModel, http: Request, query: str, documents: Sequence[str], *, cut: Cut, raw: bool = False
+) -> list[tuple[int, float]]:
+    """Return the number and the score of each document, the best one first."""
+    if model.kind == "embedding" or model.width != 1 or model.is_per_token:
+        raise RefusedError(424, "backend", f"this model is a {model.kind}: it has no answer to `rerank`")
+    rows = [TextRow(RowPosition(number), query, document) for number, document in enumerate(documents)]
+    outputs, _ = await _answers(service, model, http, rows, cut)
+    values = outputs[:, 0].astype(np.float64)
+    scores = (values if raw else 1.0 / (1.0 + np.exp(-values))).astype(np.float32).tolist()
+    return sorted(enumerate(scores), key=lambda each: -each[1])
+
+
+async def _rerank(service: Service, model: ServedModel, http: Request, asked: RerankRequest) -> Any:
+    ranked = await _scores(service, model, http, asked.query, asked.texts, cut=asked, raw=asked.raw_scores)
+    if asked.return_text:
+        return [{"index": index, "text": asked.texts[index], "score": score} for index, score in ranked]
+    return [{"index": index, "score": score} for index, score in ranked]
+
+
+async def _rerank_documents(service: Service, model: ServedModel, http: Request, asked: RerankDocuments) -> Any:
+    texts = [document if isinstance(document, str) else document.text for document in asked.documents]
+    ranked = await _scores(service, model, http, asked.query, texts, cut=Cut())
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": score} for index, score in ranked[: asked.top_n]]
+    if asked.return_documents:
+        results = [{**result, "document": {"text": texts[result["index"]]}} for result in results]
+    return {"model": service.model_id, "results": results}
+
+
+async def _predict(service: Service, model: ServedModel, http: Request, asked: PredictRequest) -> Any:
+    if model.kind == "embedding":
+        raise RefusedError(424, "backend", "this model is an embedding model: it has no answer to `predict`")
+    inputs: Any = asked.inputs
+    is_batch = not isinstance(inputs, str) and len(inputs) > 0 and not isinstance(inputs[0], str)
+    listed = inputs if is_batch else [inputs]
+    rows = [_row(model, number, [texts] if isinstance(texts, str) else texts) for number, texts in enumerate(listed)]
+    outputs, answers = await _answers(service, model, http, rows, asked)
+    if model.kind != "tagger":
+        chosen = zip(outputs.tolist(), answers, strict=True)
+        answers = [_labelled(model, values if asked.raw_scores else None, answer) for values, answer in chosen]
+    return answers if is_batch else answers[0]
+
+
+def _row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
+    """Return a text or a pair as a row; a text for tags is split into words."""
+    most = 1 if model.kind == "tagger" else 2
+    if not 1 <= len(texts) <= most:
+        raise RefusedError(422, "validation", f"`inputs`: {len(texts)} texts belong together, 1 to {most} can")
+    if model.kind == "tagger":
+        return words_of_text(RowPosition(number), texts[0])
+    return TextRow(RowPosition(number), *texts)
+
+
+def _labelled(model: ServedModel, raw: list[float] | None, answer: dict[str, Any]) -> Any:
+    """Return an answer as labels with their scores, the highest first."""
+    labels = model.task.labels if model.task is not None and model.task.labels else ("LABEL_0",)
+    scores = raw or [*answer["probabilities"].values()] if "probabilities" in answer else raw or [*answer.values()]
+    named = [{"label": label, "score": score} for label, score in zip(labels, scores, strict=True)]
+    return sorted(named, key=lambda each: -each["score"])
+
+
+# --- tokens
+
+
+async def _tokenize(service: Service, model: ServedModel, http: Request, asked: TokenizeRequest) -> Any:
+    texts = _listed(asked.inputs)
+    if len(texts) > service.settings.request_texts:
+        raise RefusedError(413, "validation", f"`inputs` are {len(texts):,} texts; send fewer")
+    try:
+        prompt = model.prompt(asked.prompt_name) if model.kind == "embedding" and asked.prompt_name else ""
+    except InputError as error:
+        raise RefusedError(422, "validation", str(error)) from None
+    return await service.aside(model.tokens, [prompt + text for text in texts], asked.add_special_tokens)
+
+
+async def _decode(service: Service, model: ServedModel, http: Request, asked: DecodeRequest) -> Any:
+    texts = _listed(asked.ids)
+    return await service.aside(model.decoded, texts, asked.skip_special_tokens)
+
+
+_ROUTES: dict[str, tuple[type[Asked], Answer]] = {
+    "/embed": (EmbedRequest, _embed),
+    "/similarity": (SimilarityRequest, _similarity),
+    "/rerank": (RerankRequest, _rerank),
+    "/predict": (PredictRequest, _predict),
+    "/tokenize": (TokenizeRequest, _tokenize),
+    "/decode": (DecodeRequest, _decode),
+    "/v1/embeddings": (OpenAIEmbeddings, _openai),
+    "/v1/rerank": (RerankDocuments, _rerank_documents),
+    "/v2/rerank": (RerankDocuments, _rerank_documents),
+}
+
+
+_BY_KIND = {"embedding": "/embed", "reranker": "/rerank", "classifier": "/predict", "tagger": "/predict"}
+"""What `POST /` is, by the kind of model."""
+
+
+def _info(service: Service, model: ServedModel) -> dict[str, Any]:
+    labels = dict(enumerate(model.task.labels)) if model.task is not None else {}
+    named = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}}
+    kinds = {"embedding": {"embedding": {"pooling": model.folder.pooling}}, "reranker": {"reranker": named}}
+    largest = max(service.costs)
+    return {
+        "model_id": service.model_id,
+        "model_sha": None,
+        "model_dtype": "float32" if service.settings.precision == "float32" else "bfloat16",
+        "model_type": kinds.get(model.kind, {"classifier": named}),
+        "max_concurrent_requests": service.settings.queue_texts,
+        "max_input_length": model.longest,
+        "max_batch_tokens": largest.slots,
+        "max_batch_requests": None,
+        "max_client_batch_size": service.settings.request_texts,
+        "auto_truncate": service.settings.auto_truncate,
+        "tokenization_workers": 1,
+        "version": __version__,
+        "shapes": {str(shape): round(1000 * seconds, 3) for shape, seconds in service.costs.items()},
+    }

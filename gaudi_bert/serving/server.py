@@ -1,0 +1,173 @@
+"""The process: its socket, its signals, and how it ends.
+
+It listens while the model is being opened, and answers 503. On SIGTERM it accepts no more, answers what it has accepted
+within the grace period, and ends with code 0; where the device is lost, with 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_text
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.serving.app import make_app
+from gaudi_bert.serving.device import measured
+from gaudi_bert.serving.ladder import Shape, ladder
+from gaudi_bert.serving.model import ServedModel, open_served_model
+from gaudi_bert.serving.service import Service
+from gaudi_bert.serving.settings import ServeSettings
+
+_USUAL_ROW = 512  # slots: shorter rows leave more of them empty, longer ones cost more attention
+_BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}
+_POLL_SECONDS = 0.05
+
+
+class _Server(uvicorn.Server):
+    """A server whose signals are those of `serve`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed if no request comes."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        """Go on waiting for the rest of a request's headers, no longer than for all of them."""
+        timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
+        super().data_received(data)
+        if timer is not None and self.cycle is not None and not self.cycle.response_complete:
+            timer.cancel()
+        elif self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = timer
+
+
+def serve(path: Path, settings: ServeSettings, reporter: Reporter) -> None:
+    """Serve the model of a folder until SIGTERM or Ctrl-C.
+
+    Raises:
+        InputError: the folder, the key or the port cannot be used.
+        FailedError: the device is lost.
+    """
+    api_key = None if settings.api_key_file is None else _read_key(settings.api_key_file)
+
+    async def until_signal(listener: socket.socket) -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await answer_until(stop, listener, path, settings, api_key, reporter)
+
+    with open_listener(settings) as listener:
+        asyncio.run(until_signal(listener))
+
+
+async def answer_until(
+    stop: asyncio.Event,
+    listener: socket.socket,
+    path: Path,
+    settings: ServeSettings,
+    api_key: str | None,
+    reporter: Reporter,
+) -> None:
+    """Open the model and answer requests until `stop` is set; then answer what was accepted."""
+    service = Service(lambda: opened(path, settings), settings, settings.model_id or path.resolve().name)
+    config = uvicorn.Config(
+        make_app(service, api_key),
+        http=_Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=max(1, round(settings.request_seconds)),
+        timeout_graceful_shutdown=1,
+    )
+    begun, server = time.monotonic(), _Server(config)
+    serving = asyncio.ensure_future(server.serve([listener]))
+    service.device.start()
+    waits = [asyncio.ensure_future(event.wait()) for event in (service.ready, stop, service.ended)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    if service.ready.is_set():
+        reporter.say(_described(service, listener, time.monotonic() - begun))
+        await asyncio.wait(waits[1:], return_when=asyncio.FIRST_COMPLETED)
+    service.stopping = True
+    deadline = time.monotonic() + settings.grace_seconds
+    while service.requests and not service.ended.is_set() and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_SECONDS)
+    service.queue.close()
+    server.should_exit = True
+    await serving
+    for wait in waits:
+        wait.cancel()
+    if service.reason is not None:
+        raise service.reason
+
+
+def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape, float]]:
+    """Open a model, compute each shape of its ladder, and return what each costs."""
+    model = open_served_model(path, settings)
+    row_length = settings.row_length or min(model.positions, max(model.longest, _USUAL_ROW))
+    if row_length > model.positions:
+        raise InputError(
+            f"--row-length {row_length}: the model has {model.positions} positions; give 3 to {model.positions}"
+        )
+    if row_length < model.longest:
+        raise InputError(
+            f"--row-length {row_length}: is shorter than a text of {model.longest} tokens; give more, "
+            f"or --max-sequence-length {row_length}"
+        )
+    usual = max(1, _BATCH_SLOTS[model.device.kind] // row_length)
+    shapes = ladder(row_length, settings.batch_rows or 1 << (usual.bit_length() - 1))
+    return model, measured(model, shapes)
+
+
+def _described(service: Service, listener: socket.socket, seconds: float) -> str:
+    host, port = listener.getsockname()[:2]
+    shapes, model = list(service.costs), service.model
+    kind = "" if model is None else f"{model.kind}, texts of up to {model.longest} tokens, {model.device.description}, "
+    steps = f"{len(shapes)} shapes from {shapes[0]} to {shapes[-1]}"
+    place = f"[{host}]" if ":" in host else host
+    return f"serving {service.model_id} on http://{place}:{port}: {kind}{steps}; ready after {seconds:.1f} s"
+
+
+def open_listener(settings: ServeSettings) -> socket.socket:
+    """Listen at the address of the settings."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        raise InputError(f"--host {settings.host} --port {settings.port}: {error.strerror}; give another one") from error
+    return listener
+
+
+def _read_key(file: Path) -> str:
+    try:
+        if stat.S_IMODE(file.stat().st_mode) & stat.S_IROTH:
+            raise InputError(f"--api-key-file {file}: everybody may read it; run: chmod 600 {file}")
+        key = read_text(file).strip()
+    except OSError as error:
+        raise InputError(f"--api-key-file {file}: {error.strerror}; give a file with the key") from error
+    if not key or not key.isascii() or len(key.split()) != 1:
+        raise InputError(f"--api-key-file {file}: must hold one word of ASCII, the key")
+    return key

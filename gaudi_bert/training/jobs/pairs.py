@@ -1,0 +1,401 @@
+"""Training on rows whose loss is one of all rows of an update (pairs of texts, lists of documents): batches, objective, job.
+
+A batch holds, besides the features of the encoder, `text_numbers` [B, S]: the number of each sequence among those of its
+update, -1 for none. With it the outputs of all micro-batches and processes are put side by side.
+
+Letters: B packs of a batch, S depth, N sequences of an update, C values of an output.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, IntArray
+from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.engines.protocol import Communicator, Model, UpdateLoss
+from gaudi_bert.packing.mixture import Packing
+from gaudi_bert.rows.packs import Packs, Placement, lay_out_packs
+from gaudi_bert.rows.types import Sequences, TupleRow
+from gaudi_bert.tasks.contrast import PairedRows
+from gaudi_bert.tasks.kinds.embedding import CORRELATIONS
+from gaudi_bert.tasks.kinds.task import Task, TaskFigures
+from gaudi_bert.tasks.models.task_models import sees_only_before
+from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, TaskResult
+from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
+from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.jobs.rows import FineTuneJob, run_settings
+from gaudi_bert.training.loop import RunContext
+from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, write_sentence_folder
+from gaudi_bert.training.objective import Evaluation, Objective
+from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, MicroBatch, RunPlan
+
+
+@dataclass(frozen=True, eq=False)
+class PairData:
+    """Tokenized rows, the stream of them, and the shape of its updates.
+
+    The shape is that of the updates that were looked at before the run. A later one that needs more packs has more
+    micro-batches of the same shape.
+    """
+
+    sequences: Sequences
+    rows: PairedRows
+    stream: RowStream
+    shape: UpdateShape
+
+    def micro_batches_of(self, update: int) -> int:
+        """Return the micro-batches of an update, counted from 0, on one process."""
+        if update >= self.stream.updates:
+            return self.shape.micro_batches
+        packs = len(_packs_of(self, update)[0])
+        return max(self.shape.micro_batches, -(-packs // (self.shape.batch.packs * self.shape.processes)))
+
+    def most_sequences(self, update: int) -> int:
+        """Return a number of sequences that is enough for all packs of an update."""
+        return self.micro_batches_of(update) * self.shape.batch.packs * self.shape.processes * self.shape.batch.depth
+
+    def batches(self, first_update: int, rank: int) -> Iterator[Batch]:
+        """Return the micro-batches of one process from an update on, counted from 0; after the last update, empty ones."""
+        shape, batch_packs = self.shape, self.shape.batch.packs
+        for update in itertools.count(first_update):
+            packs, sequences = Packs(np.zeros(0, np.int64), np.zeros(1, np.int64)), np.zeros(0, np.int64)
+            if update < self.stream.updates:
+                packs, sequences = _packs_of(self, update)
+            for number in range(self.micro_batches_of(update)):
+                chosen = rank + shape.processes * (number * batch_packs + np.arange(batch_packs))
+                yield self._batch(packs, sequences, chosen[chosen < len(packs)])
+
+    def _batch(self, packs: Packs, sequences: IntArray, chosen: IntArray) -> Batch:
+        of_data = Packs(sequences[packs.members], packs.starts)
+        placed = lay_out_packs(self.sequences, of_data, chosen, self.shape.batch)
+        return {**placed.features(self.sequences), **pair_features(placed, sequences)}
+
+
+@lru_cache(maxsize=4)
+def _packs_of(data: PairData, update: int) -> tuple[Packs, IntArray]:
+    return data.stream.packs_of(update, data.shape.batch)
+
+
+def pair_features(placed: Placement, sequences: IntArray) -> Batch:
+    """`text_numbers`; the sequences are those of the update, sorted."""
+    return {"text_numbers": placed.each(np.searchsorted(sequences, placed.sequences).astype(np.int32), -1)}
+
+
+@dataclass(frozen=True)
+class _VectorEvaluation(TaskEvaluation):
+    """Rows whose texts are embedded; vectors have `hidden_size` values, of which the model's folder may keep the first."""
+
+    hidden_size: int = 0
+    folder: SentenceFolder = field(default_factory=SentenceFolder)
+
+    @property
+    def sums(self) -> int:
+        """A text alone has no loss."""
+        return 1
+
+    def counted(self, batch: Batch) -> FloatArray:
+        """Packs."""
+        return np.ones(1)
+
+    def outputs(self) -> Float32Array:
+        """Vectors [N, H] of all texts."""
+        return np.zeros((len(self.data.sequences), self.hidden_size), np.float32)
+
+    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
+        """The metrics of the task."""
+        sequences, rows = self.data.sequences, self.data.rows
+        vectors = self.folder.cut(cast(Float32Array, outputs))
+        figures = self.task.metrics(vectors, sequences, rows)
+        return TaskResult(figures, self.best_metric, len(sequences), len(rows), vectors)
+
+
+@dataclass(frozen=True)
+class PairObjective(Objective):
+    """One loss of all rows of an update; sums: the loss times the rows, the rows, and those that are answered right."""
+
+    task: Task
+    data: PairData
+
+    def weights(self, batch: BatchArrays) -> FloatArray:
+        """Nothing is divided."""
+        return np.ones(2)
+
+    def figures(self, sums: FloatArray) -> TaskFigures:
+        """The mean loss of a row, and the share of rows that are answered right where rows can be."""
+        loss, _, right = sums / max(sums[1], 1.0)
+        return TaskFigures(float(loss), float(right) if self.data.rows.has_answers else None)
+
+    def update_loss(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> UpdateLoss:
+        """The loss of an update, counted from 1."""
+        stream, numbers = self.data.stream, [batch["text_numbers"] for batch in micro_batches]
+        sequences = stream.distinct(update - 1, update)[0]
+        rows = stream.rows_of(update - 1, update)
+
+        def loss_of_outputs(outputs: Sequence[NDArray[Any]]) -> tuple[FloatArray, list[FloatArray]]:
+            together_NC = np.zeros((self.data.most_sequences(update - 1), outputs[0].shape[-1]))
+            for numbers_BS, output_BSC in zip(numbers, outputs, strict=True):
+                together_NC[numbers_BS[numbers_BS >= 0]] = output_BSC[numbers_BS >= 0]
+            together_NC = communicator.sum_array(together_NC)[: len(sequences)]
+            result = self.data.rows.loss(together_NC, sequences, rows)
+            gradients = [np.where(each[..., np.newaxis] >= 0, result.gradient_NH[each], 0.0) for each in numbers]
+            sums = np.array([result.loss * len(rows), len(rows), result.right], np.float64)
+            return sums * communicator.is_first, gradients
+
+        return loss_of_outputs
+
+
+@dataclass(frozen=True)
+class _PairPlan(RunPlan):
+    """A run whose updates have as many micro-batches as their packs need."""
+
+    data: PairData | None = None
+
+    def micro_batches_of(self, update: int) -> list[MicroBatch]:
+        """Return the usual micro-batches, and more for an update that needs them."""
+        usual = super().micro_batches_of(update)
+        return usual if self.data is None else usual[:1] * self.data.micro_batches_of(update - 1)
+
+
+# --- the job. `finetune.batch_sequences` counts rows here; the model before training is evaluated too: it is the baseline.
+
+_BASELINE_NAME = "best/baseline.json"
+
+
+class PairJob(FineTuneJob):
+    """A model of a task on rows that are learnt together."""
+
+    evaluates_first = True
+
+    def prepare(self, reporter: Reporter) -> None:
+        """Read the rows and the model, as for other tasks; refuse what cannot be learnt together."""
+        if self.section.row_lengths is not None:
+            raise InputError(
+                f"finetune.row_lengths: is not for {self._settings.task.name} with one loss of all rows of an update, whose "
+                "length of rows is chosen already; leave it out"
+            )
+        if "algorithm" in self.section.model_fields_set:
+            raise InputError(
+                f"finetune.algorithm = {self.section.algorithm}: is not for {self._settings.task.name} with one loss of all "
+                "rows of an update, whose packs are made by best fit; leave it out"
+            )
+        super().prepare(reporter)
+        data, held_out, section = self._data, self._held_out, self.section
+        _check_rows(data, self._task.settings)
+        if held_out is not None:
+            _check_kind(data, held_out)
+        self._best_metric = _best_metric_of(data, self._best_metric, section.best_metric)
+        most, width = max(self._task.settings.dimensions, default=0), self._start.sizes.hidden_size
+        if most > width:
+            raise InputError(f"task.dimensions: {most} is more than the {width} values of a vector; name fewer")
+        rows = cast(PairedRows, self._task.paired(data.sequences, data.rows))
+        compares = self._task.name != "embedding" or self._task.settings.loss == "cosine"
+        if section.batch_sequences == 1 and not compares and len(rows.groups.members) == 2 * len(rows.groups):
+            raise InputError(
+                "finetune.batch_sequences = 1: an update of one pair has nothing to compare it with; set it to 2 or more"
+            )
+        if len(rows.groups) < section.batch_sequences:
+            raise InputError(
+                f"{data.path}: has {count_of(len(rows.groups), 'row')}, fewer than finetune.batch_sequences = "
+                f"{section.batch_sequences}, which an update learns together; set it to no more"
+            )
+        self._rows = rows
+        self._stream = RowStream(data.sequences.lengths, rows.groups, section.batch_sequences, section.epochs, section.seed)
+
+    def _task_settings(self) -> TaskSettings:
+        """With the pooling and the prompts of the folder, where the settings name none."""
+        settings = self._settings.task
+        if settings.name != "embedding":
+            return settings
+        model = self._files.model
+        self._sentences = read_sentence_folder(model, settings.pooling) or SentenceFolder(settings.pooling or "mean")
+        own = self._sentences
+        changes = {
+            "pooling": own.pooling,
+            "query_prompt": own.prompts.get("query") if settings.query_prompt is None else settings.query_prompt,
+            "document_prompt": own.prompts.get("document") if settings.document_prompt is None else settings.document_prompt,
+        }
+        if (changes["query_prompt"] or changes["document_prompt"]) and not own.pools_prompt:
+            raise InputError(
+                f"{model}: leaves prompts out of the mean, which cannot be done here; set task.query_prompt and "
+                "task.document_prompt to '' for none"
+            )
+        if sees_only_before(model) and own.pooling != "last":
+            raise InputError(
+                f"{model}: a token sees only those before it, so {own.pooling} pooling misses most of a text; set "
+                "task.pooling to last"
+            )
+        return settings.model_copy(update=changes)
+
+    def _length(self) -> int:
+        """As set, or where the folder of the model cuts texts."""
+        section, own = self.section, self._sentences
+        if "max_sequence_length" in section.model_fields_set or own.max_sequence_length is None:
+            return super()._length()
+        return min(own.max_sequence_length, self._start.sizes.positions)
+
+    def _packings(self, counts: IntArray, depth: int | str, path: Path, is_first: bool) -> tuple[Packing, ...]:
+        """Return packs of held-out texts; those of updates are made as they come."""
+        return () if is_first else super()._packings(counts, depth, path, is_first)
+
+    def plan(self, processes: int) -> RunPlan:
+        """Choose the shape of an update."""
+        section, stream, sizes = self.section, self._stream, self._start.sizes
+        shape = choose_shape(
+            stream,
+            most_packs=section.micro_batch_packs,
+            processes=processes,
+            hidden_size=sizes.hidden_size,
+            longest=sizes.positions,
+            depth=section.depth if "depth" in section.model_fields_set and isinstance(section.depth, int) else None,
+        )
+        self._pairs = PairData(self._data.sequences, self._rows, stream, shape)
+        self.objective = PairObjective(self._task, self._pairs)
+        an_epoch = -(-len(stream.rows) // stream.batch_rows)
+        return _PairPlan(
+            run_settings(section, shape.batch.packs, stream.updates, an_epoch),
+            stream.batch_rows / shape.packs,
+            processes=processes,
+            processes_per_worker=self._settings.resources.processes_per_worker,
+            slots_per_pack=shape.batch.length,
+            packs=None,
+            keys=FINE_TUNING_KEYS,
+            data=self._pairs,
+        )
+
+    def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
+        """The rows, the model, and the shape of an update."""
+        stream, start, (batch, micro_batches, processes) = self._stream, self._start, self._pairs.shape
+        tokens = stream.tokens.sum() / len(stream.rows)
+        return [
+            f"{self._task.name}: {len(stream.rows):,} rows of {self._data.path}, {len(stream.lengths):,} distinct texts, "
+            f"{tokens:.1f} tokens of a row on average",
+            f"{start.path} ({start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size {start.sizes.hidden_size}",
+            f"an update is {stream.batch_rows:,} rows in {micro_batches} x {batch.packs} packs of {batch.length} positions"
+            + (f" on each of {processes} processes" if processes > 1 else "")
+            + f", at most {batch.depth} texts in a pack, {self._padding():.1%} padding",
+            f"{stream.updates:,} updates are {count_of(stream.epochs, 'epoch')}; {plan.settings.warmup_updates:,} of them "
+            f"are warm-up; {self.section.optimizer}, learning rate {self.section.learning_rate:g}",
+            *filter(None, [self._task.note(self._data.rows)]),
+            *(plan.table() if dry_run else []),
+        ]
+
+    def _padding(self) -> float:
+        """The share of the slots of complete updates that hold nothing."""
+        stream, shape = self._stream, self._pairs.shape
+        updates = max(1, min(stream.looked_at, stream.epochs * len(stream.rows) // stream.batch_rows))
+        return 1 - stream.distinct_tokens(updates) / (updates * shape.packs * shape.batch.length)
+
+    def evaluation(self, plan: RunPlan) -> TaskEvaluation | None:
+        """The held-out rows."""
+        if self._held_out is None or self._task.name != "embedding":
+            return super().evaluation(plan)
+        packs, hidden_size = self.section.micro_batch_packs, self._start.sizes.hidden_size
+        seed = plan.settings.seed
+        return _VectorEvaluation(
+            self._task, self._held_out, packs, seed, self._best_metric, hidden_size=hidden_size, folder=self._sentences
+        )
+
+    def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
+        """The micro-batches of this process."""
+        return self._pairs.batches(order.updates_done, order.rank)
+
+    def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
+        """Keep the best weights, and the figures of the model before training."""
+        super().evaluated(run, model, update, evaluation)
+        if update == 0 and run.communicator.is_first:
+            first = BestCheckpoint(update=0, metric=self._best_metric, metrics=evaluation.as_json())
+            first.write(self._out / _BASELINE_NAME)
+
+    def _packing_figures(self) -> dict[str, Any]:
+        """Packs of the updates of an epoch, whose texts are those of its rows; no packs hold the tokens in fewer."""
+        stream, shape = self._stream, self._pairs.shape
+        texts, packs = len(stream.rows.members), -(-len(stream.rows) // stream.batch_rows) * shape.packs
+        return {
+            "max_sequence_length": self._length(),
+            "sequences": texts,
+            "packs": packs,
+            "lower_bound": -(-stream.distinct_tokens(-(-len(stream.rows) // stream.batch_rows)) // shape.batch.length),
+            "packing_factor": texts / packs,
+            "depth": shape.batch.depth,
+            "algorithm": "lpfhp",
+        }
+
+    def _baseline(self) -> dict[str, float]:
+        """The figures of the model before training."""
+        stored = BestCheckpoint.read_if_present(self._out / _BASELINE_NAME)
+        return (
+            {}
+            if stored is None
+            else {name: stored.metrics[name] for name in self._task.metric_names if name in stored.metrics}
+        )
+
+    def _write_folder(self, model: Model) -> None:
+        """The model as `transformers`, and of embeddings as `sentence_transformers` opens it."""
+        super()._write_folder(model)
+        if self._task.name == "embedding":
+            write_sentence_folder(
+                self._out, self._task.settings, self._sentences, self._length(), self._start.sizes.hidden_size
+            )
+
+
+def _check_rows(data: TaskData, settings: TaskSettings) -> None:
+    """Refuse rows of two kinds, and scores that a cosine never has."""
+    first = data.rows[0]
+    for row in data.rows:
+        if not isinstance(row, TupleRow) or not isinstance(first, TupleRow):
+            return  # documents of a query
+        if (row.score is None) != (first.score is None):
+            raise InputError(
+                f"{data.path}: {row.position}: {_kind(row)}, the first row {_kind(first)}; give rows of one kind"
+            )
+        if settings.loss == "cosine" and row.score is not None and not -1 <= row.score <= 1:
+            raise InputError(
+                f"{data.path}: {row.position}: the score is {shown(row.score)}; a cosine is a number of -1 to 1"
+            )
+    if not isinstance(first, TupleRow):
+        return
+    if first.score is None and settings.loss is not None:
+        raise InputError(f"task.loss = {settings.loss}: is for pairs with a score, {data.path} has none; leave it out")
+    if first.score is not None and settings.symmetric:
+        raise InputError(f"task.symmetric: is for anchors and positives, {data.path} has pairs with a score; leave it out")
+    if settings.loss == "cosine" and "scale" in settings.model_fields_set:
+        raise InputError(f"task.scale = {settings.scale:g}: a cosine is learnt as it is (task.loss = cosine); leave it out")
+    scores = {row.score for row in data.rows if isinstance(row, TupleRow)}
+    if first.score is not None and settings.loss != "cosine" and len(scores) == 1:
+        raise InputError(
+            f"{data.path}: every score is {first.score:g}, and CoSENT learns which of two pairs is more alike: give others, "
+            "or learn the number itself with task.loss = cosine"
+        )
+
+
+def _best_metric_of(data: TaskData, best_metric: str, chosen: str | None) -> str:
+    """Of pairs with a score a correlation, of others a figure of the search."""
+    first = data.rows[0]
+    if not isinstance(first, TupleRow) or (first.score is not None) == (best_metric in CORRELATIONS):
+        return best_metric
+    if chosen is not None:
+        raise InputError(
+            f"finetune.best_metric = {chosen}: {data.path} {_kind(first)}, which has no such metric; leave it out"
+        )
+    return "spearman"
+
+
+def _check_kind(data: TaskData, held_out: TaskData) -> None:
+    one, other = data.rows[0], held_out.rows[0]
+    if isinstance(one, TupleRow) and isinstance(other, TupleRow) and (one.score is None) != (other.score is None):
+        raise InputError(f"{held_out.path}: {_kind(other)}, {data.path} {_kind(one)}; give files of one kind")
+
+
+def _kind(row: TupleRow) -> str:
+    return "has an anchor and a positive" if row.score is None else "has two texts and a score"

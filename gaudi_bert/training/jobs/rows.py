@@ -1,0 +1,403 @@
+"""The job of `finetune`: a model of a task on labelled rows, whose packs are those of the complete file.
+
+`training/jobs/pairs.py` adds what rows need whose loss is one of all rows of an update.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
+from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.errors import InputError, enumerated
+from gaudi_bert.common.files import atomic_file, file_identity
+from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, RunSettings, TaskName, TaskSettings
+from gaudi_bert.config.values import free_settings
+from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
+from gaudi_bert.packing.algorithms import pack_histogram
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.mixture import Packing
+from gaudi_bert.packing.row_lengths import choose_row_lengths, row_cost
+from gaudi_bert.rows.reading import SkippedRows
+from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizing import policy_of
+from gaudi_bert.rows.types import QuestionRow
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, TaskObjective, check_settings_apply, task_named
+from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
+from gaudi_bert.tasks.task_data import (
+    TaskData,
+    TaskEvaluation,
+    TaskResult,
+    counts_of,
+    labels_of,
+    task_batches,
+    tokenized_file,
+)
+from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
+from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.loop import RunContext, TrainingLoop
+from gaudi_bert.training.model_files import SentenceFolder
+from gaudi_bert.training.objective import Evaluation
+from gaudi_bert.training.run import Job
+from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
+
+PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
+
+# What a dry run compares.
+_USUAL_ROWS, _USUAL_DEPTHS = (128, 256, 384, 512), (3, 6, 12, "max")
+# Settings that name files, which are known by their content.
+_FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
+
+
+@dataclass(frozen=True)
+class FineTuneInput:
+    """The files of a run.
+
+    `vocabulary` is a folder with the tokenizer, where it is not next to the weights.
+    """
+
+    data: Path
+    evaluation_data: Path | None
+    model: Path
+    vocabulary: Path | None = None
+
+
+class FineTuneJob(Job[FineTuning]):
+    """A model of a task on labelled rows."""
+
+    result_name, result_type = FINETUNING_NAME, FineTuning
+    section: FineTuneSettings
+    _sentences = SentenceFolder()
+
+    def __init__(self, settings: PipelineSettings, files: FineTuneInput, out: Path) -> None:
+        self.section = settings.finetune
+        self._costs: list[str] = []
+        self._settings, self._files, self._out = settings, files, out
+        self.is_bert = is_bert(files.model)
+
+    def prepare(self, reporter: Reporter) -> None:
+        """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
+        task_settings, section, files = self._task_settings(), self.section, self._files
+        if task_settings.name is None:
+            raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
+        name = task_settings.name
+        check_settings_apply(name, self._settings.task)
+        tokenizer = open_tokenizer(files.vocabulary or files.model)
+        labels = labels_of(files.data, name, task_settings)
+        kind = task_named(name)
+        start = self._start = start_weights(files.model, kind(task_settings, labels))
+        positions, given = start.sizes.positions, self._given_lengths()
+        for key, length in (("row_lengths", given[-1] if given else 0), ("max_sequence_length", self._length())):
+            if length > positions:
+                raise InputError(f"finetune.{key} = {length}: the model has {positions} positions; set it to no more")
+        tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
+        data = self._read(files.data, task_settings, tokenizer, labels, section.depth, reporter, is_first=True)
+        # Questions without an answer need a threshold for giving none.
+        has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
+        if has_unanswerable and task_settings.null_score_threshold is None:
+            task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
+        needs_words = name == "masked-language-modelling"
+        self._task = kind(task_settings, labels, vocabulary_of(tokenizer) if needs_words else NO_VOCABULARY)
+        self._tokenizer, self._data, self._held_out = tokenizer, data, None
+        if files.evaluation_data is not None:
+            depth = section.evaluation_depth
+            self._held_out = self._read(files.evaluation_data, task_settings, tokenizer, labels, depth, reporter)
+        self._best_metric = _best_metric(self._task, section, self._held_out is not None)
+        self.spec = ModelSpec(start.config, self._task.head)
+        self.objective = TaskObjective(self._task)
+
+    def _task_settings(self) -> TaskSettings:
+        """Those of the task; a kind of job may take some from the folder of the model."""
+        return self._settings.task
+
+    def _length(self) -> int:
+        """Return the most tokens of a sequence: as set, or what the longest of given rows holds, or the model has."""
+        section, given = self.section, self._given_lengths()
+        if "max_sequence_length" in section.model_fields_set:
+            return section.max_sequence_length
+        return given[-1] if given else min(section.max_sequence_length, self._start.sizes.positions)
+
+    def _given_lengths(self) -> tuple[int, ...]:
+        """The lengths of rows that the settings name."""
+        given = self.section.row_lengths
+        return given if isinstance(given, tuple) else ()
+
+    def _read(
+        self,
+        path: Path,
+        settings: TaskSettings,
+        tokenizer: RowTokenizer,
+        labels: tuple[str, ...],
+        depth: int | str,
+        reporter: Reporter,
+        *,
+        is_first: bool = False,
+    ) -> TaskData:
+        """The packs of a file; of the first one a line states how it is read, as all are."""
+        length, skipped = self._length(), SkippedRows()
+        say = reporter.say if is_first else None
+        sequences, rows = tokenized_file(
+            path,
+            cast(TaskName, settings.name),
+            settings,
+            tokenizer,
+            labels,
+            length,
+            say,
+            skipped,
+            lower_case=self._sentences.lower_case,
+        )
+        if skipped.rows:
+            reporter.say(str(skipped))
+        if sequences.cut_rows:
+            cut = policy_of(cast(TaskName, settings.name), settings) == "truncate"
+            what = f"cut to {length} tokens" if cut else "taken in windows"
+            reporter.say(f"{path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
+        packings = self._packings(counts_of(sequences, length), depth, path, is_first)
+        return TaskData(path, file_identity(path), rows, sequences, packings)
+
+    def _packings(self, counts: IntArray, depth: int | str, path: Path, is_first: bool) -> tuple[Packing, ...]:
+        """The packs of sequences, by the length of rows."""
+        section, sizes = self.section, self._start.sizes
+        if section.row_lengths is None:
+            return (pack_histogram(Histogram(len(counts), counts), section.algorithm, depth),)
+        try:
+            chosen = choose_row_lengths(
+                counts,
+                partial(row_cost, hidden_size=sizes.hidden_size),
+                lengths=self._given_lengths() or None,
+                longest=sizes.positions,
+                depth=depth,
+                algorithm=section.algorithm,
+                batch_sequences=section.batch_sequences,
+            )
+        except InputError as error:
+            raise InputError(f"finetune.row_lengths: {path}: {error}") from error
+        if is_first:
+            self._costs = [chosen.cost_line()]
+        return chosen.packings
+
+    def plan(self, processes: int) -> RunPlan:
+        """Updates and batches, from epochs and sequences."""
+        return plan_run(self.section, self._data, processes, self._settings.resources.processes_per_worker)
+
+    def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
+        """The rows and their packs, the model, the batches."""
+        task, data, section, start = self._task, self._data, self.section, self._start
+        labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
+        rows = enumerated(f"{length:,}" for length in data.lengths)
+        return [
+            f"{task.name}{labels}: {len(data.rows):,} rows of {data.path}, {len(data.sequences):,} sequences, "
+            f"{tokens:.1f} tokens on average, rows of {rows}",
+            *(
+                f"{count_of(packing.packs, 'pack')}{of_length} of depth {packing.depth_used}, "
+                f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
+                f"no packing of this depth has fewer than {packing.lower_bound:,}"
+                for length, packing in zip(data.lengths, data.packings, strict=True)
+                for of_length in [f" of {length:,}" if len(data.lengths) > 1 else ""]
+            ),
+            *self._costs,
+            f"{start.path} ({start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
+            f"{start.sizes.hidden_size}; {len(start.fresh)} variables start from random numbers",
+            f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
+            f"{section.optimizer}, learning rate {section.learning_rate:g}",
+            *filter(None, [task.note(data.rows)]),
+            *plan.short_lines(),
+            *(
+                [*plan.table(), *packing_table(data.sequences.lengths, data.lengths[-1], section.algorithm)]
+                if dry_run
+                else []
+            ),
+        ]
+
+    def signature(self) -> Signature:
+        """What the model depends on."""
+        unused = {"row_lengths"} if self.section.row_lengths is None else set()  # as before there was such a setting
+        section = self.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES | unused)
+        task = self._task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
+        inputs = {
+            "data": self._data.identity,
+            "evaluation_data": self._held_out.identity if self._held_out is not None else None,
+            "model": f"{self._start.path.name}:{self._start.identity}",
+            "tokenizer": file_identity(self._tokenizer.file),
+            "labels": list(self._task.labels),
+        }
+        return Signature("finetune", {"task": task, "finetune": section}, inputs)
+
+    def evaluation(self, plan: RunPlan) -> TaskEvaluation | None:
+        """The held-out rows."""
+        if self._held_out is None:
+            return None
+        return TaskEvaluation(
+            self._task, self._held_out, self.section.micro_batch_packs, plan.settings.seed, self._best_metric
+        )
+
+    def load_start(self, model: Model, reporter: Reporter) -> None:
+        """The encoder of `--model`, and its head where it fits."""
+        model.load_values(self._start.variables)
+
+    def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
+        """Packs of all epochs, and then empty ones."""
+        return task_batches(self._data, self._task, plan, self.section.epochs, order)
+
+    def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
+        """Keep the weights where no evaluation before was better. The weights come first, so best.json is never wrong."""
+        if not run.communicator.is_first:
+            return
+        path, figures = self._out / BEST_NAME, evaluation.as_json()
+        before = BestCheckpoint.read_if_present(path)
+        rank = partial(self._task.rank, best_metric=self._best_metric)
+        is_best = before is None or rank(figures) >= rank(before.metrics)  # of equal ones the later one
+        if is_best and not math.isnan(figures[self._best_metric]):
+            settings = {"model": self._start.config.to_json()}
+            written = write_checkpoint(path.parent, Checkpoint(update, model.values(), settings=settings))
+            BestCheckpoint(update=update, metric=self._best_metric, metrics=figures).write(path)
+            for other in path.parent.glob("update-*.safetensors"):
+                if other != written:
+                    other.unlink()
+
+    def finish(self, loop: TrainingLoop) -> FineTuning:
+        """Take the best weights, evaluate them once more, and write the model and its answers."""
+        model, communicator = loop.model, loop.context.communicator
+        best_update = self._take_best(model, communicator)
+        result = None if loop.held_out is None else cast(TaskResult, loop.held_out.evaluate(model, communicator))
+        if communicator.is_first:
+            self._write_folder(model)
+            self._write_answers(result)
+        return FineTuning(
+            task=self._task.name,
+            model=self._start.path.name,
+            labels=self._task.labels,
+            **self._packing_figures(),
+            epochs=self.section.epochs,
+            updates=loop.plan.settings.updates,
+            best_metric=self._best_metric if result is not None else None,
+            best_update=loop.progress.update if best_update is None else best_update,
+            evaluated_rows=result.rows if result is not None else 0,
+            metrics=dict(result.figures) if result is not None else {},
+            baseline=self._baseline(),
+        )
+
+    def _packing_figures(self) -> dict[str, Any]:
+        """How the training data is packed."""
+        data = self._data
+        return {
+            "max_sequence_length": data.lengths[-1],
+            "sequences": len(data.sequences),
+            "packs": data.packs,
+            "lower_bound": sum(packing.lower_bound for packing in data.packings),
+            "packing_factor": data.packing_factor,
+            "depth": max(packing.depth_used for packing in data.packings),
+            "algorithm": data.packings[-1].algorithm_used,
+        }
+
+    def _baseline(self) -> dict[str, float]:
+        """What is reached without learning."""
+        return self._task.baseline(self._data.sequences, self._held_out.sequences) if self._held_out else {}
+
+    def _take_best(self, model: Model, communicator: Communicator) -> int | None:
+        """Load the weights of the best evaluation in every process; its update, None where nothing was evaluated."""
+        best = communicator.from_first(lambda: BestCheckpoint.read_if_present(self._out / BEST_NAME))
+        if best is not None and communicator.is_first:
+            model.load_values(read_checkpoint(find_checkpoint(self._out / "best")).variables)
+        if communicator.size > 1:
+            model.load_values(communicator.broadcast(model.values()))
+        return None if best is None else best.update
+
+    def _write_folder(self, model: Model) -> None:
+        """The model as `transformers` opens it."""
+        write_task_folder(self._out, self._start, self._task, model.values(), self._tokenizer, self._length())
+
+    def _write_answers(self, result: TaskResult | None) -> None:
+        """What the model answers to the held-out rows."""
+        if result is None or result.logits is None or self._held_out is None:
+            return
+        with atomic_file(self._out / PREDICTIONS_NAME) as handle:
+            for answer in self._task.predictions(result.logits, self._held_out.sequences, self._held_out.rows):
+                handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
+
+
+def packing_table(lengths: IntArray, longest: int, algorithm: str) -> list[str]:
+    """Return what other lengths of rows and depths would give, for people; longer sequences count as cut."""
+    lines = [f"{'rows of':>10}{'depth':>8}{'packs':>12}{'per pack':>12}{'real tokens':>14}{'cut':>10}"]
+    for length in sorted({longest, *(usual for usual in _USUAL_ROWS if usual < longest)}):
+        counts, cut = np.bincount(np.minimum(lengths, length), minlength=length + 1)[1:], int((lengths > length).sum())
+        for depth in _USUAL_DEPTHS:
+            packing = pack_histogram(Histogram(length, counts), algorithm, depth)
+            lines.append(
+                f"{length:>10,}{depth:>8}{packing.packs:>12,}{packing.packing_factor:>12.3f}{packing.efficiency:>14.2%}{cut:>10,}"
+            )
+    return lines
+
+
+def plan_run(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
+    """Updates and batches, from epochs and sequences."""
+    factor, micro_batch, rows = data.packing_factor, section.micro_batch_packs, data.row_packs
+    if not rows:
+        micro_batch = _micro_batch_of(section.batch_sequences, factor * processes, micro_batch)
+    plan = RunPlan(
+        run_settings(section, micro_batch, 1, 1),
+        factor,
+        processes=processes,
+        processes_per_worker=processes_per_worker,
+        slots_per_pack=data.lengths[-1],
+        packs=data.packs,
+        mean_tokens=None if rows else float(data.sequences.lengths.mean()),
+        keys=FINE_TUNING_KEYS,
+        rows=rows,
+    )
+    updates = plan.updates_of(section.epochs)
+    return replace(plan, requested=run_settings(section, micro_batch, updates, math.ceil(updates / section.epochs)))
+
+
+def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int, an_epoch: int) -> RunSettings:
+    """What a run goes by whose epochs have so many updates."""
+    of_the_loop = {name: getattr(section, name) for name in LoopSettings.model_fields}
+    return RunSettings(
+        **{**of_the_loop, "micro_batch_packs": micro_batch_packs},
+        global_batch_sequences=section.batch_sequences,
+        updates=updates,
+        warmup_updates=min(updates, round(section.warmup_share * updates)),
+        evaluate_every_updates=section.evaluate_every_updates or an_epoch,
+        save_every_updates=section.save_every_updates or an_epoch,
+    )
+
+
+def _micro_batch_of(batch_sequences: int, sequences_per_pack: float, most_packs: int) -> int:
+    """Packs of a micro-batch with which an update, as `RunPlan` puts it together, is nearest to the requested batch.
+
+    `sequences_per_pack` are those that all processes take while each takes one pack.
+    """
+
+    def steps_with(packs: int) -> int:
+        return max(1, round(batch_sequences / (packs * sequences_per_pack)))
+
+    def distance(packs: int) -> tuple[float, int]:
+        real = steps_with(packs) * packs * sequences_per_pack
+        return round(abs(real / batch_sequences - 1.0), 2), steps_with(packs)
+
+    return min(range(1, most_packs + 1), key=distance)
+
+
+def _best_metric(task: Task, section: FineTuneSettings, is_evaluated: bool) -> str:
+    if section.best_metric is not None and not is_evaluated:
+        raise InputError("finetune.best_metric: needs evaluation data; give --evaluation FILE")
+    best_metric = section.best_metric or task.best_metric
+    if best_metric not in task.metric_names:
+        raise InputError(
+            f"finetune.best_metric = {best_metric}: {task.name} has no such metric; choose one of "
+            f"{', '.join(task.metric_names)}"
+        )
+    return best_metric

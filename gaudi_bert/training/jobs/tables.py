@@ -1,0 +1,412 @@
+"""Stage train on a packed table: any model of words, masked or next ones, from fresh weights or from given ones.
+
+`training/run.py` names the steps of the run, and its folder is that of any. At its end it also holds the model as
+`transformers` opens it (`config.json`, `model.safetensors`, the tokenizer), so it is what `finetune --model` takes.
+"""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from gaudi_bert.artefacts.base import NOTES_NAME
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.examples import TokenisedTexts
+from gaudi_bert.artefacts.pack_kinds import RowTables, pack_kind, row_table_path, settings_paths
+from gaudi_bert.artefacts.packed import TableMetadata
+from gaudi_bert.artefacts.results import StageOutput
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, local_copy, mirrored
+from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordFigures
+from gaudi_bert.artefacts.work_folder import TRAINING_NAME
+from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import in_store, shown_location
+from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.config.values import free_settings
+from gaudi_bert.engines.protocol import Model, ModelSpec
+from gaudi_bert.model.config import BertConfig, ModelSizes
+from gaudi_bert.model.heads import TaskKind
+from gaudi_bert.reading.streams import StoredPacks
+from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, RowTokenizer, has_tokenizer, open_tokenizer
+from gaudi_bert.tables.packed_parquet import TableFiles, open_tables
+from gaudi_bert.tables.sources import is_table
+from gaudi_bert.tasks.kinds.language_modelling import WordTargets
+from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, TaskObjective
+from gaudi_bert.tasks.models.task_models import start_of_words, write_task_folder
+from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet, count_values, majority_share
+from gaudi_bert.training.input.batches import Batch, TrainingOrder, batches_in_order, each_pack_once
+from gaudi_bert.training.loop import TrainingLoop
+from gaudi_bert.training.objective import LossDenominators
+from gaudi_bert.training.run import Job, run_job
+from gaudi_bert.training.run_plan import TABLE_KEYS, MicroBatch, RowPacks, RunPlan
+
+_MASKED: TaskKind = "masked-language-modelling"
+
+
+def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
+    """Whether `data` is a packed table, on a disk or in an object store; anything else is packed or unpacked records."""
+    if not in_store(data) and not os.path.lexists(data) and not glob.glob(os.fspath(data)):
+        raise InputError(f"{data}: no such folder or file, and no file matches it as a pattern; check the path")
+    with mirrored(data, store) if in_store(data) else nullcontext(data) as folder:
+        tokenised = folder / TokenisedTexts.file_name
+        if in_store(data):
+            fetch(TableMetadata.path_in(folder), RowTables.path_in(folder), tokenised, *settings_paths(folder))
+        is_packed = pack_kind(folder) == "table" or RowTables.path_in(folder).is_file()
+        is_tokenised = tokenised.is_file()
+    if not is_packed and (is_tokenised or (not in_store(data) and is_table(data))):
+        name = shown_location(data)
+        raise InputError(f"{name}: is a table that is not packed; run `gaudi-bert pack {name} --out packed/` first")
+    return is_packed
+
+
+def train_on_table(
+    settings: PipelineSettings,
+    data: Path,
+    model: str | None,
+    evaluation_data: Path | None,
+    out: Path,
+    *,
+    reporter: Reporter,
+    resume: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+) -> StageOutput[TableTraining] | RunPlan:
+    """Train a model of words; `resume`, `overwrite` and `dry_run` are as of `run_job`.
+
+    Args:
+        settings: `model`, `training` and `task.masked_lm_probability` are used.
+        data: a packed table.
+        model: a folder with weights; a config.json or a type of `transformers`: fresh weights; None: a BERT of `model`.
+        evaluation_data: another packed table of the same tokenizer; None for none.
+    """
+    _check_settings(settings.training, evaluation_data)
+    with ExitStack() as stack:
+        source, held_out = (
+            None if each is None else open_packed_table(stack.enter_context(local_copy(each, settings.store)))
+            for each in (data, evaluation_data)
+        )
+        given = None if model is None else stack.enter_context(local_copy(model, settings.store))
+        job = _TableJob(settings, cast(PackedTable, source), held_out, given)
+        return run_job(job, settings, out, reporter=reporter, resume=resume, overwrite=overwrite, dry_run=dry_run)
+
+
+class _TableJob(Job[TableTraining]):
+    """A model of words on a packed table; `given` is what the user calls the model."""
+
+    result_name, result_type = TRAINING_NAME, TableTraining
+
+    def __init__(
+        self, settings: PipelineSettings, source: PackedTable, held_out: PackedTable | None, given: Path | None
+    ) -> None:
+        self.section = settings.training
+        self._settings, self._source, self._held_out = settings, source, held_out
+        if given is not None and given.is_dir() and has_tokenizer(given):
+            _check_same_tokens(source, open_tokenizer(given))
+        self._task, self._start = start_of_words(given, settings, source.tokenizer, source.length)
+        _check_table_fits(source, self._start.sizes)
+        if held_out is not None:
+            _check_same_tokens(source, held_out.tokenizer)
+            _check_table_fits(held_out, self._start.sizes)
+        self.is_bert = isinstance(self._start.config, BertConfig)
+        self.spec = ModelSpec(self._start.config, self._task.head)
+        self.objective = TaskObjective(self._task)
+        share = self._task.settings.masked_lm_probability
+        self._targets = WordTargets(cast(TaskKind, self._task.name), settings.training.seed, share, self._task.vocabulary)
+
+    def plan(self, processes: int) -> RunPlan:
+        """Decide on the batches."""
+        source = self._source
+        if source.row_packs and self._settings.training.loss_normalization == "balanced":
+            raise InputError("training.loss_normalization = balanced: for rows of one length; set it to global or local")
+        return RunPlan(
+            self._settings.training.of_run(),
+            source.total("sequences") / source.total("packs"),
+            processes=processes,
+            processes_per_worker=self._settings.resources.processes_per_worker,
+            slots_per_pack=source.length,
+            packs=source.total("packs"),
+            mean_tokens=None if source.row_packs else source.total("tokens") / source.total("sequences"),
+            keys=TABLE_KEYS,
+            rows=source.row_packs,
+        )
+
+    def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
+        """The model, the table, the batches."""
+        start, training = self._start, plan.settings
+        tables = [(table.path, table.metadata) for table in self._source.tables]
+        return [
+            f"{start.architecture} ({start.path.name}, {start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
+            f"{start.sizes.hidden_size}, vocabulary {start.sizes.vocab_size:,}; {self._task.name}",
+            *(
+                f"{path}: {packed.packs:,} packs of {packed.max_sequence_length}, {packed.packing_factor:.3f} sequences per "
+                f"pack, {packed.efficiency:.2%} real tokens"
+                for path, packed in tables
+            ),
+            f"{training.optimizer}, learning rate {training.learning_rate:g}",
+            *plan.short_lines(),
+            *(plan.table() if dry_run else []),
+        ]
+
+    def signature(self) -> Signature:
+        """What the weights depend on."""
+        section = self._settings.training.model_dump(exclude=free_settings(TrainingSettings) | {"init_checkpoint"})
+        inputs = {
+            "data": self._source.identity,
+            "evaluation_data": self._held_out.identity if self._held_out is not None else None,
+            "weights": self._start.identity,
+        }
+        task = {"name": self._task.name, "masked_lm_probability": self._task.settings.masked_lm_probability}
+        model = self._start.config.to_json()
+        return Signature("train", {"model": model, "training": section, "task": task}, inputs)
+
+    def denominators(self) -> LossDenominators:
+        """`balanced` by the words that a pack predicts on average."""
+        targets, normalization = self._targets, self._settings.training.loss_normalization
+        packs, sequences, tokens = (self._source.total(figure) for figure in ("packs", "sequences", "tokens"))
+        words = targets.share * tokens if targets.kind == _MASKED else tokens - sequences
+        return LossDenominators(normalization, (words / packs, 1.0))
+
+    def evaluation(self, plan: RunPlan) -> _TableEvaluation | None:
+        """The held-out table."""
+        if self._held_out is None:
+            return None
+        packs, most = plan.settings.micro_batch_packs, self._settings.training.evaluate_packs
+        return _TableEvaluation(self._held_out, self._targets, self._start.sizes.vocab_size, packs, most)
+
+    def load_start(self, model: Model, reporter: Reporter) -> None:
+        """Those of `--model`."""
+        model.load_values(self._start.variables)
+
+    def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
+        """Packs of the table, without end."""
+        return table_batches(self._source, self._targets, plan.micro_batches(order.updates_done, order.packs_done), order)
+
+    def stored(self) -> dict[str, Any]:
+        """What is learnt."""
+        return {"task": self._task.name}
+
+    def finish(self, loop: TrainingLoop) -> TableTraining:
+        """The model as `transformers` opens it, and the last figures."""
+        context, start, source = loop.context, self._start, self._source
+        if context.communicator.is_first:
+            values = loop.model.values()
+            write_task_folder(context.folder, start, self._task, values, source.tokenizer, source.length)
+        figures = loop.report.figures.as_json() if loop.report is not None else None
+        return TableTraining(
+            **loop.outcome(),
+            task=self._task.name,
+            model=start.architecture,
+            training=WordFigures(**_figures(figures["loss"], figures["accuracy"])) if figures is not None else None,
+            evaluation=cast(WordEvaluation | None, loop.evaluation),
+        )
+
+
+def _figures(loss: float, accuracy: float) -> dict[str, float]:
+    loss, accuracy = float(loss), min(float(accuracy), 1.0)
+    return {"loss": loss, "accuracy": accuracy, "perplexity": math.exp(min(loss, 700.0))}
+
+
+@dataclass(frozen=True)
+class _TableEvaluation(EvaluationSet[WordEvaluation]):
+    """A packed table: every sequence once, each with the same masks whatever its pack; `take_packs` limits it."""
+
+    source: PackedTable
+    targets: WordTargets
+    vocabulary: int
+    batch_packs: int
+    take_packs: int | None
+
+    @property
+    def sums(self) -> int:
+        """Those of the head, sequences, and every word."""
+        return 3 + 1 + self.vocabulary
+
+    def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
+        """Every pack once; the last batch is filled up."""
+        batches = evaluation_table_batches(self.source, self.targets, self.batch_packs, rank, size, self.take_packs)
+        return map(EvaluationBatch, batches)
+
+    def counted(self, batch: Batch) -> FloatArray:
+        """Sequences, and how often each word is to be predicted."""
+        words = count_values(batch["targets"], batch["target_weights"], self.vocabulary)
+        return np.concatenate([[batch["sequence_weights"].sum()], words])
+
+    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> WordEvaluation:
+        """Loss and accuracy, and the baseline of the most frequent word."""
+        (loss, weight, right), sequences, words = totals[:3], totals[3], totals[4:]
+        if not weight:
+            raise InputError(f"{self.source.path}: has no word to predict; give a table with longer texts")
+        return WordEvaluation(
+            **_figures(loss / weight, right / weight),
+            unigram_baseline=majority_share(words),
+            sequences=int(sequences),
+            words=int(weight),
+        )
+
+
+def _check_settings(training: TrainingSettings, evaluation_data: Path | None) -> None:
+    if training.target_masked_lm_accuracy is not None and evaluation_data is None:
+        raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
+    if training.init_checkpoint is not None:
+        raise InputError("training.init_checkpoint: for packed records; on a packed table, give its folder with --model")
+    for name, usual in (("loss", "token"), ("measure_speedup", False)):
+        value = getattr(training, name)
+        if value != usual:
+            raise InputError(
+                f"training.{name} = {str(value).lower()}: for packed records only; a packed table needs {str(usual).lower()}"
+            )
+
+
+# --- the table: packs in the one global order, each token with what is to be predicted. The tokenizer comes with it
+# (`tokenize` and `pack` leave it there). Memory does not grow with the table: it is that of a few row groups.
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A packed table of rows of one length, with its tokenizer."""
+
+    path: Path
+    metadata: TableMetadata
+    packs: StoredPacks = field(repr=False)
+    tokenizer: RowTokenizer
+
+    @property
+    def length(self) -> int:
+        """Positions of a pack."""
+        return self.metadata.max_sequence_length
+
+    @property
+    def identity(self) -> str:
+        """What distinguishes this table from others, for the settings of a run."""
+        return f"{self.metadata.identity()} {self.tokenizer.sha256}"
+
+
+@dataclass(frozen=True)
+class PackedTable:
+    """A packed table, or those of rows of several lengths, ascending."""
+
+    path: Path
+    tables: tuple[TableSource, ...]
+
+    @property
+    def tokenizer(self) -> RowTokenizer:
+        """That of all."""
+        return self.tables[0].tokenizer
+
+    @property
+    def length(self) -> int:
+        """Positions of the longest pack."""
+        return self.tables[-1].length
+
+    @property
+    def row_packs(self) -> tuple[RowPacks, ...]:
+        """The packs of each length where there are several, as `RunPlan.rows`."""
+        return tuple(RowPacks(table.length, table.metadata.packs) for table in self.tables) if len(self.tables) > 1 else ()
+
+    @property
+    def identity(self) -> str:
+        """What distinguishes it from others, for the settings of a run."""
+        return " ".join(table.identity for table in self.tables)
+
+    def total(self, figure: Literal["packs", "sequences", "tokens"]) -> int:
+        """Of all lengths."""
+        return sum(getattr(table.metadata, figure) for table in self.tables)
+
+
+def open_packed_table(path: Path) -> PackedTable:
+    """The packed tables in a folder of this machine, by the length of their rows.
+
+    Raises:
+        InputError: it holds none, or one without tokens or without its tokenizer.
+    """
+    several = RowTables.read_if_present(path)
+    folders = [path] if several is None else [row_table_path(path, length) for length in several.row_lengths]
+    return PackedTable(path, tuple(map(_open_table, folders)))
+
+
+def _open_table(path: Path) -> TableSource:
+    metadata = TableMetadata.read(path)
+    if not (path / NOTES_NAME / TOKENIZER_NAME).is_file():
+        raise InputError(
+            f"{path}: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, which leaves it with the "
+            f"table, or copy the tokenizer.json of its tokens to {path / NOTES_NAME}"
+        )
+    packs = open_tables(path, sorted(path.glob("packed-*.parquet")))
+    return TableSource(path, metadata, packs, open_tokenizer(path / NOTES_NAME))
+
+
+def _check_table_fits(source: PackedTable, sizes: ModelSizes) -> None:
+    """Refuse a table that the model cannot take."""
+    if source.length > sizes.positions:
+        raise InputError(
+            f"{source.path}: its packs have {source.length} positions, the model has {sizes.positions}; pack the table to "
+            "at most as many, or give the model more"
+        )
+    source.tokenizer.check_fits(sizes.vocab_size, sizes.segments)
+
+
+def _check_same_tokens(source: PackedTable, other: RowTokenizer) -> None:
+    """Refuse a model, or a second table, whose tokenizer gives some token of the table another number."""
+    ours, theirs = source.tokenizer.tokenizer.get_vocab(), other.tokenizer.get_vocab()
+    token = min((token for token, number in ours.items() if theirs.get(token) != number), default=None, key=ours.__getitem__)
+    if token is not None:
+        raise InputError(
+            f"{other.file}: has {token!r} as {theirs.get(token, 'no token')}, {source.path} as {ours[token]}; tokenize both "
+            "with one tokenizer, that of the model"
+        )
+
+
+def table_batches(
+    source: PackedTable, targets: WordTargets, micro_batches: Iterable[MicroBatch], order: TrainingOrder
+) -> Iterator[Batch]:
+    """The share of a process in these micro-batches of packs, without end."""
+    tables = source.tables
+
+    def features(which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
+        return _features(tables[which], targets, shards, records, epoch)
+
+    return batches_in_order([table.packs for table in tables], features, micro_batches, order, source.path)
+
+
+def evaluation_table_batches(
+    source: PackedTable, targets: WordTargets, batch_packs: int, rank: int, size: int, take_packs: int | None
+) -> Iterator[Batch]:
+    """Every pack once, always with the same masks; as `each_pack_once`, of each length in turn.
+
+    `batch_packs` are of the longest rows, and of shorter ones as many slots; of `take_packs`, each length has its share.
+    """
+
+    def batches_of(table: TableSource) -> Iterator[Batch]:
+        read = partial(_features, table, targets, epoch=EVALUATION_EPOCH)
+        take = None if take_packs is None else math.ceil(take_packs * table.metadata.packs / source.total("packs"))
+        return each_pack_once(table.packs.files, read, batch_packs * source.length // table.length, rank, size, take)
+
+    return chain.from_iterable(map(batches_of, source.tables))
+
+
+def _features(source: TableSource, targets: WordTargets, shards: IntArray, records: IntArray, epoch: int) -> Batch:
+    """Some packs, their token numbers checked."""
+    files: TableFiles = source.packs.files
+    packs = files.read(shards, records)
+    for shard, record, pack in zip(shards.tolist(), records.tolist(), packs, strict=True):
+        ids = pack["input_ids"]
+        if len(ids) != source.length or ids.min() < 0 or ids.max() >= source.tokenizer.vocabulary_size:
+            wrong = f"{len(ids)} tokens" if len(ids) != source.length else f"the tokens {ids.min()} to {ids.max()}"
+            raise InputError(
+                f"{files.paths[shard]}: row {record} holds {wrong}; allowed are {source.length} tokens from 0 to "
+                f"{source.tokenizer.vocabulary_size - 1:,}; pack the table again, or give the tokenizer of its tokens"
+            )
+    return targets.of_packs(packs, epoch, source.length, source.metadata.deepest_pack)

@@ -1,0 +1,81 @@
+"""What is computed otherwise on a CPU is what PyTorch computes by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+
+from gaudi_bert.encoders.cpu import linear, product  # noqa: E402
+from gaudi_bert.pytorch import cpu  # noqa: E402
+from tests.builders.agree import agree  # noqa: E402
+
+
+@pytest.mark.parametrize("part", [4, 768])
+@pytest.mark.parametrize(("left", "right"), [((1, 1), (1, 1)), ((7, 31), (31, 13)), ((5, 8), (8, 1)), ((1, 9), (9, 2))])
+@pytest.mark.parametrize("multiply", [product, linear])
+def test_products_by_onednn(
+    multiply, left: tuple[int, int], right: tuple[int, int], part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any shape, also of transposed views, at once and in parts; with the gradients that are needed, and no others."""
+    monkeypatch.setattr(cpu, "_LEAST_WORK", 0)
+    monkeypatch.setattr(cpu, "_PART", part)
+    random = torch.Generator().manual_seed(1)
+    one, other = (torch.randn(*shape[::-1], generator=random, requires_grad=True) for shape in (left, right))
+    bias = torch.randn(right[-1], generator=random, requires_grad=True)
+    weights = torch.randn(left[0], right[1], generator=random)
+    factor = other if multiply is linear else other.t()
+    result, exact = multiply(one.t(), factor, bias), one.t() @ other.t() + bias
+    assert type(result.grad_fn).__name__ == "_OneDnnProductBackward"
+    agree(result.detach().numpy(), exact.detach().numpy(), 1e-5)
+    gradients = (torch.autograd.grad((values * weights).sum(), [one, other, bias]) for values in (result, exact))
+    for ours, right_one in zip(*gradients, strict=True):
+        agree(ours.numpy(), right_one.numpy(), 1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert multiply(one.t(), factor).dtype == torch.bfloat16
+    fixed = multiply(one.detach().t(), factor, bias)
+    assert torch.autograd.grad(fixed.sum(), other)[0].shape == other.shape
+
+
+@pytest.mark.parametrize(("rows", "classes", "together"), [(1, 1, 1), (7, 31, 64), (13, 5, 1 << 18)])
+def test_losses_some_rows_at_a_time(rows: int, classes: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_NUMBERS_TOGETHER", together)
+    random = torch.Generator().manual_seed(rows)
+    logits = (30 * torch.randn(rows, classes, generator=random)).requires_grad_()
+    labels = torch.randint(classes, (rows,), generator=random)
+    weights, found = torch.randn(rows, generator=random), []
+    for losses in (cpu.cross_entropy(logits, labels), torch.nn.functional.cross_entropy(logits, labels, reduction="none")):
+        found.append([losses.detach(), *torch.autograd.grad((losses * weights).sum(), logits)])
+    for ours, right_one in zip(*found, strict=True):
+        agree(ours.numpy(), right_one.numpy(), 1e-5)
+
+
+@pytest.mark.parametrize("used", ["looked up", "multiplied", "both"])
+def test_gradients_of_a_table_that_is_looked_up_and_multiplied(used: str) -> None:
+    table = torch.randn(11, 3, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    found, rows = [], torch.tensor([4, 0, 4, 10])
+    for to_look_up, to_multiply in (cpu.TableOfRows.apply(table), (table, table)):
+        picked = torch.nn.functional.embedding(rows, to_look_up, sparse=to_look_up is not table)
+        parts = {"looked up": picked.square().sum(), "multiplied": (picked.detach() @ to_multiply.t()).square().sum()}
+        loss = sum(parts.values()) if used == "both" else parts[used]
+        found.append(torch.autograd.grad(loss, table)[0])
+    agree(found[0].numpy(), found[1].numpy(), 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 3, 5)])
+def test_linear_layers_of_any_module(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it lasts, and not afterwards; in a module that calls its layers in any way."""
+    monkeypatch.setattr(cpu, "_LEAST_WORK", 0)
+    layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3, bias=False))
+    inputs = torch.randn(shape, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    exact = layers(inputs)
+    with cpu.LinearLayersByOneDnn():
+        result = layers(inputs)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layers(inputs).dtype == torch.bfloat16
+    leaves = [inputs, *layers.parameters()]
+    assert (result.grad_fn.name() != exact.grad_fn.name()) == (len(shape) > 1)
+    agree(result.detach().numpy(), exact.detach().numpy(), 1e-5)
+    gradients = (torch.autograd.grad(values.square().sum(), leaves) for values in (result, exact))
+    for ours, right_one in zip(*gradients, strict=True):
+        agree(ours.numpy(), right_one.numpy(), 1e-5)

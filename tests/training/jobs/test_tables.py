@@ -1,0 +1,342 @@
+"""`train` on a packed table: the losses of `transformers` on single rows, a folder that it opens, stopped and resumed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", exc_type=ImportError)
+pytest.importorskip("transformers", exc_type=ImportError)
+
+import torch
+import transformers
+
+from gaudi_bert.artefacts.base import NOTES_NAME
+from gaudi_bert.common.errors import StoppedError
+from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
+from gaudi_bert.training.input.batches import TrainingOrder, even_micro_batches
+from gaudi_bert.training.jobs.tables import (
+    WordTargets,
+    evaluation_table_batches,
+    open_packed_table,
+    table_batches,
+    train_on_table,
+)
+from gaudi_bert.training.loop import learning_rate_at
+from tests.builders.agree import agree, identical
+from tests.builders.command_line import refusal, run_command, succeed
+from tests.builders.effort import once, sampled
+from tests.builders.encoders import CONFIGS, SIZES, TOKENIZER
+from tests.builders.json_lines import lines_of, losses_of
+from tests.builders.launched import MPIRUN, TORCHRUN, finished, kill_at
+from tests.builders.reporters import QUIET, Listener, StopAfter
+from tests.builders.tables import LENGTH, loss_of_rows, single_rows, write_table
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+UPDATES = {
+    "updates": 20, "warmup_updates": 5, "global_batch_sequences": 24, "micro_batch_packs": 3, "log_every_updates": 1,
+    "save_every_updates": 8, "evaluate_every_updates": 10, "threads": 1,
+}  # fmt: skip
+ROW_LENGTHS = "8,12,24"
+AUTO = {"roberta": "AutoModelForMaskedLM", "bert": "AutoModelForMaskedLM", "gpt2": "AutoModelForCausalLM"}
+
+
+def config_of(name: str) -> Any:
+    if name == "gpt2":
+        return transformers.GPT2Config(
+            vocab_size=300, n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=2,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        )  # fmt: skip
+    return CONFIGS["minilm" if name == "bert" else name](**NO_DROPOUT)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packed tables `train` and `evaluation`, and a folder of each model."""
+
+    def make(folder: Path) -> None:
+        write_table(folder / "train", 300, 1)
+        write_table(folder / "evaluation", 60, 2)
+        for name in ("train", "evaluation"):
+            words = ("--row-lengths", ROW_LENGTHS, "--out", folder / name / "rows", "--verify")
+            succeed("pack", folder / name / "tokens", *words)
+        for name, auto in AUTO.items():
+            torch.manual_seed(3)
+            getattr(transformers, auto).from_config(config_of(name)).save_pretrained(folder / name)
+
+    return once(tmp_path_factory, "word-models", make)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the commands' `training.threads`; TensorFlow's cannot be changed in a process that has it already."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def settings(**training: Any) -> PipelineSettings:
+    values = {"training": {**UPDATES, "threads": None, **training}, "task": {"masked_lm_probability": 0.2}}
+    return pipeline_from_mapping(values, "test")
+
+
+def trained(files: Path, model: str, out: Path, reporter: Any = QUIET, packs: str = "packed", **training: Any) -> Any:
+    data, evaluation = files / "train" / packs, files / "evaluation" / packs
+    return train_on_table(settings(**training), data, files / model, evaluation, out, reporter=reporter).content
+
+
+def of_table(files: Path, name: str, data: str) -> tuple[Any, WordTargets]:
+    """A table, and what is predicted of it."""
+    from gaudi_bert.tasks.models.task_models import vocabulary_of
+
+    source = open_packed_table(files / data / "packed")
+    if name == "gpt2":
+        return source, WordTargets("causal-language-modelling", settings().training.seed, 0.2)
+    return source, WordTargets("masked-language-modelling", settings().training.seed, 0.2, vocabulary_of(source.tokenizer))
+
+
+def losses_of_the_twin(files: Path, name: str, steps: int) -> list[float]:
+    """Training as one would write it with `transformers` and PyTorch: padded rows, AdamW, clipping, the learning rate."""
+    training = settings().training
+    model = getattr(transformers, AUTO[name]).from_pretrained(files / name).train()
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    scales = {id(parameter) for module in norms for parameter in module.parameters()}
+    groups: dict[bool, list[Any]] = {True: [], False: []}
+    for key, parameter in model.named_parameters():
+        groups[not (key.endswith("bias") or id(parameter) in scales)].append(parameter)
+    optimizer = torch.optim.AdamW(
+        [{"params": groups[True], "weight_decay": training.weight_decay}, {"params": groups[False], "weight_decay": 0.0}],
+        betas=(training.beta_1, training.beta_2),
+        eps=training.epsilon,
+    )
+    source, targets = of_table(files, name, "train")
+    order = TrainingOrder(training.seed, 4096)
+    batches = table_batches(source, targets, even_micro_batches(training.micro_batch_packs, order), order)
+    losses = []
+    for update in range(1, training.updates + 1):
+        rows = [row for batch in itertools.islice(batches, steps) for row in single_rows(batch)]
+        loss = loss_of_rows(model, rows)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate_at(update, training)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"), sampled([("roberta", "auto"), ("bert", "pytorch"), ("bert", "tensorflow"), ("gpt2", "auto")], 2)
+)
+def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str, engine: str, tmp_path: Path) -> None:
+    if engine == "tensorflow":
+        pytest.importorskip("tensorflow", exc_type=ImportError)
+    listener, out = Listener(), tmp_path / "out"
+    result = trained(files, name, out, listener, engine=engine)
+    plan = train_on_table(
+        settings(), files / "train" / "packed", files / name, None, tmp_path / "no", reporter=QUIET, dry_run=True
+    )
+    assert not (tmp_path / "no").exists()
+    losses = losses_of(out)
+    wanted = losses_of_the_twin(files, name, plan.accumulation_steps)
+    agree(losses[0], wanted[0], 1e-5)
+    agree(losses, wanted, 1e-4)
+    assert losses[-1] < losses[0] - 0.1
+
+    # What is in the folder is the model that was evaluated, and `transformers` opens it without a word.
+    model, report = getattr(transformers, AUTO[name]).from_pretrained(out, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert type(model).__name__ == result.model
+    source, targets = of_table(files, name, "evaluation")
+    rows = [row for batch in evaluation_table_batches(source, targets, 3, 0, 1, None) for row in single_rows(batch)]
+    with torch.no_grad():
+        agree(result.evaluation.loss, loss_of_rows(model.eval(), rows).item(), 1e-5)
+    assert result.evaluation.sequences == len(rows) == source.total("sequences")
+    assert transformers.AutoTokenizer.from_pretrained(out)("alpha")["input_ids"] == TOKENIZER.encode("alpha").ids
+    (*_, evaluated) = (line for line in lines_of(out / "metrics.jsonl") if line["kind"] == "evaluation")
+    identical(evaluated["loss"], result.evaluation.loss)
+    data = files / "train" / "packed"
+    again = train_on_table(settings(), data, files / name, files / "evaluation" / "packed", out, reporter=QUIET)
+    assert again.skipped
+    assert again.content == result
+
+
+@pytest.mark.slow
+def test_rows_of_several_lengths_learn_what_rows_of_one_do(files: Path, tmp_path: Path) -> None:
+    """All sequences in each of twenty updates."""
+    source = open_packed_table(files / "train" / "packed")
+    batch, listener = {"global_batch_sequences": source.total("sequences"), "engine": "pytorch"}, Listener()
+    one, several = (
+        trained(files, "bert", tmp_path / packs, listener, packs, micro_batch_packs=most, **batch)
+        for packs, most in (("packed", source.total("packs")), ("rows", 300))
+    )
+    assert re.search(r"an update is 300\.0 sequences on average: 1\.0 x .* 1\.0 x .* 1\.0 x ", listener.text), listener.text
+    losses = [losses_of(tmp_path / packs) for packs in ("packed", "rows")]
+    agree(losses[1], losses[0], 1e-5, scale=1.0)
+    agree(several.evaluation.loss, one.evaluation.loss, 1e-5)
+    assert (several.sequences, several.evaluation.words) == (one.sequences, one.evaluation.words)
+
+
+@pytest.mark.slow
+def test_fresh_weights_of_a_bert_are_those_of_either_engine_and_of_the_seed(files: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow", exc_type=ImportError)
+    few = {"updates": 2, "warmup_updates": 1, "save_every_updates": 9, "threads": None}
+    model = {**{name: SIZES[name] for name in SIZES if name != "vocab_size"}, **NO_DROPOUT}
+    curves = {}
+    for engine, seed in (("tensorflow", 7), ("pytorch", 7), ("pytorch", 8)):
+        values = pipeline_from_mapping(
+            {"training": {**UPDATES, **few, "engine": engine, "seed": seed}, "model": model}, "test"
+        )
+        out = tmp_path / f"{engine}-{seed}"
+        train_on_table(values, files / "train" / "packed", None, None, out, reporter=QUIET)
+        curves[engine, seed] = losses_of(out)
+    agree(curves["pytorch", 7], curves["tensorflow", 7], 1e-5)
+    assert curves["pytorch", 8][0] != curves["pytorch", 7][0]
+
+
+def test_a_run_of_fresh_weights_is_taken_by_finetune_and_embed(files: Path, tmp_path: Path) -> None:
+    values = {"model_type": "roberta", **{name: value for name, value in SIZES.items() if name != "vocab_size"}}
+    (tmp_path / "config.json").write_text(json.dumps({**values, "max_position_embeddings": LENGTH + 2}), encoding="utf-8")
+    words = ["train", "--data", files / "train" / "packed", "--model", "config.json", "--out", "run"]
+    words += [f"--set=training.{key}={value}" for key, value in {**UPDATES, "updates": 6, "warmup_updates": 2}.items()]
+    planned = succeed(*words, "--dry-run", folder=tmp_path)
+    assert "RobertaForMaskedLM (config.json, fresh weights): 3 layers" in planned.stderr
+    assert not (tmp_path / "run").exists()
+    done = json.loads(succeed(*words, "--json", folder=tmp_path).stdout)
+    assert (done["task"], done["model"], done["updates"]) == ("masked-language-modelling", "RobertaForMaskedLM", 6)
+    longer = [*words, "--set=training.updates=8"]
+    assert "pass --resume to extend it to 8" in run_command(*longer, folder=tmp_path).stderr.splitlines()[-1]
+    assert "resuming after update 6" in succeed(*longer, "--resume", folder=tmp_path).stderr
+
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["vocab_size"], config["pad_token_id"], config["eos_token_id"]) == (TOKENIZER.get_vocab_size(), 1, 2)
+    opened, report = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "run", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    (tmp_path / "rows.jsonl").write_text('{"text": "alpha beta", "label": "x"}\n{"text": "zeta", "label": "y"}\n')
+    words = ["--data", "rows.jsonl", "--model", "run"]
+    task = ("--task", "classification", f"--set=finetune.max_sequence_length={LENGTH}")
+    tuned = succeed("finetune", *task, *words, "--out", "tuned", "--dry-run", folder=tmp_path)
+    assert "run (roberta of transformers): 3 layers" in tuned.stderr
+    succeed("embed", *words, "--out", "vectors.npy", "--pooling", "cls", folder=tmp_path)
+    with torch.no_grad():
+        first = opened.eval().roberta(torch.tensor([TOKENIZER.encode("zeta").ids])).last_hidden_state[0, 0]
+    agree(np.load(tmp_path / "vectors.npy")[1], first.numpy(), 1e-5, scale=1.0)
+
+
+# --- stopped, killed, in two processes
+
+
+def weights_of(out: Path) -> dict[str, Any]:
+    stored = read_checkpoint(find_checkpoint(out))
+    return {**stored.variables, **{f"moment {name}": value for name, value in stored.first_moments.items()}}
+
+
+def test_a_stopped_run_ends_with_the_same_bits(files: Path, tmp_path: Path) -> None:
+    """In rows of several lengths; with dropout, which the folder's config leaves at 0."""
+    torch.manual_seed(3)
+    model = transformers.AutoModelForMaskedLM.from_config(CONFIGS["roberta"]())
+    assert model.config.hidden_dropout_prob > 0
+    model.save_pretrained(tmp_path / "m")
+    whole = trained(files, str(tmp_path / "m"), tmp_path / "whole", packs="rows")
+    with pytest.raises(StoppedError):
+        trained(files, str(tmp_path / "m"), tmp_path / "stopped", StopAfter(7), "rows")
+    listener = Listener()
+    assert trained(files, str(tmp_path / "m"), tmp_path / "stopped", listener, "rows").evaluation == whole.evaluation
+    assert "train: resuming after update 8" in listener.text
+    identical(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+def test_two_processes_killed_and_resumed_by_torchrun_leave_what_mpirun_leaves(files: Path, tmp_path: Path) -> None:
+    """In rows of several lengths."""
+
+    def command(out: str, *launcher: str) -> list[str]:
+        words = ["-m", "gaudi_bert", "train", "--data", files / "train" / "rows", "--model", files / "roberta"]
+        words += ["--evaluation-data", files / "evaluation" / "rows", "--out", tmp_path / out]
+        values = {f"training.{key}": value for key, value in {**UPDATES, "micro_batch_packs": 1}.items()}
+        values["task.masked_lm_probability"] = 0.2
+        return [*launcher, *map(str, words), *(f"--set={key}={value}" for key, value in values.items())]
+
+    kill_at(tmp_path / "killed" / "checkpoints" / "update-00000008.safetensors", command("killed", *TORCHRUN))
+    assert not (tmp_path / "killed" / "training.json").exists()
+    shutil.copytree(tmp_path / "killed", tmp_path / "alone")
+    finished(command("killed", *TORCHRUN))
+    finished(command("undisturbed", *(TORCHRUN if shutil.which("mpirun") is None else MPIRUN)))
+    identical(weights_of(tmp_path / "killed"), weights_of(tmp_path / "undisturbed"))
+    killed_model, model = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("killed", "undisturbed"))
+    assert killed_model == model
+    two = json.loads((tmp_path / "killed" / "training.json").read_text())
+    finished(command("alone", sys.executable))
+    one = json.loads((tmp_path / "alone" / "training.json").read_text())
+    assert (two["processes"], one["processes"], two["sequences"]) == (2, 1, one["sequences"])
+    agree(two["evaluation"]["loss"], one["evaluation"]["loss"], 1e-5)
+
+
+# --- what is refused, in a line
+
+
+@pytest.fixture(scope="module")
+def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which commands go wrong."""
+    folder = tmp_path_factory.mktemp("refused")
+    for name in ("packed", "tokens"):
+        shutil.copytree(files / "train" / name, folder / name)
+    shutil.copytree(folder / "packed", folder / "without")
+    (folder / "without" / NOTES_NAME / "tokenizer.json").unlink()
+    write_table(folder / "other", 20, 3)
+    other = json.loads(TOKENIZER.to_str().replace('"<mask>"', '"<hidden>"'))
+    (folder / "other" / "packed" / NOTES_NAME / "tokenizer.json").write_text(json.dumps(other))
+    shutil.copytree(files / "gpt2", folder / "gpt2")
+    (folder / "gpt2" / "tokenizer.json").write_text(json.dumps(other))
+    for name, changes in {
+        "short": {"max_position_embeddings": 40},
+        "few": {"vocab_size": 200},
+        "deberta": {"model_type": "deberta-v2", "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+        "clip": {"model_type": "clip"},
+        "list": {"model_type": ["roberta"]},
+    }.items():
+        (folder / f"{name}.json").write_text(json.dumps({**SIZES, "model_type": "roberta", **changes}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--data without", r"without: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, .*"),
+        ("--data tokens", "tokens: is a table that is not packed; run `gaudi-bert pack tokens --out packed/` first"),
+        ("--data packed --evaluation-data tokens", r"tokens/.*metadata.json: missing, so the folder is not packed.*"),
+        ("--data packed --evaluation-data other/packed", r"other/packed/.*: has '<mask>' as no token, packed as 3; .*"),
+        ("--data packed --model gpt2", r"gpt2/tokenizer.json: has '<mask>' as no token, packed as 3; .*"),
+        ("--data other/packed --model roberta", r"other/packed/.*: has no token like \[MASK\]; give the tokenizer .*"),
+        ("--data packed --model short.json", "packed: its packs have 48 positions, the model has 38; pack the table to .*"),
+        ("--data packed --model few.json", r"packed/.*: has 291 tokens, the model has 200; give the tokenizer .*"),
+        ("--data packed --model deberta.json", "model type 'deberta-v2': no mask is right for it .*choose another model"),
+        ("--data packed --model clip.json", "model type 'clip': transformers has no head of words for it; choose .*"),
+        ("--data packed --model list.json", "list.json: names no model_type; give the config.json of a model .*"),
+        ("--data packed --model nothing.json", "nothing.json: cannot read: No such file or directory; check the path"),
+        ("--data packed --model robreta", "--model robreta: did you mean roberta?"),
+        ("--data packed --model bert", "--model bert: did you mean bert-base?"),
+        ("--data packed --model no/folder", "--model no/folder: not a folder; give one, a config.json, or a type of .*"),
+        ("--data packed --model roberta --engine tensorflow", "training.engine = tensorflow: TensorFlow runs BERT only .*"),
+        ("--data packed --set training.loss=sequence", "training.loss = sequence: for packed records only; .* needs token"),
+        ("--data packed --set training.init_checkpoint=x", "training.init_checkpoint: for packed records; .* --model"),
+        ("--data packed --set training.target_masked_lm_accuracy=0.5", "training.target_.*: needs evaluation data; .*"),
+        ("--data packed --resume --overwrite", "--resume and --overwrite exclude each other; give the one you mean"),
+    ],
+)
+def test_what_is_refused(refused: Path, words: str, message: str) -> None:
+    said = refusal("train", *words.split(), "--out", "out", folder=refused)
+    assert re.fullmatch(message.replace("?", r"\?"), said), said
+    assert not (refused / "out").exists()

@@ -1,0 +1,114 @@
+"""`verify-model`: the proof for a user's checkpoint and data, and that it fails when packing does change something."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gaudi_bert.artefacts.results import to_json
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.engines.tensorflow import bert
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
+from gaudi_bert.training.verify_model import verify_model
+from tests.builders import training_data
+from tests.builders.model_packs import pretraining_model
+from tests.builders.reporters import QUIET
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    config = BertConfig(
+        vocab_size=training_data.VOCABULARY,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=40,
+        max_position_embeddings=64,
+        initializer_range=0.15,
+        attention="causal",
+    )
+    values = pretraining_model(config, 3).values()
+    write_checkpoint(tmp_path / "checkpoints", Checkpoint(7, values, settings={"model": config.to_json()}))
+    return tmp_path
+
+
+def test_random_weights_on_random_sequences():
+    stream = io.StringIO()
+    result = verify_model(checkpoint=None, data=None, reporter=Reporter(stream))
+    assert result.sequences > result.packs
+    assert result.leak_comparisons > result.sequences
+    assert result.differences["hidden_states"] < 1e-5
+    assert result.differences["gradient"] < 1e-5
+    printed = to_json(result)
+    assert json.loads(json.dumps(printed)) == printed
+    assert "leak probe" in stream.getvalue()
+    assert verify_model(checkpoint=None, data=None, reporter=QUIET) == result
+
+
+@pytest.mark.parametrize("kind", ["packed", "unpacked"])
+def test_checkpoint_on_data(tmp_path, checkpoint, kind):
+    write = training_data.write_packed if kind == "packed" else training_data.write_unpacked
+    data = write(tmp_path / "data", training_data.make_packs(13))
+    result = verify_model(checkpoint=checkpoint, data=data, reporter=QUIET, packs=6)
+    assert result.sequences > result.packs > 1
+    assert result.differences["masked_lm_logits"] < 1e-4
+    assert result.differences["gradient"] < 1e-5
+    assert result.leak_comparisons > 0
+
+
+def test_packs_of_several_sequences_are_looked_for(tmp_path, checkpoint):
+    packs = [pack for pack in training_data.make_packs(60) if len(pack) == 1] + training_data.make_packs(7)
+    data = training_data.write_packed(tmp_path / "data", packs, shards=1)
+    result = verify_model(checkpoint=checkpoint, data=data, reporter=QUIET, packs=4)
+    assert result.packs == 4
+    assert result.leak_comparisons > 0
+
+
+def test_where_no_pack_holds_two_sequences_nothing_is_compared(tmp_path, checkpoint):
+    packs = [pack for pack in training_data.make_packs(30) if len(pack) == 1]
+    data = training_data.write_packed(tmp_path / "data", packs, shards=1)
+    result = verify_model(checkpoint=checkpoint, data=data, reporter=QUIET, packs=4)
+    assert result.leak_comparisons == 0
+
+
+def test_a_leaking_mask_is_found(monkeypatch):
+    right = bert.attention_bias
+    monkeypatch.setattr(bert, "attention_bias", lambda mask, *rest: right(tf.minimum(mask, 1), *rest))
+    with pytest.raises(FailedError, match="packed and unpacked differ by"):
+        verify_model(checkpoint=None, data=None, reporter=QUIET)
+
+
+def test_a_wrong_gradient_is_found(monkeypatch):
+    """Gradients of the encoder that depend on how many rows there are: outputs agree, gradients do not."""
+    right = bert.encode_packs
+
+    def damaged(network, batch, *positions):
+        share = 1.0 / len(batch["input_ids"])
+        damped = {
+            name: share * value + (1 - share) * tf.stop_gradient(value) if "/layer_" in name else value
+            for name, value in network.parameters.items()
+        }
+        return right(replace(network, parameters=damped), batch, *positions)
+
+    monkeypatch.setattr(bert, "encode_packs", damaged)
+    with pytest.raises(FailedError, match="gradient of bert/encoder"):
+        verify_model(checkpoint=None, data=None, reporter=QUIET)
+
+
+def test_what_cannot_be_verified_is_refused(tmp_path, checkpoint):
+    data = training_data.write_packed(tmp_path / "data", training_data.make_packs(3), vocabulary=10**6)
+    write_checkpoint(tmp_path / "bare", Checkpoint(1, {"bert/pooler/dense/bias": np.zeros(3, np.float32)}))
+    for model, records, reason in (
+        (checkpoint, data, "vocab_size"),
+        (tmp_path / "data", None, "no checkpoint there"),
+        (tmp_path / "bare", None, "no model settings"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            verify_model(checkpoint=model, data=records, reporter=QUIET)
