@@ -293,6 +293,9 @@ class Packing(PackingFigures):
 Leftovers = Literal["best-fit", "complement"]
 """How `nnls` packs the sequences that its loop leaves over."""
 
+Effort = Literal["bounded", "unlimited"]
+"""Whether the search of `optimal` for fewer packs costs no more than it can gain, or goes on until nothing helps."""
+
 
 @dataclass(frozen=True)
 class Solved:

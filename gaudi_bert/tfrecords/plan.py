@@ -174,6 +174,7 @@ class _Planning:
                 settings.algorithm,
                 settings.depth,
                 leftovers=settings.leftovers,
+                effort=settings.effort,
                 max_predictions=self.records.max_predictions,
                 masked_slots=settings.masked_slots,
                 seed=settings.seed,

@@ -17,7 +17,6 @@ known is returned.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -46,7 +45,7 @@ from gaudi_bert.packing.long_packs import (
     rematch_halves,
     split_counts,
 )
-from gaudi_bert.packing.mixture import Mixture, Solved, Work, add_packs, fill_slots, packs_of, sorted_mixture
+from gaudi_bert.packing.mixture import Effort, Mixture, Solved, Work, add_packs, fill_slots, packs_of, sorted_mixture
 from gaudi_bert.packing.nnls import loop_weights, pack_by_nnls
 from gaudi_bert.packing.nnls_solver import LONGEST_WHOLE, solve_nnls, useful_depth
 
@@ -67,6 +66,9 @@ FULL_WORK = 45e9
 NEAR_WORK = 1.2e9
 """What may be done where next to nothing can be saved: a second."""
 
+NEGLIGIBLE = 1e-5
+"""A share of the packs that is not looked for with thousands of lengths."""
+
 FULL_GAIN, FEW_PACKS = 0.01, 10
 """The share of the packs that may be saved, beyond so many packs, from which on the search may take `FULL_WORK`."""
 
@@ -82,9 +84,6 @@ MATCHING_SHARE, QUICK_MATCHING_SHARE = 0.4, 0.04
 
 SEARCH_SHARE = 2 / 3
 """What the linear programs and their dives may do of the work at one depth; the rest is for `nnls` and for matching."""
-
-Effort = Literal["bounded", "unlimited"]
-"""Whether the search for fewer packs costs no more than it can gain."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def solve_optimally(counts: IntArray, depth: int, work: Work | None = None, effo
     deepest = deepest_pack(lengths, counts[lengths - 1], len(counts))
     work = Work() if work is None else work
     first = _first_look(counts, depth if depth < deepest else len(counts), work)
-    allowed = work.at_most(_worth_of_a_search(first, counts, effort))
+    allowed = work.at_most(_worth_of_a_search(first, counts, depth, effort))
     before = allowed.spent
     optimum = _search(first, counts, depth if depth < deepest else len(counts), allowed, effort)
     smaller = min(depth, deepest)
@@ -154,7 +153,7 @@ def solve_optimally(counts: IntArray, depth: int, work: Work | None = None, effo
         if -(-int(counts.sum()) // smaller) >= packs_of(optimum.mixture):
             break
         less_deep = _first_look(counts, smaller, allowed)
-        part = allowed.at_most(_worth_of_a_search(less_deep, counts, effort))
+        part = allowed.at_most(_worth_of_a_search(less_deep, counts, smaller, effort))
         less_deep = _search(less_deep, counts, smaller, part, effort)
         if less_deep.certificate.bound >= packs_of(optimum.mixture):
             break
@@ -170,16 +169,23 @@ def _first_look(counts: IntArray, depth: int, work: Work) -> _Optimum:
         mixture = sorted_mixture(pack_longest_first(counts, depth))
     work.spend_on(mixture)
     optimum = _with_thresholds(_Optimum(mixture, simple_certificate(counts, depth)), counts, depth)
-    if optimum.gap > max(FEW_PACKS, FULL_GAIN * optimum.certificate.bound):
+    if optimum.gap > max(FEW_PACKS, FULL_GAIN * optimum.certificate.bound) or _is_enough(optimum, counts, depth):
         return optimum
     share = MATCHING_SHARE if np.count_nonzero(counts) > FEW_LENGTHS else QUICK_MATCHING_SHARE
     return _matched_again(optimum, len(counts), depth, work.at_most(share * NEAR_WORK))
 
 
-def _worth_of_a_search(optimum: _Optimum, counts: IntArray, effort: Effort) -> float:
+def _is_enough(optimum: _Optimum, counts: IntArray, depth: int) -> bool:
+    """Whether so little can be gained that it is not worth a plan on a coarse grid, whose own error is no smaller."""
+    return optimum.gap <= NEGLIGIBLE * packs_of(optimum.mixture) and needs_grid(counts, depth)
+
+
+def _worth_of_a_search(optimum: _Optimum, counts: IntArray, depth: int, effort: Effort) -> float:
     """Operations that a search for fewer packs may take: in proportion to the share of the packs that it may save."""
     if effort == "unlimited":
         return np.inf
+    if _is_enough(optimum, counts, depth):
+        return 0.0
     if counts.sum() <= FEWEST_SEQUENCES:
         return FULL_WORK
     gain = max(0, optimum.gap - FEW_PACKS) / packs_of(optimum.mixture)
@@ -190,7 +196,7 @@ def _worth_of_a_search(optimum: _Optimum, counts: IntArray, effort: Effort) -> f
 
 def _search(first: _Optimum, counts: IntArray, depth: int, work: Work, effort: Effort) -> _Optimum:
     """Plan by linear programs; what is then far from its bound is packed by `nnls` too, and all packs are matched again."""
-    if first.gap == 0:
+    if first.gap == 0 or work.exhausted:
         return first
     limits = THOROUGH if effort == "unlimited" else replace(THOROUGH, near_work=NEAR_WORK)
     optimum = pack_optimally(counts, depth, limits, work.share(SEARCH_SHARE), first)
